@@ -1,4 +1,4 @@
-"""Models with only a part of the weights in memory."""
+"""Weight streaming: models with only part of the weights resident in memory."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_mixture(path: Path, n_experts: int, width: int) -> Path:
-    """Of four layers, with experts of this width."""
+    """Write a model of four layers with experts of this width."""
     small = config(
         "Qwen3-30B-A3B",
         hidden_size=512,
@@ -65,20 +65,20 @@ def write_mixture(path: Path, n_experts: int, width: int) -> Path:
     return path
 
 
-def least(path: Path, device: str = "cpu") -> int:
-    """The fewest bytes, as the error says."""
+def minimum_resident(path: Path, device: str = "cpu") -> int:
+    """The minimum max_resident in bytes, taken from the error message."""
     with pytest.raises(ValueError, match=r"max_resident is 1 bytes; .* take \d+") as error:
         open_model(path, device=device, threads=1, max_resident=1)
     return int(str(error.value).split()[-1])
 
 
-def test_which_layers_stay() -> None:
-    whole = BUNDLED_MODEL.stat().st_size
-    needed = least(BUNDLED_MODEL)
+def test_fewer_layers_are_streamed_as_max_resident_grows() -> None:
+    model_bytes = BUNDLED_MODEL.stat().st_size
+    needed = minimum_resident(BUNDLED_MODEL)
     streamed = []
-    for size in (needed, (needed + whole) // 2, whole):
+    for size in (needed, (needed + model_bytes) // 2, model_bytes):
         model = open_model(BUNDLED_MODEL, device="cpu", threads=1, max_resident=size)
-        assert model.streamed_bytes <= max(0, whole - size) + 2 * (whole - needed) // 4
+        assert model.streamed_bytes <= max(0, model_bytes - size) + 2 * (model_bytes - needed) // 4
         streamed.append(model.n_streamed_layers)
     assert streamed == sorted(streamed, reverse=True)
     assert streamed[0] == 6
@@ -86,18 +86,18 @@ def test_which_layers_stay() -> None:
     assert open_model(BUNDLED_MODEL, device="cpu", threads=1).n_streamed_layers == 0
 
 
-def test_texts_are_the_same() -> None:
+def test_max_resident_does_not_change_outputs() -> None:
     with Generator(BUNDLED_MODEL, **OPTIONS) as generator:
         expected = [generator.generate(PROMPT, max_tokens=n).text for n in (30, 60)]
     for more in (0, 700_000):
-        size = least(BUNDLED_MODEL) + more
+        size = minimum_resident(BUNDLED_MODEL) + more
         with Generator(BUNDLED_MODEL, max_resident=size, **OPTIONS) as generator:
             assert [generator.generate(PROMPT, max_tokens=n).text for n in (30, 60)] == expected
 
 
-def test_logits_are_the_same(device: str) -> None:
-    """Bit for bit, after a prompt and after every token that follows."""
-    size = least(BUNDLED_MODEL, device)
+def test_max_resident_does_not_change_logits(device: str) -> None:
+    """Bit-identical, after a prompt and after each following token."""
+    size = minimum_resident(BUNDLED_MODEL, device)
     tokens = [5 + 7 * i % 90 for i in range(40)]
     found = []
     for resident in (None, size, size + 700_000):
@@ -111,17 +111,19 @@ def test_logits_are_the_same(device: str) -> None:
                 rows.append(session.step([(sequence, np.asarray(part, np.int32))]).copy())
         assert len(rows) > 30
         found.append(np.concatenate(rows))
-    for one in found[1:]:
-        np.testing.assert_array_equal(one, found[0])
+    for logits in found[1:]:
+        np.testing.assert_array_equal(logits, found[0])
 
 
-def test_sessions_share_it(device: str) -> None:
+def test_sequences_share_streamed_weights(device: str) -> None:
     options: dict[str, Any] = {**OPTIONS, "device": device, "max_sequences": 3}
     with Generator(BUNDLED_MODEL, **options) as generator:
-        expected = [one.text for one in generator.generate([PROMPT, "A", "The"], max_tokens=20)]
-    size = least(BUNDLED_MODEL, device)
+        expected = [
+            result.text for result in generator.generate([PROMPT, "A", "The"], max_tokens=20)
+        ]
+    size = minimum_resident(BUNDLED_MODEL, device)
     with Generator(BUNDLED_MODEL, max_resident=size, **options) as generator:
-        texts = [one.text for one in generator.generate([PROMPT, "A", "The"], max_tokens=20)]
+        texts = [result.text for result in generator.generate([PROMPT, "A", "The"], max_tokens=20)]
     assert texts == expected
 
 
@@ -148,8 +150,10 @@ print(most - before)
     ("model", "more", "ends"),
     [("large", 0, 8 * 9 * 2 * 16), ("mixture", 4 * MIB, 4 * (9 * 2 * 16 + 3 * 24 * 2))],
 )
-def test_memory(request: pytest.FixtureRequest, model: str, more: int, ends: int) -> None:
-    """Of the file no more than asked for is in memory, and the pages at the ends of matrices."""
+def test_max_resident_bounds_memory(
+    request: pytest.FixtureRequest, model: str, more: int, ends: int
+) -> None:
+    """At most max_resident of the file is in memory, plus the pages at the ends of matrices."""
     path: Path = request.getfixturevalue(model)
 
     def most(size: int) -> int:
@@ -159,24 +163,24 @@ def test_memory(request: pytest.FixtureRequest, model: str, more: int, ends: int
         )  # fmt: skip
         return int(done.stdout)
 
-    size = least(path) + more
+    size = minimum_resident(path) + more
     assert size < path.stat().st_size - 30 * MIB
-    # Those of Python and its libraries that are first touched meanwhile are in both.
+    # Library pages that are first touched during generation count in both measurements.
     assert most(0) - most(size) > path.stat().st_size - size - ends * 4096
 
 
 @pytest.mark.parametrize("layers", [False, True])
-def test_experts(mixture: Path, tmp_path: Path, layers: bool) -> None:
-    """They come and go one by one, and logits are the same bits.
+def test_streamed_experts_do_not_change_logits(mixture: Path, tmp_path: Path, layers: bool) -> None:
+    """Logits are bit-identical while experts are loaded and evicted individually.
 
-    Layers, where two of them are smaller than what is no expert.
+    With `layers`, two whole layers take less memory than all weights that are not experts.
     """
     path = write_mixture(tmp_path / "model.gguf", 4, 64) if layers else mixture
-    whole, size = path.stat().st_size, least(path)
+    model_bytes, size = path.stat().st_size, minimum_resident(path)
     tokens = np.arange(5, 500, 7, dtype=np.int32)
     expected: list[Any] = []
     read = []
-    for resident in (None, size, (size + whole) // 2, whole):
+    for resident in (None, size, (size + model_bytes) // 2, model_bytes):
         model = open_model(path, device="cpu", threads=1, max_resident=resident)
         session = open_session(model, Policy.h2o(6, 6), n_ctx=128, n_batch=30)
         rows = [session.step([(0, tokens[:30])]).copy()]
@@ -189,15 +193,15 @@ def test_experts(mixture: Path, tmp_path: Path, layers: bool) -> None:
         elif resident is not None:
             read.append(model.experts_read - before)
             assert model.n_streamed_layers == 0
-            assert (model.experts_needed > 0) == (resident != whole)
+            assert (model.experts_needed > 0) == (resident != model_bytes)
     assert read == sorted(read, reverse=True)
     assert read[-1] == 0
     assert layers or read[0] == 4 * 2 * (len(tokens) - 30)
 
 
-def test_refusals(capsys: pytest.CaptureFixture[str]) -> None:
-    for wrong in ("much", "0GiB", 0, -1):
+def test_invalid_max_resident(capsys: pytest.CaptureFixture[str]) -> None:
+    for invalid in ("much", "0GiB", 0, -1):
         with pytest.raises(ValueError, match="max_resident="):
-            Generator(BUNDLED_MODEL, max_resident=wrong)
+            Generator(BUNDLED_MODEL, max_resident=invalid)
     assert main(["run", "a", "--max-resident", "1KiB"]) == 1
     assert "two layers" in capsys.readouterr().err

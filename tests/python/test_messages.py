@@ -1,4 +1,4 @@
-"""Messages for wrong uses: one clear sentence with the argument, what was got and expected."""
+"""Error messages for invalid arguments: one sentence with the argument, got and expected."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from h2o_cpp.generation.trace import Record
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 
-class Place:
-    """What wrong uses are tried on."""
+class Setup:
+    """Generators and a chat to call with invalid arguments."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -37,15 +37,15 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tiny_opt: Path) -> Place:
-    return Place(tiny_opt)
+def setup(tiny_opt: Path) -> Setup:
+    return Setup(tiny_opt)
 
 
 ROW = np.zeros((1, 2, 8))
 
-# Each use, and what its message says.
-USES: list[tuple[Callable[[Any], object], str]] = [
-    # Those that first users ran into.
+# A call and a part of its error message.
+CASES: list[tuple[Callable[[Any], object], str]] = [
+    # Mistakes that first-time users made.
     (
         lambda p: p.open(policy="streaming"),
         "policy='streaming', expected one of h2o, window, sinks",
@@ -67,7 +67,7 @@ USES: list[tuple[Callable[[Any], object], str]] = [
         " 4 recent tokens; open it with the hh, policy and n_ctx",
     ),
     (lambda p: p.full.stream("a").save(), "nothing has been read yet: ask for a piece"),
-    # Options of one output.
+    # Generation options.
     (lambda p: p.generate(max_length=5), "no option 'max_length'; did you mean max_tokens?"),
     (lambda p: p.generate(temp=0.1), "no option 'temp'; did you mean temperature?"),
     (lambda p: p.generate(do_sample=True), "did you mean temperature (0 is greedy)?"),
@@ -117,7 +117,7 @@ USES: list[tuple[Callable[[Any], object], str]] = [
     (lambda p: p.chat.say(5), "text=5, expected text (a str)"),
     (lambda p: Chat(p.full, system=5, template=TEMPLATE), "system=5, expected text"),  # type: ignore[arg-type]
     (lambda p: p.chat.save("x"), "the conversation has not begun, send a message first"),
-    # An Engine.
+    # Engine.
     (lambda p: p.engine.submit("a", record=5), "record=5, expected a Record"),
     (lambda p: p.engine.submit("a", timeout="x"), "timeout='x', expected a number"),
     (lambda p: p.engine.submit("a", hh=0.5).result(), "needs scores of heavy hitters, which this"),
@@ -170,17 +170,17 @@ USES: list[tuple[Callable[[Any], object], str]] = [
     (lambda p: Snapshot.of(b"x"), "this is no snapshot"),
 ]
 
-# What a user has never heard of.
+# Internal names and jargon that must not appear in messages.
 _INTERNAL = re.compile(
     r"_core\.|make_request|incompatible|object has no attribute|^\[\w+\] |pybind"
 )
 
 
-@pytest.mark.parametrize("use", range(len(USES)), ids=lambda i: USES[i][1][:40])
-def test_message(place: Place, use: int) -> None:
-    call, expected = USES[use]
+@pytest.mark.parametrize("case", range(len(CASES)), ids=lambda i: CASES[i][1][:40])
+def test_message_names_argument_got_and_expected(setup: Setup, case: int) -> None:
+    call, expected = CASES[case]
     with pytest.raises((ValueError, TypeError, RuntimeError)) as error:
-        call(place)
+        call(setup)
     message = str(error.value)
     assert expected in message
     assert not _INTERNAL.search(message)

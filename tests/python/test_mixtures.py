@@ -1,4 +1,4 @@
-"""Mixtures of experts: routing does not affect batches, and invalid files are rejected."""
+"""Mixtures of experts: logits do not depend on the batch, and invalid files are rejected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.random_models import RECIPES, Recipe, make_model, random_tokens, sa
 
 U32, F32 = GGUFValueType.UINT32, GGUFValueType.FLOAT32
 
-# Whole blocks of every type, a shared expert, and some experts that get no row.
+# Whole blocks of every type, a shared expert, and some experts that no token is routed to.
 WIDE = Recipe(
     "Qwen2Moe",
     64,
@@ -37,8 +37,8 @@ WIDE = Recipe(
 
 @packages("torch", "transformers")
 @pytest.mark.parametrize("outtype", ["f32", "f16", "q8_0"])
-def test_rows_do_not_depend_on_their_neighbours(tmp_path: Path, outtype: str) -> None:
-    """A row's logits are the same bits, alone or among rows that share experts with it."""
+def test_logits_do_not_depend_on_the_batch(tmp_path: Path, outtype: str) -> None:
+    """Logits of a token are bit-identical, alone or in a batch of tokens that share experts."""
     save_checkpoint(make_model(WIDE, 5), tmp_path)
     convert(tmp_path, tmp_path / "model.gguf", outtype)
     tokens = random_tokens(5)
@@ -71,10 +71,10 @@ _SHARED = {
         ),
     ],
 )
-def test_names_and_types(
+def test_converted_tensor_names_and_types(
     tmp_path: Path, recipe: Recipe, experts: str, router: str, shared: dict[str, str]
 ) -> None:
-    """As llama.cpp's converter writes them: one tensor of three dimensions, the routers in F32."""
+    """As llama.cpp's converter writes them: 3-D expert tensors, routers in F32."""
     from safetensors.numpy import load_file
 
     save_checkpoint(make_model(recipe, 1), tmp_path)
@@ -109,7 +109,7 @@ def test_names_and_types(
     ],
 )
 @packages("torch", "transformers")
-def test_what_cannot_be_converted(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+def test_convert_rejects_config(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     save_checkpoint(make_model(WIDE, 1), tmp_path)
     settings = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     write_json(tmp_path / "config.json", settings | config)
@@ -130,7 +130,7 @@ def test_what_cannot_be_converted(tmp_path: Path, config: dict[str, Any], messag
         ({"expert_shared_feed_forward_length": (8, U32)}, r"ffn_gate_shexp\.weight is missing"),
     ],
 )
-def test_what_a_file_may_not_say(
+def test_invalid_metadata_is_rejected(
     data: Path, tmp_path: Path, keys: dict[str, tuple[Any, GGUFValueType]], message: str
 ) -> None:
     keys = {f"qwen3moe.{key}": value for key, value in keys.items()}
@@ -139,8 +139,8 @@ def test_what_a_file_may_not_say(
         Generator(file)
 
 
-def test_the_scale_of_the_weights(data: Path, tmp_path: Path) -> None:
-    """Weights times 0 are no block at all; times 1 they are the same."""
+def test_expert_weights_scale(data: Path, tmp_path: Path) -> None:
+    """A scale of 0 means no scale, like 1."""
     tokens = random_tokens(1)
     logits = {}
     for scale in (None, 0.0, 1.0, 1e-20):
@@ -148,6 +148,6 @@ def test_the_scale_of_the_weights(data: Path, tmp_path: Path) -> None:
         file = changed(data / "golden" / "qwen3moe.gguf", tmp_path / "m.gguf", keys, {})
         with Generator(file) as generator:
             logits[scale] = generator.logits(tokens)
-    for none in (0.0, 1.0):  # files write 0 for no scale
-        np.testing.assert_array_equal(logits[none], logits[None])
+    for no_scale in (0.0, 1.0):  # GGUF files write 0 for no scale
+        np.testing.assert_array_equal(logits[no_scale], logits[None])
     assert np.abs(logits[1e-20] - logits[None]).max() > 0.1

@@ -1,4 +1,4 @@
-"""Finding models: directories, the Hub's cache, and a stand-in for the Hub."""
+"""Finding models: directories, the Hugging Face cache, and a mock of the Hub."""
 
 from __future__ import annotations
 
@@ -39,31 +39,31 @@ class TestDirectory:
             (["m.gguf", "model.safetensors", "config.json"], "m.gguf"),
         ],
     )
-    def test_the_model_in_it(self, tmp_path: Path, names: list[str], expected: str) -> None:
+    def test_finds_the_only_model(self, tmp_path: Path, names: list[str], expected: str) -> None:
         found = find_model(touch(tmp_path, *names))
         assert Path(found) == tmp_path / expected
 
-    def test_several_are_named(self, tmp_path: Path) -> None:
+    def test_error_lists_several_models(self, tmp_path: Path) -> None:
         touch(tmp_path, "a-Q4_0.gguf", "a-00001-of-00002.gguf", "a-00002-of-00002.gguf", "x/b.gguf")
         with pytest.raises(ValueError, match="3 models") as error:
             find_model(tmp_path)
         assert str(error.value).endswith(": a-00001-of-00002.gguf, a-Q4_0.gguf, x/b.gguf")
 
-    def test_none(self, tmp_path: Path) -> None:
+    def test_no_model(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="no GGUF model found"):
             find_model(touch(tmp_path, "mmproj-m.gguf", "README.md"))
 
-    def test_a_part_without_the_first(self, tmp_path: Path) -> None:
+    def test_first_part_is_missing(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"first part .* m-00002-of-00002.gguf is missing"):
             find_model(touch(tmp_path, "m-00002-of-00002.gguf"))
 
-    def test_files_are_what_they_are(self, tmp_path: Path) -> None:
-        """Whatever they are called; and what does not exist says so when it is opened."""
+    def test_file_path_is_returned_unchanged(self, tmp_path: Path) -> None:
+        """Regardless of its name, and whether or not it exists."""
         touch(tmp_path, "mmproj.gguf", "sha256-abc")
         for name in ("mmproj.gguf", "sha256-abc", "nowhere.gguf"):
             assert find_model(tmp_path / name) == str(tmp_path / name)
 
-    def test_names_that_are_not_text(self, tmp_path: Path) -> None:
+    def test_file_name_that_is_not_utf8(self, tmp_path: Path) -> None:
         path = os.path.join(os.fsencode(tmp_path), b"m\xff.gguf")
         Path(os.fsdecode(path)).touch()
         assert os.fsencode(find_model(os.fsencode(tmp_path))) == path  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ class TestCheckpoint:
         "weights",
         ["model.safetensors", "model-00001-of-00002.safetensors", "pytorch_model.bin.index.json"],
     )
-    def test_is_refused_with_the_command(self, tmp_path: Path, weights: str) -> None:
+    def test_error_contains_the_convert_command(self, tmp_path: Path, weights: str) -> None:
         directory = touch(tmp_path / "my model", weights, "config.json", "mmproj-F16.gguf")
         command = f"h2o-cpp convert '{directory}' -o 'my model'-F16.gguf"
         for source in (directory, directory / weights):
@@ -84,7 +84,7 @@ class TestCheckpoint:
                 find_model(source)
             assert str(error.value).endswith(f": {command}")
 
-    def test_the_command_works(
+    def test_convert_command_of_the_error_works(
         self, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         snapshot = tmp_path / "models--karpathy--stories260K" / "snapshots" / COMMIT
@@ -99,7 +99,7 @@ class TestCheckpoint:
 
 
 class TestCache:
-    """As huggingface_hub lays it out: links in snapshots, one directory for each revision."""
+    """The layout of huggingface_hub: symbolic links in snapshots, one directory per revision."""
 
     def repository(self, root: Path, **snapshots: str) -> Path:
         repository = root / "models--org--name"
@@ -110,7 +110,7 @@ class TestCache:
             (repository / "snapshots" / commit / name).symlink_to(repository / "blobs" / commit)
         return repository
 
-    def test_of_main(self, tmp_path: Path) -> None:
+    def test_revision_of_main(self, tmp_path: Path) -> None:
         repository = self.repository(tmp_path, aaa="a.gguf", bbb="b.gguf")
         touch(repository / "refs", "main")
         (repository / "refs" / "main").write_text("bbb")
@@ -130,13 +130,13 @@ class TestCache:
             find_model(tmp_path / "models--org--name")
 
 
-def test_everything_takes_a_directory(
+def test_every_command_accepts_a_directory(
     tmp_path: Path,
     tiny_opt: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(speed, "_limits", lambda _: (None, None))  # they take seconds
+    monkeypatch.setattr(speed, "_limits", lambda _: (None, None))  # measuring takes seconds
     directory = tmp_path / "model"
     directory.mkdir()
     (directory / "tiny.gguf").symlink_to(tiny_opt)
@@ -156,7 +156,7 @@ def test_everything_takes_a_directory(
 
 
 class TestHub:
-    def test_is_downloaded_once(self, hub: type[Hub]) -> None:
+    def test_download_is_cached(self, hub: type[Hub]) -> None:
         paths = []
         for _ in range(2):
             generator = Generator("hf://org/name", threads=1)
@@ -169,12 +169,12 @@ class TestHub:
         ]
         assert Path(find_model(paths[0].parents[2])) == paths[0]  # models--org--name
 
-    def test_a_file_of_a_revision(self, hub: type[Hub]) -> None:
+    def test_file_of_a_revision(self, hub: type[Hub]) -> None:
         path = find_model(f"hf://org/name/small.gguf@{COMMIT}")
         assert Path(path).read_bytes() == hub.files["small.gguf"]
         assert Path(find_model(Path("hf://org/name/small.gguf"))).name == "small.gguf"
 
-    def test_all_parts(self, hub: type[Hub]) -> None:
+    def test_all_parts_are_downloaded(self, hub: type[Hub]) -> None:
         names = [f"Q8_0/m-0000{i}-of-00002.gguf" for i in (1, 2)]
         hub.files |= dict.fromkeys(names, b"GGUF")
         del hub.files["small.gguf"]
@@ -182,12 +182,12 @@ class TestHub:
         assert first.name == "m-00001-of-00002.gguf"
         assert (first.parent / "m-00002-of-00002.gguf").exists()
 
-    def test_several(self, hub: type[Hub]) -> None:
+    def test_error_lists_several_models_of_a_repository(self, hub: type[Hub]) -> None:
         hub.files["large.gguf"] = b"GGUF"
         with pytest.raises(ValueError, match=r"2 models, expected one of: small.gguf, large.gguf"):
             find_model("hf://org/name")
 
-    def test_a_checkpoint(self, hub: type[Hub]) -> None:
+    def test_checkpoint_without_gguf(self, hub: type[Hub]) -> None:
         hub.files = {"model.safetensors": b"", "config.json": b"{}"}
         with pytest.raises(ValueError, match="hf download org/name --local-dir name && h2o-cpp"):
             find_model("hf://org/name")
@@ -202,7 +202,7 @@ class TestHub:
             ("hf://org/name/none.gguf", "no such file, expected one of: small.gguf\n"),
         ],
     )
-    def test_what_the_hub_has_not(
+    def test_not_found_on_the_hub(
         self, hub: type[Hub], source: str, message: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert main(["info", source]) == 1
@@ -211,9 +211,9 @@ class TestHub:
         assert err.startswith(f"error: {source}: {message}")
         assert err.count("\n") == 1
 
-    def test_without_a_network(self, hub: type[Hub], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_offline_uses_the_cache(self, hub: type[Hub], monkeypatch: pytest.MonkeyPatch) -> None:
         path = find_model("hf://org/name")
-        at("http://127.0.0.1:9", monkeypatch)  # nobody listens there
+        at("http://127.0.0.1:9", monkeypatch)  # no server listens on this port
         assert find_model("hf://org/name") == path
         assert find_model("hf://org/name/small.gguf") == path
         for source in ("hf://org/other", "hf://org/name/large.gguf"):
@@ -221,7 +221,7 @@ class TestHub:
                 find_model(source)
             assert str(error.value).startswith(f"{source}: ")
 
-    def test_by_the_command(self, hub: type[Hub], tmp_path: Path) -> None:
+    def test_command_downloads_the_model(self, hub: type[Hub], tmp_path: Path) -> None:
         done = subprocess.run(
             [sys.executable, "-m", "h2o_cpp", "info", "hf://org/name", "--json"],
             capture_output=True,
@@ -230,12 +230,12 @@ class TestHub:
         )
         assert json.loads(done.stdout)["file"].startswith(str(tmp_path / "cache"))
 
-    def test_without_the_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_huggingface_hub(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "huggingface_hub", None)
         with pytest.raises(ValueError, match=r"pip install 'h2o-cpp\[pull\]'"):
             find_model("hf://org/name")
 
     @pytest.mark.parametrize("source", ["hf://", "hf://name", "hf://org/name/", "hf://a/b/c.bin"])
-    def test_other_forms(self, source: str) -> None:
+    def test_malformed_hf_url(self, source: str) -> None:
         with pytest.raises(ValueError, match="expected hf://org/name"):
             find_model(source)

@@ -1,4 +1,4 @@
-"""Common options of all commands: the model, names and aliases."""
+"""Options that commands share: the model, option names and aliases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from h2o_cpp import BUNDLED_MODEL
 from h2o_cpp.cli import _GROUPS, main, make_parser
 
-# What each command needs besides a model.
+# Required arguments of each command besides the model.
 REQUIRED = {
     "chat": [],
     "generate": ["--input", "in", "--output", "out"],
@@ -26,7 +26,7 @@ REQUIRED = {
     "bench": [],
     "plan": ["--memory", "1GiB"],
 }
-TEXT_FIRST = ["run", "embed", "inspect"]  # their argument by position is a text
+TEXT_FIRST = ["run", "embed", "inspect"]  # the positional argument is a text
 NO_MODEL = ["convert", "pull", "models", "completion"]
 DEFAULT = ["chat", "generate", "serve", "bench", *TEXT_FIRST]  # the bundled model
 
@@ -36,27 +36,26 @@ def parse(*arguments: str) -> argparse.Namespace:
 
 
 def usage_error(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """The last line of stderr."""
+    """Run the command; returns the last line of stderr."""
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     return capsys.readouterr().err.splitlines()[-1]
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
-    """The parser of each command."""
     parser = make_parser()
     (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     return dict(commands.choices)
 
 
-def test_every_command_is_here() -> None:
+def test_every_command_is_covered() -> None:
     names = {name for group in _GROUPS.values() for name in group}
     assert names == {*REQUIRED, *TEXT_FIRST, *NO_MODEL}
 
 
 @pytest.mark.parametrize("command", REQUIRED)
-def test_a_model_by_position_or_option(command: str) -> None:
-    """Before and after the other arguments."""
+def test_model_as_positional_or_option(command: str) -> None:
+    """Before or after the other arguments."""
     others = REQUIRED[command]
     expected = vars(parse(command, "m.gguf", *others)) | {"module": None}
     assert expected["model"] == "m.gguf"
@@ -70,7 +69,7 @@ def test_a_model_by_position_or_option(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["perplexity", "advise"])
-def test_a_text_by_position_or_option(command: str) -> None:
+def test_text_as_positional_or_option(command: str) -> None:
     for arguments in (
         ["m", "t"],
         ["m", "-t", "1", "t"],
@@ -85,7 +84,7 @@ def test_a_text_by_position_or_option(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", REQUIRED)
-def test_a_model_given_twice(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_given_twice_is_an_error(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     others = REQUIRED[command]
     error = usage_error(command, "a", *others, "-m", "b", capsys=capsys)
     assert error.endswith("MODEL given twice: by -m, and by position")
@@ -94,14 +93,14 @@ def test_a_model_given_twice(command: str, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("command", TEXT_FIRST)
-def test_two_models_beside_a_text(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_option_given_twice(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert parse(command, "text", "-m", "a").model == "a"
     error = usage_error(command, "text", "-m", "a", "-m", "b", capsys=capsys)
     assert error.endswith("argument -m/--model: given twice")
 
 
 @pytest.mark.parametrize("command", [*REQUIRED, *TEXT_FIRST])
-def test_no_model(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_default_model(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     others = REQUIRED.get(command, ["text"])
     if command in DEFAULT:
         assert parse(command, *others).model == BUNDLED_MODEL
@@ -110,7 +109,7 @@ def test_no_model(command: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "attributes"),
+    ("command_line", "attributes"),
     [
         ("run x --ctx-size 64", {"n_ctx": 64}),
         ("run x -c 0", {"n_ctx": 0}),
@@ -147,35 +146,34 @@ def test_no_model(command: str, capsys: pytest.CaptureFixture[str]) -> None:
         ("plan m --memory 1GB --sequences 3", {"max_sequences": 3}),
     ],
 )
-def test_aliases(typed: str, attributes: dict[str, object]) -> None:
-    """Names of llama.cpp, and those that options had before."""
-    args = vars(parse(*typed.split()))
+def test_aliases(command_line: str, attributes: dict[str, object]) -> None:
+    """Option names of llama.cpp and earlier names of our own."""
+    args = vars(parse(*command_line.split()))
     assert {name: args[name] for name in attributes} == attributes
 
 
 @pytest.mark.parametrize("command", ["run x", "chat", "serve", "bench", "eval m --tasks t"])
-def test_gpu_layers(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The option is accepted, and not silently."""
+def test_gpu_layers_option_prints_a_note(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("-ngl", "--n-gpu-layers", "--gpu-layers"):
         parse(*command.split(), name, "99")
         (note,) = capsys.readouterr().err.splitlines()
         assert note.startswith(f"note: {name} 99 has no effect: --device")
 
 
-def test_one_meaning() -> None:
-    """A short name is always of the same option, but where llama.cpp's tools differ too."""
-    of_short = defaultdict(set)
+def test_short_options_have_one_meaning() -> None:
+    """A short option means the same in every command, except where llama.cpp's tools differ."""
+    dests = defaultdict(set)
     for parser in parsers().values():
         for action in parser._actions:
             for name in action.option_strings:
                 if not name.startswith("--"):
-                    of_short[name].add(action.dest)
-    several = {name for name, dests in of_short.items() if len(dests) > 1}
-    assert several == {"-p"}  # a prompt; its length in bench and plan
-    assert of_short["-p"] == {"prompt", "prompt_tokens"}
+                    dests[name].add(action.dest)
+    several = {name for name, dests in dests.items() if len(dests) > 1}
+    assert several == {"-p"}  # the prompt; in bench and plan its length
+    assert dests["-p"] == {"prompt", "prompt_tokens"}
 
 
-def test_aliases_are_not_in_the_help() -> None:
+def test_help_does_not_list_aliases() -> None:
     for name, parser in parsers().items():
         text = parser.format_help()
         for alias in ("--ctx-size", "--n-predict", "--temp ", "-np", "-ngl", "-ctk", "--chunk "):

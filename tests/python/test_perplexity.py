@@ -1,4 +1,4 @@
-"""Perplexity under eviction."""
+"""Perplexity with eviction."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def losses(generator: Generator, window: list[int]) -> list[float]:
 
 @pytest.mark.parametrize("n_batch", [1, 7, N_CTX])
 @pytest.mark.parametrize("stride", [None, 20])
-def test_full_cache(
+def test_full_cache_equals_logits_of_each_window(
     tiny_opt: Path, model: _core.Model, tokens: list[int], n_batch: int, stride: int | None
 ) -> None:
-    """However it is fed; and every window is one text."""
+    """For any n_batch and stride; each window is evaluated as a separate text."""
     step = stride or N_CTX - 1
     with Generator(tiny_opt, n_ctx=N_CTX, threads=1) as generator:
         expected = [
@@ -58,7 +58,7 @@ def test_full_cache(
 
 
 @pytest.mark.parametrize("policy", [Policy.h2o(4, 4), Policy.window(8), Policy.sinks(2, 6)])
-def test_one_token_at_a_time_predicts_from_what_is_kept(
+def test_n_batch_1_predicts_from_the_evicted_cache(
     model: _core.Model, tokens: list[int], policy: Policy
 ) -> None:
     session = open_session(model, policy, n_ctx=N_CTX, n_batch=1)
@@ -71,7 +71,7 @@ def test_one_token_at_a_time_predicts_from_what_is_kept(
     assert value == pytest.approx(exp(total / n), rel=1e-9)
 
 
-def test_measure(model: _core.Model, tokens: list[int]) -> None:
+def test_measure_rows_per_policy_and_budget(model: _core.Model, tokens: list[int]) -> None:
     rows = list(
         measure(model, tokens, policies=["h2o", "window"], budgets=[0.25, 1.0], n_ctx=N_CTX)
     )
@@ -108,12 +108,14 @@ def test_measure(model: _core.Model, tokens: list[int]) -> None:
 def test_bad_options(
     model: _core.Model, tokens: list[int], options: dict[str, object], message: str
 ) -> None:
-    good: dict[str, object] = {"policies": ["h2o"], "budgets": [0.5], "n_ctx": N_CTX}
+    valid: dict[str, object] = {"policies": ["h2o"], "budgets": [0.5], "n_ctx": N_CTX}
     with pytest.raises(ValueError, match=message):
-        list(measure(model, tokens, **(good | options)))  # type: ignore[arg-type]
+        list(measure(model, tokens, **(valid | options)))  # type: ignore[arg-type]
 
 
-def test_command(tiny_opt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_table_and_json(
+    tiny_opt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "text.txt").write_text("The old man went down to the sea. " * 20, encoding="utf-8")
     arguments = ["perplexity", str(tiny_opt), str(tmp_path / "text.txt"), "--n-ctx", "40"]
     arguments += ["--policy", "h2o,sinks", "--budget", "0.2,0.5"]
@@ -150,10 +152,10 @@ def test_full_cache_equals_transformers(shared: Path, tmp_path: Path) -> None:
     assert value == pytest.approx(expected, rel=1e-3)
 
 
-def test_every_window_has_its_beginning(
+def test_beginning_is_prepended_to_every_window(
     tiny_opt: Path, model: _core.Model, tokens: list[int]
 ) -> None:
-    """OPT expects </s> in front of a text; a window in the middle of one is a text as well."""
+    """OPT expects </s> at the start of a text, so also at the start of every window."""
     beginning, text = tokens[:1], tokens[1:]
     n_text = N_CTX - 1
     with Generator(tiny_opt, n_ctx=N_CTX, threads=1) as generator:
@@ -170,12 +172,12 @@ def test_every_window_has_its_beginning(
 
 @pytest.mark.parametrize("n", [1, 2, 5, 40])
 @pytest.mark.parametrize("name", POLICIES)
-def test_policies_keep_as_many_as_they_are_asked_to(name: str, n: int) -> None:
-    [budgeted] = at_budgets([name], [1.0], n)  # and each is one that there is, even of 1 token
+def test_at_budgets_gives_policies_of_the_budget(name: str, n: int) -> None:
+    [budgeted] = at_budgets([name], [1.0], n)  # every policy accepts a budget of 1 token
     assert budgeted.policy.budget == budgeted.kept == n
 
 
-def test_streaming_is_one_pass(tiny_opt: Path, model: _core.Model, tokens: list[int]) -> None:
+def test_streaming_is_a_single_pass(tiny_opt: Path, model: _core.Model, tokens: list[int]) -> None:
     text = tokens[:41]  # 40 predictions: segments of 4
     with Generator(tiny_opt, n_ctx=N_CTX, threads=1) as generator:
         expected = losses(generator, text)
@@ -192,24 +194,24 @@ def test_streaming_is_one_pass(tiny_opt: Path, model: _core.Model, tokens: list[
     )
     assert full.tokens == 40
     assert full.perplexity == pytest.approx(exp(sum(expected) / 40), rel=1e-9)
-    fours = [exp(sum(expected[i : i + 4]) / 4) for i in range(0, 40, 4)]
-    assert full.segments == pytest.approx(fours, rel=1e-9)
-    # a window of 12 has forgotten nothing while it predicts the first 12 of 40
+    segments = [exp(sum(expected[i : i + 4]) / 4) for i in range(0, 40, 4)]
+    assert full.segments == pytest.approx(segments, rel=1e-9)
+    # a window of 12 has evicted nothing yet when it predicts the first 12 of 40
     assert window.segments[:3] == pytest.approx(full.segments[:3], rel=1e-9)
     assert window.segments[4:] != pytest.approx(full.segments[4:], rel=1e-3)
 
 
-def test_streaming_goes_on_where_positions_roll(data: Path) -> None:
+def test_streaming_with_rolling_positions_exceeds_n_ctx(data: Path) -> None:
     model = _core.Model(data / "golden" / "llama_gqa2_tied.gguf", device="cpu", threads=1)
     text = [7 * i % 61 for i in range(3 * model.n_ctx_train)]
     session = open_session(model, Policy.window(10), n_ctx=40, n_batch=1)
     total = 0.0
-    for token, following in pairwise(text):
+    for token, next_token in pairwise(text):
         [row] = session.step([(0, np.array([token], np.int32))]).astype(np.float64)
-        total += row.max() + log(np.exp(row - row.max()).sum()) - row[following]
+        total += row.max() + log(np.exp(row - row.max()).sum()) - row[next_token]
     [window] = measure(
         model, text, policies=["window"], budgets=[0.25], n_ctx=40, streaming=True
-    )  # and no full cache
+    )  # without the full cache, which does not fit
     assert window.tokens == len(text) - 1
     assert window.perplexity == pytest.approx(exp(total / window.tokens), rel=1e-9)
 
@@ -241,7 +243,7 @@ def test_plot(tiny_opt: Path, tmp_path: Path) -> None:
 def test_plot_without_matplotlib(
     tiny_opt: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is said before anything is measured."""
+    """The error is raised before anything is measured."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(["perplexity", str(tiny_opt), "no such text", "--plot", "o.png"]) == 1
     assert 'pip install "h2o-cpp[eval]"' in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Plans: predictions against hand calculation and a simulation, and the choice."""
+"""Plans: predictions compared with hand calculation and a simulation, and the choice."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from h2o_cpp.model.capacity import ModelShape
 from h2o_cpp.model.session import open_model
 from support.needs import needs
 
-# Numbers that are easily reckoned with: a layer is read in one second, from storage in ten.
+# Round numbers: a layer takes one second to read from memory, ten from storage.
 SIZES = Sizes(
     layers=(100,) * 4,
     others=50,
@@ -49,56 +49,56 @@ MIXTURE = Path(__file__).parents[1] / "data" / "golden" / "qwen3moe.gguf"
 GIVEN: dict[str, Any] = {"memory_bandwidth": 4e10, "storage_bandwidth": 1e9, "flops": 2e11}
 
 
-def of(found: list[Candidate], sequences: int, streamed: int = 0) -> Candidate:
-    (one,) = (c for c in found if (c.sequences, c.streamed_layers) == (sequences, streamed))
-    return one
+def find(found: list[Candidate], sequences: int, streamed: int = 0) -> Candidate:
+    (candidate,) = (c for c in found if (c.sequences, c.streamed_layers) == (sequences, streamed))
+    return candidate
 
 
-def test_by_hand() -> None:
+def test_resident_plan_matches_hand_calculation() -> None:
     found = candidates(SIZES, JOB, SPEEDS, 1000)
-    # A prompt is two chunks, so a text is in 14 passes, each of which reads 420 bytes of weights.
-    # It takes 20 tokens of 1000 operations, 14 rows of logits of 100 and 12 x 10 bytes of cache.
-    own = 20 + 1.4 + 1.2
-    one = of(found, 1)
-    assert one.weight_seconds == pytest.approx(4.2)
-    assert one.arithmetic_seconds == pytest.approx(21.4 / 14)
-    assert one.cache_seconds == pytest.approx(1.2 / 14)
-    assert one.storage_seconds == 0
-    assert one.tokens_per_second == pytest.approx(12 / (14 * 4.2 + own))
-    # Four texts share the weights.
-    assert of(found, 4).tokens_per_second == pytest.approx(12 / (14 / 4 * 4.2 + own))
-    # A pass has one chunk at most, so of more than seven a text still takes two passes.
+    # A prompt is two chunks, so a sequence takes 14 passes; each reads 420 bytes of weights.
+    # It computes 20 tokens of 1000 FLOPs, 14 rows of logits of 100 and reads 12 x 10 bytes of KV.
+    per_sequence = 20 + 1.4 + 1.2
+    candidate = find(found, 1)
+    assert candidate.weight_seconds == pytest.approx(4.2)
+    assert candidate.arithmetic_seconds == pytest.approx(21.4 / 14)
+    assert candidate.cache_seconds == pytest.approx(1.2 / 14)
+    assert candidate.storage_seconds == 0
+    assert candidate.tokens_per_second == pytest.approx(12 / (14 * 4.2 + per_sequence))
+    # Four sequences share the weights.
+    assert find(found, 4).tokens_per_second == pytest.approx(12 / (14 / 4 * 4.2 + per_sequence))
+    # A pass takes at most one chunk, so with more than seven a sequence still takes two passes.
     for k in (8, 16):
-        assert of(found, k).tokens_per_second == pytest.approx(12 / (2 * 4.2 + own))
-    # Memory: 450 of weights; beside them k slabs of 30, 4 + k - 1 rows, 32 rows of logits or k.
-    assert one.bytes == 450 + 30 + 4 + 32
+        assert find(found, k).tokens_per_second == pytest.approx(12 / (2 * 4.2 + per_sequence))
+    # Memory: 450 bytes of weights, k slabs of 30, 4 + k - 1 rows, max(32, k) rows of logits.
+    assert candidate.bytes == 450 + 30 + 4 + 32
     assert max(c.sequences for c in found if not c.streamed_layers) == 16
     assert 450 + 16 * 30 + 19 + 32 <= 1000 < 450 + 17 * 30 + 20 + 32
 
 
-def test_layers_that_take_turns_by_hand() -> None:
-    # One stays, three take turns. There is room for four texts: 50 + 2 x 100 + 100 of weights.
+def test_streamed_layers_plan_matches_hand_calculation() -> None:
+    # One layer is resident, three are streamed. Four sequences fit: 50 + 2 x 100 + 100 of weights.
     found = candidates(SIZES, JOB, SPEEDS, 350 + 4 * 30 + 7 + 32)
-    one = of(found, 4, streamed=3)
-    assert (one.weight_bytes, one.streamed_bytes) == (350, 300)
-    # 3.5 passes for a text. A layer computes in (4 + 20 / 3.5 + 1.2 / 3.5) / 4 = 2.514 s, the rest
-    # in 0.2 + 1.4 / 3.5 = 0.6 s. Two readings of 10 s hide behind one layer each, the third behind
-    # the last layer, the rest and the layer that stays.
+    candidate = find(found, 4, streamed=3)
+    assert (candidate.weight_bytes, candidate.streamed_bytes) == (350, 300)
+    # 3.5 passes per sequence. A layer computes in (4 + 20 / 3.5 + 1.2 / 3.5) / 4 = 2.514 s, the
+    # rest in 0.2 + 1.4 / 3.5 = 0.6 s. Two reads of 10 s overlap with one layer each, the third
+    # with the last layer, the rest and the resident layer.
     layer = (4 + 20 / 3.5 + 1.2 / 3.5) / 4
     wait = 3 * 10 - 2 * layer - (2 * layer + 0.6)
-    assert one.storage_seconds == pytest.approx(wait)
-    assert one.pass_seconds == pytest.approx(4 * layer + 0.6 + wait)
-    assert one.tokens_per_second == pytest.approx(12 / (3.5 * (4 * layer + 0.6 + wait)))
+    assert candidate.storage_seconds == pytest.approx(wait)
+    assert candidate.pass_seconds == pytest.approx(4 * layer + 0.6 + wait)
+    assert candidate.tokens_per_second == pytest.approx(12 / (3.5 * (4 * layer + 0.6 + wait)))
 
 
-def simulated_pass(n_layers: int, m: int, layer: float, rest: float, bring: float) -> float:
-    """Seconds of a pass once it goes on and on: the reader is told the next layer on entering."""
-    now, here_at, ends = 0.0, bring, []
+def simulated_pass(n_layers: int, m: int, layer: float, rest: float, load_seconds: float) -> float:
+    """Seconds of a pass in steady state; reading the next layer starts on entering a layer."""
+    now, loaded_at, ends = 0.0, load_seconds, []
     for _ in range(4):
         for i in range(n_layers):
             if i >= n_layers - m:
-                now = max(now, here_at)
-                here_at = now + bring
+                now = max(now, loaded_at)
+                loaded_at = now + load_seconds
             now += layer
         now += rest
         ends.append(now)
@@ -111,21 +111,23 @@ def simulated_pass(n_layers: int, m: int, layer: float, rest: float, bring: floa
     flops=st.floats(100, 1e5),
     memory=st.integers(450, 3000),
 )
-def test_as_a_simulation(n_layers: int, storage: float, flops: float, memory: int) -> None:
+def test_pass_seconds_match_a_simulation(
+    n_layers: int, storage: float, flops: float, memory: int
+) -> None:
     sizes = replace(SIZES, layers=(100,) * n_layers)
     speeds = Speeds(100.0, storage, flops)
-    for one in candidates(sizes, JOB, speeds, memory):
-        assert one.bytes <= memory
-        if not one.streamed_layers:
-            assert one.storage_seconds == 0
+    for candidate in candidates(sizes, JOB, speeds, memory):
+        assert candidate.bytes <= memory
+        if not candidate.streamed_layers:
+            assert candidate.storage_seconds == 0
             continue
-        passes = max(2, 14 / one.sequences)
+        passes = max(2, 14 / candidate.sequences)
         layers = n_layers + (20_000 / flops + 1.2) / passes
         rest = 0.2 + 1400 / flops / passes
         expected = simulated_pass(
-            n_layers, one.streamed_layers, layers / n_layers, rest, 100 / storage
+            n_layers, candidate.streamed_layers, layers / n_layers, rest, 100 / storage
         )
-        assert one.pass_seconds == pytest.approx(expected)
+        assert candidate.pass_seconds == pytest.approx(expected)
 
 
 @given(
@@ -134,74 +136,76 @@ def test_as_a_simulation(n_layers: int, storage: float, flops: float, memory: in
     storage=st.floats(1, 1e4),
     flops=st.floats(100, 1e6),
 )
-def test_what_is_chosen(memory: int, slab: int, storage: float, flops: float) -> None:
+def test_choice_uses_least_memory_close_to_the_fastest(
+    memory: int, slab: int, storage: float, flops: float
+) -> None:
     job = replace(JOB, slab_bytes=slab)
     speeds = Speeds(100.0, storage, flops)
     found = candidates(SIZES, job, speeds, memory)
     if not found:
         assert memory < 250 + slab + 4 + 32
         return
-    best, most = choose(found), max(one.tokens_per_second for one in found)
-    assert best.tokens_per_second >= CLOSE * most
-    for one in found:  # less would not do
-        if (one.streamed_bytes, one.sequences) < (best.streamed_bytes, best.sequences):
-            assert one.tokens_per_second < CLOSE * most
-    # More memory, and faster storage, is never worse.
+    best, fastest = choose(found), max(candidate.tokens_per_second for candidate in found)
+    assert best.tokens_per_second >= CLOSE * fastest
+    for candidate in found:  # a smaller candidate is slower than CLOSE allows
+        if (candidate.streamed_bytes, candidate.sequences) < (best.streamed_bytes, best.sequences):
+            assert candidate.tokens_per_second < CLOSE * fastest
+    # More memory or faster storage never lowers the throughput.
     for more in (
         candidates(SIZES, job, speeds, memory + 100),
         candidates(SIZES, job, replace(speeds, storage=2 * storage), memory),
     ):
-        assert max(one.tokens_per_second for one in more) >= most * (1 - 1e-12)
+        assert max(candidate.tokens_per_second for candidate in more) >= fastest * (1 - 1e-12)
 
 
-def test_where_it_flips() -> None:
-    """Room for one text beside all weights; caches are worth more than weights if storage is."""
+def test_choice_depends_on_storage_and_arithmetic() -> None:
+    """Memory for one sequence with all weights resident; fast storage pays for two instead."""
     job = replace(JOB, slab_bytes=100)
     memory = 450 + 100 + 4 + 32
     quick = choose(candidates(SIZES, job, Speeds(100.0, 1e6, 1e6), memory))
-    assert (quick.streamed_layers, quick.sequences) == (4, 2)  # 250 of weights: two texts
+    assert (quick.streamed_layers, quick.sequences) == (4, 2)  # 250 of weights: two sequences
     slow = choose(candidates(SIZES, job, Speeds(100.0, 10.0, 1e6), memory))
     assert (slow.streamed_layers, slow.sequences) == (0, 1)
-    # Where arithmetic decides, more texts gain nothing.
+    # If arithmetic is the bottleneck, more sequences gain nothing.
     busy = choose(candidates(SIZES, job, Speeds(100.0, 1e6, 10.0), memory))
     assert (busy.streamed_layers, busy.sequences) == (0, 1)
 
 
-def test_weights_are_those_of_the_core() -> None:
-    """Each candidate's max_resident makes the core stream what was predicted."""
+def test_predicted_layers_are_those_that_the_core_streams() -> None:
+    """With a candidate's weight_bytes as max_resident, the core streams the predicted layers."""
     model = _core.GgufShards(BUNDLED_MODEL)
     metadata = model.files[0].metadata()
     shape = ModelShape.of_metadata(metadata)
     assert shape is not None
     sizes = sizes_of(weights(model.files), shape, metadata)
     streaming = {
-        one.weight_bytes: one
-        for one in candidates(sizes, JOB, SPEEDS, BUNDLED_MODEL.stat().st_size * 3)
+        candidate.weight_bytes: candidate
+        for candidate in candidates(sizes, JOB, SPEEDS, BUNDLED_MODEL.stat().st_size * 3)
     }
-    assert {one.streamed_layers for one in streaming.values()} == {0, 3, 4, 5, 6}
-    for n_bytes, one in streaming.items():
+    assert {candidate.streamed_layers for candidate in streaming.values()} == {0, 3, 4, 5, 6}
+    for n_bytes, candidate in streaming.items():
         loaded = open_model(BUNDLED_MODEL, device="cpu", threads=1, max_resident=n_bytes)
-        assert loaded.n_streamed_layers == one.streamed_layers
-        assert loaded.streamed_bytes == one.streamed_bytes
+        assert loaded.n_streamed_layers == candidate.streamed_layers
+        assert loaded.streamed_bytes == candidate.streamed_bytes
 
 
-def test_experts_by_hand() -> None:
-    """Of each layer's 100 bytes 80 are those of four experts, of which a token needs one."""
+def test_streamed_experts_match_hand_calculation() -> None:
+    """80 of each layer's 100 bytes are those of four experts; a token uses one."""
     experts = Experts(count=4, used=1, layers=(80,) * 4)
     sizes = replace(SIZES, experts=experts)
-    # 50 + 4 x 20 of weights that stay, 80 for a layer's experts, and 80 for one of each layer.
+    # 50 + 4 x 20 of resident weights, 80 for one layer's experts, 80 for one expert of each layer.
     assert placements(sizes) == [(4, 450), (2, 370), (1, 290), (0, 210)]
     found = candidates(sizes, replace(JOB, prompt=1, n=1), SPEEDS, 290 + 30 + 4 + 32)
-    one = found[0]
-    assert (one.sequences, one.streamed_experts, one.streamed_layers) == (1, 3, 0)
-    # Both passes need one expert of four, which is in memory once in four times.
-    assert one.weight_seconds == pytest.approx((4 * 20 + 4 * 20 + 20) / 100)
-    assert one.streamed_bytes == 60
-    assert one.storage_seconds == pytest.approx(6)
+    candidate = found[0]
+    assert (candidate.sequences, candidate.streamed_experts, candidate.streamed_layers) == (1, 3, 0)
+    # Each pass needs one of four experts, which is in memory one time in four.
+    assert candidate.weight_seconds == pytest.approx((4 * 20 + 4 * 20 + 20) / 100)
+    assert candidate.streamed_bytes == 60
+    assert candidate.storage_seconds == pytest.approx(6)
     assert experts.needed(2) == pytest.approx(4 * (1 - 0.75**2))
 
 
-def test_experts_are_those_of_the_core() -> None:
+def test_predicted_experts_are_those_that_the_core_keeps() -> None:
     model = _core.GgufShards(MIXTURE)
     metadata = model.files[0].metadata()
     shape = ModelShape.of_metadata(metadata)
@@ -211,13 +215,13 @@ def test_experts_are_those_of_the_core() -> None:
     found = placements(sizes)
     assert [n for n, _ in found] == [sizes.experts.count, *range(found[1][0], -1, -1)]
     for n_kept, n_bytes in found:
-        model_of = open_model(MIXTURE, device="cpu", threads=1, max_resident=n_bytes)
-        assert model_of.n_kept_experts == n_kept
+        loaded = open_model(MIXTURE, device="cpu", threads=1, max_resident=n_bytes)
+        assert loaded.n_kept_experts == n_kept
     with pytest.raises(ValueError, match="max_resident"):
         open_model(MIXTURE, device="cpu", threads=1, max_resident=found[-1][1] - 1)
 
 
-def test_a_generator_takes_experts() -> None:
+def test_arguments_of_a_plan_with_experts_open_a_generator() -> None:
     with Generator(MIXTURE, n_ctx=15) as generator:
         expected = generator.generate([3, 4, 5], max_tokens=5, seed=1).text
     found = plan(MIXTURE, "270KiB", prompt=10, n=5, n_batch=8, threads=1, **GIVEN)
@@ -228,7 +232,7 @@ def test_a_generator_takes_experts() -> None:
 
 
 @pytest.mark.parametrize("memory", ["6MiB", "20MiB"])
-def test_a_generator_takes_it(memory: str) -> None:
+def test_arguments_of_a_plan_open_a_generator(memory: str) -> None:
     found = plan(BUNDLED_MODEL, memory, prompt=100, n=50, hh=0.2, n_batch=64, threads=1, **GIVEN)
     assert (found.chosen.streamed_layers > 0) == (memory == "6MiB")
     assert ("max_resident" in found.arguments) == (memory == "6MiB")
@@ -240,10 +244,10 @@ def test_a_generator_takes_it(memory: str) -> None:
         texts = generator.generate(["The sea"] * 3, max_tokens=5, seed=1)
     with Generator(BUNDLED_MODEL, n_ctx=150, hh=0.2) as generator:
         expected = generator.generate(["The sea"] * 3, max_tokens=5, seed=1)
-    assert [one.text for one in texts] == [one.text for one in expected]
+    assert [candidate.text for candidate in texts] == [candidate.text for candidate in expected]
 
 
-def test_less_cache_more_texts() -> None:
+def test_smaller_cache_allows_more_sequences() -> None:
     full, h2o = (
         plan(BUNDLED_MODEL, "24MiB", prompt=256, n=256, hh=hh, **GIVEN) for hh in (None, 0.2)
     )
@@ -254,16 +258,15 @@ def test_less_cache_more_texts() -> None:
     assert few.why.endswith("There are no more prompts.")
 
 
-def test_measured() -> None:
-    """By what the machine gives, whatever that is."""
-    speeds = {key: GIVEN[key] for key in ("storage_bandwidth",)}  # not every file system has it
+def test_missing_speeds_are_measured() -> None:
+    speeds = {key: GIVEN[key] for key in ("storage_bandwidth",)}  # needs O_DIRECT to measure
     found = plan(BUNDLED_MODEL, "12MiB", prompt=32, n=8, threads=1, **speeds)
     assert 1e8 < found.speeds.memory < 1e13
     assert 1e7 < found.speeds.flops < 1e14
     assert found.chosen in found.candidates
 
 
-def _reads_directly() -> bool:
+def _has_o_direct() -> bool:
     with tempfile.NamedTemporaryFile() as file:
         try:
             os.close(os.open(file.name, os.O_RDONLY | os.O_DIRECT))
@@ -272,8 +275,8 @@ def _reads_directly() -> bool:
     return True
 
 
-@needs("a file system with O_DIRECT", _reads_directly())
-def test_storage(tmp_path: Path) -> None:
+@needs("a file system with O_DIRECT", _has_o_direct())
+def test_storage_bandwidth(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(bytes(5 << 20))
     assert storage_bandwidth(file) > 0
@@ -297,14 +300,14 @@ def test_storage(tmp_path: Path) -> None:
         ({"storage_bandwidth": "fast"}, "storage_bandwidth='fast', expected a number"),
     ],
 )
-def test_arguments_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+def test_invalid_arguments(options: dict[str, Any], message: str) -> None:
     given = {"memory": "20MiB", "prompt": 256, "n": 64, **GIVEN, **options}
     with pytest.raises(ValueError, match=r"^[^\n]*$") as error:
         plan(BUNDLED_MODEL, **given)
     assert message in str(error.value)
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["plan", str(BUNDLED_MODEL), "--memory", "6MiB", "--prompt", "100", "-n", "50"]
     command += ["--hh", "0.2", "--memory-bandwidth", "40GB", "--storage-bandwidth", "1GB"]
     command += ["--gflops", "200", "--n-batch", "64"]
@@ -314,7 +317,9 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "plan: --device cpu --n-ctx 150 --max-sequences" in table
     assert main([*command, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    (chosen,) = (one for one in document["candidates"] if one == document["chosen"])
+    (chosen,) = (
+        candidate for candidate in document["candidates"] if candidate == document["chosen"]
+    )
     assert f"| **{chosen['tokens_per_second']:.1f}** |" in table
     assert f"--max-resident {document['arguments']['max_resident']}" in table
     assert main(["plan", str(BUNDLED_MODEL), "--memory", "1KiB"]) == 1

@@ -1,4 +1,4 @@
-"""Policies, and budgets by hh and recent."""
+"""Policies, and budgets from hh and recent."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def test_constructors(
     assert policy.budget == budget
 
 
-def test_policies_are_values() -> None:
+def test_policies_compare_and_hash_by_value() -> None:
     assert Policy.h2o(3, 2) == Policy(n_heavy=3, n_recent=2)
     assert Policy.h2o(0, 2) == Policy.window(2) == Policy.sinks(0, 2)
     assert len({Policy.full(), Policy(), Policy.window(2), Policy.window(2)}) == 2
-    different = [Policy.full(), Policy.window(2), Policy.window(3), Policy.h2o(2, 3)]
-    different += [Policy.h2o(3, 2), Policy.sinks(3, 2), Policy.h2o(3, 2, sinks=1)]
-    assert len(set(different)) == len(different)
+    distinct = [Policy.full(), Policy.window(2), Policy.window(3), Policy.h2o(2, 3)]
+    distinct += [Policy.h2o(3, 2), Policy.sinks(3, 2), Policy.h2o(3, 2, sinks=1)]
+    assert len(set(distinct)) == len(distinct)
     with pytest.raises(dataclasses.FrozenInstanceError):
         Policy.full().n_heavy = 1  # type: ignore[misc]
 
@@ -88,13 +88,13 @@ def test_rejected_configs(config: dict[str, Any]) -> None:
         lambda: Policy(n_heavy=None),  # type: ignore[arg-type]
     ],
 )
-def test_impossible_policies(make: Callable[[], Policy]) -> None:
+def test_invalid_policies(make: Callable[[], Policy]) -> None:
     with pytest.raises(ValueError, match="expected"):
         make()
 
 
 @pytest.mark.parametrize("row", CASES["budget_from_ratio"], ids=str)
-def test_fractions_are_cut_as_the_authors_do(row: dict[str, Any]) -> None:
+def test_fractions_are_truncated_as_in_the_h2o_code(row: dict[str, Any]) -> None:
     ratio, tokens, budget = row["ratio"], row["tokens"], row["budget"]
     if budget == 0:
         with pytest.raises(ValueError, match=r"hh=.*keeps no token"):
@@ -103,13 +103,13 @@ def test_fractions_are_cut_as_the_authors_do(row: dict[str, Any]) -> None:
         policy = budget_policy(ratio, None, tokens)
         assert policy.budget == budget
         assert policy == Policy.h2o(heavy=budget // 2, recent=budget - budget // 2)
-    # as a share of hh = all of it
+    # recent as a fraction of n_ctx, with hh = all of it
     policy = budget_policy(1.0, ratio, tokens)
     assert policy == Policy.h2o(heavy=tokens - budget, recent=budget)
 
 
 @pytest.mark.parametrize(
-    ("hh", "recent", "n_ctx", "heavy", "newest"),
+    ("hh", "recent", "n_ctx", "heavy", "n_recent"),
     [
         (0.2, None, 2048, 204, 205),  # 409: the odd token is recent
         (1 / 2048, None, 2048, 0, 1),
@@ -130,24 +130,24 @@ def test_fractions_are_cut_as_the_authors_do(row: dict[str, Any]) -> None:
     ],
 )
 def test_hh_and_recent(
-    hh: float, recent: float | None, n_ctx: int, heavy: int, newest: int
+    hh: float, recent: float | None, n_ctx: int, heavy: int, n_recent: int
 ) -> None:
-    assert budget_policy(hh, recent, n_ctx) == Policy.h2o(heavy=heavy, recent=newest)
+    assert budget_policy(hh, recent, n_ctx) == Policy.h2o(heavy=heavy, recent=n_recent)
 
 
 @pytest.mark.parametrize("hh", [1, np.int64(1)])
-def test_one_token_is_no_budget(hh: int) -> None:
-    """Beside 1.0, which is everything."""
+def test_integer_one_is_rejected(hh: int) -> None:
+    """Unlike 1.0, which means all of n_ctx."""
     with pytest.raises(ValueError, match=r"hh=1 is one token, expected 1\.0 for all of n_ctx"):
         budget_policy(hh, None, 2048)
 
 
-def test_no_hh_is_the_full_cache() -> None:
+def test_without_hh_is_the_full_cache() -> None:
     assert budget_policy(None, None, 2048) == Policy.full()
 
 
 @given(st.floats(0, 1), st.integers(1, 100_000))
-def test_any_fraction(ratio: float, n_ctx: int) -> None:
+def test_fractions_split_evenly(ratio: float, n_ctx: int) -> None:
     total = int(ratio * n_ctx)
     if total == 0:
         with pytest.raises(ValueError, match="hh="):
@@ -184,7 +184,7 @@ def test_recent_without_hh() -> None:
         budget_policy(None, 3, 2048)
 
 
-def test_generator_takes_hh_of_its_own_context_or_a_policy(tiny_opt: Path) -> None:
+def test_generator_accepts_hh_of_n_ctx_or_a_policy(tiny_opt: Path) -> None:
     assert Generator(tiny_opt).policy == Policy.full()
     assert Generator(tiny_opt, hh=0.2).policy == Policy.h2o(204, 205)
     assert Generator(tiny_opt, hh=0.2, n_ctx=100).policy == Policy.h2o(10, 10)
@@ -196,7 +196,7 @@ def test_generator_takes_hh_of_its_own_context_or_a_policy(tiny_opt: Path) -> No
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_policies_by_name_keep_hh(tiny_opt: Path, name: str) -> None:
+def test_named_policies_have_budget_hh(tiny_opt: Path, name: str) -> None:
     with Generator(tiny_opt, hh=20, policy=name) as generator:
         assert generator.policy == POLICIES[name](20)
         assert POLICIES[name](20).budget == 20
@@ -210,8 +210,6 @@ def test_policies_by_name_keep_hh(tiny_opt: Path, name: str) -> None:
         ({"policy": "window", "hh": 20, "recent": 5}, "either recent or policy='window'"),
     ],
 )
-def test_policies_by_name_that_make_no_sense(
-    tiny_opt: Path, options: dict[str, Any], message: str
-) -> None:
+def test_invalid_named_policies(tiny_opt: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Generator(tiny_opt, **options)

@@ -1,4 +1,4 @@
-"""Other positions: LongRoPE's two lengths, and ALiBi."""
+"""Position encodings: the two lengths of LongRoPE, and ALiBi."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from support.random_models import (
 
 
 @packages("torch", "transformers")
-def test_the_context_chooses_among_the_factors_of_longrope(tmp_path: Path) -> None:
-    """A text of 40 tokens is short for a model of 80: short factors, unless n_ctx is longer."""
+def test_longrope_factors_depend_on_n_ctx(tmp_path: Path) -> None:
+    """Short factors up to original_max_position_embeddings = 80, whatever the prompt length."""
     original: dict[str, Any] = {"original_max_position_embeddings": 80}
     recipe = RECIPES["phi3_longrope"]
     recipe = replace(recipe, n_ctx=160, options=recipe.options | original)
@@ -42,8 +42,8 @@ def test_the_context_chooses_among_the_factors_of_longrope(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("rope", [None, Rope(theta=100.0), Rope(theta=100.0, positions="rolling")])
-def test_alibi_is_of_distances_in_the_text(rope: Rope | None) -> None:
-    """The rules in numpy, where most of the tokens between two that are kept are gone."""
+def test_alibi_uses_original_distances_after_eviction(rope: Rope | None) -> None:
+    """Compared with the numpy reference, with most tokens between the kept ones evicted."""
     random = np.random.default_rng(6)
     n_heads, n_kv_heads, head_dim = 4, 2, 16
     slopes = np.exp2(-np.arange(1, n_heads + 1, dtype=np.float64))
@@ -65,7 +65,7 @@ def test_alibi_is_of_distances_in_the_text(rope: Rope | None) -> None:
 
 @packages("torch", "transformers")
 @pytest.mark.parametrize("n_batch", [1, 3, 40])
-def test_bloom_does_not_depend_on_how_a_text_was_cut(tmp_path: Path, n_batch: int) -> None:
+def test_bloom_logits_do_not_depend_on_n_batch(tmp_path: Path, n_batch: int) -> None:
     model = make_model(RECIPES["bloom_odd_heads"], 1)
     save_checkpoint(model, tmp_path)
     convert(tmp_path, tmp_path / "model.gguf", "f32")
