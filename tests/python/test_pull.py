@@ -1,4 +1,4 @@
-"""h2o-cpp pull with a stand-in for the Hub, and the names of pulled models."""
+"""h2o-cpp pull with a mock of the Hub, and the names of pulled models."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from support.hub import COMMIT, Hub, at
 
 
 def h2o(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Status, stdout and stderr of a command."""
+    """Exit status, stdout and stderr of a command."""
     status = main(arguments)
     return status, *capsys.readouterr()
 
 
-def unfinished(folder: Path) -> list[Path]:
+def partial_files(folder: Path) -> list[Path]:
     return [*folder.rglob("*.part")]
 
 
 class Usage(NamedTuple):
-    """Of a disk, in bytes."""
+    """Disk usage in bytes, as shutil.disk_usage returns it."""
 
     total: int
     used: int
@@ -38,7 +38,7 @@ class Usage(NamedTuple):
 
 
 class TestPull:
-    def test_then_run_by_name(
+    def test_pulled_model_is_found_by_name(
         self, hub: type[Hub], tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         status, out, err = h2o(capsys, "pull", "hf://org/name")
@@ -54,25 +54,25 @@ class TestPull:
         assert f"GET /org/name/resolve/{COMMIT}/small.gguf" in hub.asked
         assert len([line for line in hub.asked if line.startswith("GET /org")]) == 1
 
-    def test_what_is_there_is_not_downloaded_again(
+    def test_pulled_model_is_not_downloaded_again(
         self, hub: type[Hub], capsys: pytest.CaptureFixture[str]
     ) -> None:
         for _ in range(2):
             assert h2o(capsys, "pull", "org/name")[:2] == (0, "small\n")
         assert len(hub.ranges) == 1
 
-    def test_by_the_command(self, hub: type[Hub]) -> None:
+    def test_pull_and_models_in_subprocesses(self, hub: type[Hub]) -> None:
         command = [sys.executable, "-m", "h2o_cpp"]
         pulled = subprocess.run(
             [*command, "pull", "hf://org/name"], capture_output=True, text=True, check=True
         )
         assert pulled.stdout == "small\n"
-        assert pulled.stderr.count("\n") == 1  # no bar, where there is no terminal
+        assert pulled.stderr.count("\n") == 1  # no progress bar without a terminal
         listed = subprocess.run([*command, "models"], capture_output=True, text=True, check=True)
         assert listed.stdout.splitlines()[1].split()[0] == "small"
 
     @pytest.mark.parametrize("cut", [1, 1000])
-    def test_a_connection_that_breaks_is_made_again(
+    def test_broken_connection_is_resumed(
         self, hub: type[Hub], cut: int, capsys: pytest.CaptureFixture[str]
     ) -> None:
         hub.cuts += [cut, cut]
@@ -80,22 +80,22 @@ class TestPull:
         assert hub.ranges == [f"bytes={n * cut}-" for n in range(3)]
         assert Path(find_model("small")).read_bytes() == hub.files["small.gguf"]
 
-    def test_the_next_continues_an_interrupted_one(
+    def test_next_pull_resumes_an_interrupted_one(
         self, hub: type[Hub], tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        hub.cuts += [1000, 0]  # then nothing comes
+        hub.cuts += [1000, 0]  # then an empty response
         status, out, err = h2o(capsys, "pull", "hf://org/name")
         assert (status, out) == (1, "")
         assert f"after 1000 of {len(hub.files['small.gguf'])} bytes; pull it again" in err
         assert pulled_models() == {}
-        [part] = unfinished(tmp_path)
+        [part] = partial_files(tmp_path)
         assert part.read_bytes() == hub.files["small.gguf"][:1000]
         assert h2o(capsys, "pull", "hf://org/name")[0] == 0
         assert hub.ranges[-1] == "bytes=1000-"
-        assert unfinished(tmp_path) == []
+        assert partial_files(tmp_path) == []
         assert Path(find_model("small")).read_bytes() == hub.files["small.gguf"]
 
-    def test_a_server_that_sends_all_of_it_again(
+    def test_server_without_range_requests(
         self, hub: type[Hub], capsys: pytest.CaptureFixture[str]
     ) -> None:
         hub.cuts += [1000]
@@ -103,7 +103,7 @@ class TestPull:
         assert h2o(capsys, "pull", "hf://org/name")[0] == 0
         assert Path(find_model("small")).read_bytes() == hub.files["small.gguf"]
 
-    def test_another_content_is_not_continued(
+    def test_changed_file_is_not_resumed(
         self, hub: type[Hub], capsys: pytest.CaptureFixture[str]
     ) -> None:
         hub.cuts += [1000, 0]
@@ -112,12 +112,12 @@ class TestPull:
         h2o(capsys, "pull", "hf://org/name")
         assert hub.ranges[-1] == "bytes=0-"
 
-    def test_damage_is_found(
+    def test_checksum_of_a_resumed_file_is_verified(
         self, hub: type[Hub], tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         hub.cuts += [1000, 0]
         assert h2o(capsys, "pull", "hf://org/name")[0] == 1
-        [part] = unfinished(tmp_path)
+        [part] = partial_files(tmp_path)
         part.write_bytes(bytes(1000))
         status, _, err = h2o(capsys, "pull", "hf://org/name")
         assert status == 1
@@ -125,19 +125,19 @@ class TestPull:
         assert pulled_models() == {}
         assert h2o(capsys, "pull", "hf://org/name")[0] == 0
 
-    def test_one_process_at_a_time(
+    def test_concurrent_pull_is_an_error(
         self, hub: type[Hub], tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         hub.cuts += [1000, 0]
         assert h2o(capsys, "pull", "hf://org/name")[0] == 1
-        [part] = unfinished(tmp_path)
+        [part] = partial_files(tmp_path)
         with part.open("a+b") as file:
             lock_file(file)
             status, _, err = h2o(capsys, "pull", "hf://org/name")
         assert status == 1
         assert "another process is downloading it" in err
 
-    def test_a_full_disk(
+    def test_full_disk(
         self,
         hub: type[Hub],
         monkeypatch: pytest.MonkeyPatch,
@@ -148,7 +148,7 @@ class TestPull:
         assert status == 1
         assert "GiB needed, 0.0 GiB free" in err
 
-    def test_an_architecture_that_cannot_be_run(
+    def test_unsupported_architecture_is_reported(
         self, hub: type[Hub], capsys: pytest.CaptureFixture[str]
     ) -> None:
         hub.files["small.gguf"] = hub.files["small.gguf"].replace(b"opt", b"owl")
@@ -157,17 +157,17 @@ class TestPull:
         assert "owl, is not supported; these are: opt, llama, " in err
         assert "owl (cannot be run)" in h2o(capsys, "models")[1]
 
-    def test_without_a_network(
+    def test_offline_finds_pulled_models(
         self, hub: type[Hub], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert h2o(capsys, "pull", "hf://org/name")[0] == 0
-        at("http://127.0.0.1:9", monkeypatch)  # nobody listens there
+        at("http://127.0.0.1:9", monkeypatch)  # no server listens on this port
         assert Path(find_model("hf://org/name")).name == "small.gguf"
         status, _, err = h2o(capsys, "pull", "hf://org/name")
         assert status == 1
         assert "the Hub cannot be reached" in err
 
-    def test_without_the_package(
+    def test_without_huggingface_hub(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setitem(sys.modules, "huggingface_hub", None)
@@ -185,7 +185,7 @@ class TestPull:
             ("small", "expected hf://org/name"),
         ],
     )
-    def test_what_the_hub_has_not(
+    def test_not_found_on_the_hub(
         self, hub: type[Hub], source: str, message: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         status, out, err = h2o(capsys, "pull", source)
@@ -212,19 +212,21 @@ class TestTypes:
             ("hf://org/name", "m-Q4_K_M"),
         ],
     )
-    def test_one_of_several(
+    def test_pull_selects_a_type(
         self, source: str, name: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert h2o(capsys, "pull", source)[:2] == (0, f"{name}\n")
         assert Path(find_model(source.partition("@")[0])).stem == name
 
     @pytest.mark.parametrize("quant", ["Q4_K", "XS", "4_K_M"])
-    def test_a_part_of_a_type_is_none(self, quant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_partial_type_name_does_not_match(
+        self, quant: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         status, _, err = h2o(capsys, "pull", f"hf://org/name:{quant}")
         assert status == 1
         assert f"no model of type {quant}" in err
 
-    def test_several_without_the_usual_one(
+    def test_error_lists_several_models_without_a_default(
         self, hub: type[Hub], capsys: pytest.CaptureFixture[str]
     ) -> None:
         del hub.files["m-Q4_K_M.gguf"]
@@ -232,7 +234,9 @@ class TestTypes:
         assert status == 1
         assert "3 models, expected one of: m-Q4_K_S.gguf, m-q8_0.gguf, m-IQ4_XS.gguf" in err
 
-    def test_all_parts(self, hub: type[Hub], capsys: pytest.CaptureFixture[str]) -> None:
+    def test_all_parts_of_a_split_model_are_pulled(
+        self, hub: type[Hub], capsys: pytest.CaptureFixture[str]
+    ) -> None:
         data = hub.files["m-q8_0.gguf"]
         hub.files |= {f"F16/m-F16-0000{i}-of-00002.gguf": data for i in (1, 2)}
         assert h2o(capsys, "pull", "hf://org/name:F16")[:2] == (0, "m-F16\n")
@@ -260,7 +264,7 @@ class TestNames:
         (tmp_path / "a" / "x" / ".cache" / "hidden.gguf").touch()
         return tmp_path
 
-    def test_two_of_a_name_are_told_apart(self) -> None:
+    def test_equal_names_are_qualified(self) -> None:
         assert [*pulled_models()] == ["b/y/small", "Big-1B-Q4_0", "Big-3B-Q4_0", "c/z/small", "own"]
 
     @pytest.mark.parametrize(
@@ -272,32 +276,34 @@ class TestNames:
             ("o", "own.gguf"),
         ],
     )
-    def test_the_beginning_is_enough(self, library: Path, name: str, path: str) -> None:
+    def test_prefix_of_a_name(self, library: Path, name: str, path: str) -> None:
         assert find_pulled(name) == library / path
         assert Path(find_model(name)) == library / path
 
-    def test_an_exact_name_comes_first(self, library: Path) -> None:
+    def test_exact_name_has_priority_over_prefix(self, library: Path) -> None:
         (library / "own-2.gguf").touch()
         assert find_pulled("own") == library / "own.gguf"
 
-    def test_several_are_named(self) -> None:
+    def test_error_lists_ambiguous_names(self) -> None:
         with pytest.raises(
             ValueError,
             match=r"big: ambiguous, expected one of the pulled models Big-1B-Q4_0, Big-3B",
         ):
             find_model("big")
 
-    def test_files_come_first(self, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_file_has_priority_over_pulled_model(
+        self, library: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.chdir(library / "a" / "x")
         Path("own").touch()
         assert find_model("own") == "own"
 
-    def test_none(self) -> None:
+    def test_unknown_name(self) -> None:
         with pytest.raises(FileNotFoundError, match=r"nothing: no such file or pulled model"):
             Generator("nothing")
-        assert find_model("nothing.gguf") == "nothing.gguf"  # to open it says that it is not there
+        assert find_model("nothing.gguf") == "nothing.gguf"  # opening it reports that it is missing
 
-    def test_where_they_are(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_models_directory_follows_xdg(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("H2O_MODELS")
         monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
         assert models_directory() == Path("/cache/h2o-cpp/models")
@@ -339,7 +345,7 @@ class TestModels:
             "can_run": True,
         }
 
-    def test_a_file_that_is_no_model(
+    def test_models_reports_an_invalid_file(
         self,
         tmp_path: Path,
         tiny_opt: Path,

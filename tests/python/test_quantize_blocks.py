@@ -1,4 +1,4 @@
-"""Quantised blocks compared with gguf-py's, errors of K-quants, and rejected input."""
+"""Quantized blocks compared with gguf-py's, errors of K-quants, and rejected input."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def rng() -> np.random.Generator:
 
 
 def with_extremes(values: Array, low: float, high: float) -> Array:
-    """So that the step of each block is known: the first weights are its extremes."""
+    """Values whose first two of each block are its extremes, so that its step is known."""
     values[:, ::32] = low
     values[:, 1::32] = high
     return values
 
 
 def ties(low: float, high: float) -> Callable[[], Array]:
-    """Every value is a level or halfway between two, for a block from `low` to `high`."""
+    """Every value is a level or halfway between two, with blocks from `low` to `high`."""
     return lambda: with_extremes(
         rng().integers(int(2 * low), int(2 * high) + 1, (64, 256)) / 2, low, high
     )
 
 
 def with_infinite_reciprocal() -> Array:
-    """So small that 1 / step overflows."""
+    """Values so small that 1 / step overflows."""
     return 1e-40 * rng().standard_normal((64, 256))
 
 
@@ -68,7 +68,7 @@ INPUTS: dict[str, Callable[[], Array]] = {
 
 @pytest.mark.parametrize("dtype", SIMPLE)
 @pytest.mark.parametrize("kind", INPUTS)
-def test_simple_types_are_gguf_pys_bit_for_bit(kind: str, dtype: str) -> None:
+def test_simple_types_are_bit_identical_to_gguf_py(kind: str, dtype: str) -> None:
     values = INPUTS[kind]().astype(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         expected = gguf_quantize(values, GGMLQuantizationType[dtype])
@@ -76,8 +76,8 @@ def test_simple_types_are_gguf_pys_bit_for_bit(kind: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", SIMPLE)
-def test_levels_are_zero_where_the_reciprocal_of_a_step_overflows(dtype: str) -> None:
-    # gguf-py's depend on how the processor converts infinity.
+def test_levels_are_zero_if_1_over_step_overflows(dtype: str) -> None:
+    # gguf-py's levels depend on how the processor converts infinity.
     values = with_infinite_reciprocal().astype(np.float32)
     type = GGMLQuantizationType[dtype]
     with np.errstate(over="ignore", invalid="ignore"):
@@ -90,7 +90,7 @@ def test_levels_are_zero_where_the_reciprocal_of_a_step_overflows(dtype: str) ->
 
 
 @pytest.mark.parametrize("dtype", ["Q4_1", "Q5_1"])
-def test_a_minimum_of_both_zeros_has_either_sign(dtype: str) -> None:
+def test_minimum_of_both_zeros_has_either_sign(dtype: str) -> None:
     # Which zero is the minimum of +0 and -0 depends on numpy's vector instructions.
     values = rng().choice([0.0, -0.0, 1.0], (64, 256)).astype(np.float32)
     type = GGMLQuantizationType[dtype]
@@ -100,12 +100,12 @@ def test_a_minimum_of_both_zeros_has_either_sign(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [*SIMPLE, *K_QUANTS, *FEW_BITS])
-def test_threads_do_not_matter(dtype: str) -> None:
+def test_blocks_do_not_depend_on_threads(dtype: str) -> None:
     values = rng().standard_normal((301, 512)).astype(np.float32)
-    one = _core.quantize(dtype, values, threads=1)
+    single = _core.quantize(dtype, values, threads=1)
     for threads in (2, 3, 8):
-        np.testing.assert_array_equal(_core.quantize(dtype, values, threads=threads), one)
-    np.testing.assert_array_equal(_core.quantize(dtype, values[100:], threads=2), one[100:])
+        np.testing.assert_array_equal(_core.quantize(dtype, values, threads=threads), single)
+    np.testing.assert_array_equal(_core.quantize(dtype, values[100:], threads=2), single[100:])
 
 
 def error(values: Array, decoded: Array) -> float:
@@ -115,8 +115,8 @@ def error(values: Array, decoded: Array) -> float:
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
 
 
-def rounded_to_nearest(dtype: str, values: Array) -> Array:
-    """The plain way: scales and mins from the extremes, all rounded to nearest."""
+def round_to_nearest(dtype: str, values: Array) -> Array:
+    """The simple method: scales and mins from the extremes, all rounded to nearest."""
     if dtype in ("Q3_K", "Q6_K"):
         highest, largest = (31, 127) if dtype == "Q6_K" else (3, 31)
         groups = values.reshape(-1, 16, 16)
@@ -146,11 +146,11 @@ def rounded_to_nearest(dtype: str, values: Array) -> Array:
 
 @pytest.mark.parametrize("dtype", [*K_QUANTS, *FEW_BITS])
 @pytest.mark.parametrize("kind", ["normal", "heavy tails"])
-def test_k_quants_beat_rounding_to_nearest(kind: str, dtype: str) -> None:
-    # Seen: 0.70 to 0.94 of its error.
+def test_k_quants_have_less_error_than_round_to_nearest(kind: str, dtype: str) -> None:
+    # Measured: 0.70 to 0.94 of its error.
     values = INPUTS[kind]().astype(np.float32)
     assert error(values, decoded(dtype, values)) < 0.96 * error(
-        values, rounded_to_nearest(dtype, values)
+        values, round_to_nearest(dtype, values)
     )
 
 
@@ -158,7 +158,7 @@ def test_k_quants_beat_rounding_to_nearest(kind: str, dtype: str) -> None:
 @pytest.mark.parametrize(
     "kind", [*INPUTS, "reciprocal overflows", "positive", "one far out", "constant blocks"]
 )
-def test_k_quants_of_any_input_are_within_a_step(kind: str, dtype: str) -> None:
+def test_k_quants_of_any_input_are_within_one_step(kind: str, dtype: str) -> None:
     more: dict[str, Callable[[], Array]] = {
         "reciprocal overflows": with_infinite_reciprocal,
         "positive": lambda: 1 + rng().random((64, 256)),
@@ -166,21 +166,21 @@ def test_k_quants_of_any_input_are_within_a_step(kind: str, dtype: str) -> None:
         "constant blocks": lambda: np.repeat(rng().standard_normal((64, 1)), 256, axis=1),
     }
     values = (INPUTS | more)[kind]().astype(np.float32)
-    # Weights are clipped where that helps the others, but none by as much as a step of a block
-    # whose levels span zero and all weights, and one of the smallest f16.
+    # Weights are clipped where that reduces the total error, but none by as much as a step of a
+    # block whose levels span zero and all weights, plus the smallest f16.
     highest = {"Q2_K": 2, "Q3_K": 2, "Q4_K": 15, "Q5_K": 31, "Q6_K": 31}.get(dtype, 5)
     blocks = values.reshape(-1, 256)
     span = np.maximum(blocks.max(1), 0) - np.minimum(blocks.min(1), 0)
     if dtype not in ("Q2_K", "Q4_K", "Q5_K"):
         span = np.abs(blocks).max(1)
     allowed = span / highest + 2.0**-24
-    off = np.abs(decoded(dtype, values).reshape(-1, 256) - blocks).max(1)
-    assert (off <= allowed).all()
+    deviation = np.abs(decoded(dtype, values).reshape(-1, 256) - blocks).max(1)
+    assert (deviation <= allowed).all()
 
 
 @pytest.mark.parametrize("dtype", [*SIMPLE, *K_QUANTS, *FEW_BITS])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_values_that_are_not_finite_are_refused(dtype: str, bad: float) -> None:
+def test_non_finite_values_are_rejected(dtype: str, bad: float) -> None:
     values = np.zeros((300, 512), np.float32)
     values[250, 0] = values[201, 511] = bad
     with pytest.raises(ValueError, match=rf"row 201, column 511 is -?{str(bad).strip('-')}"):
@@ -188,7 +188,7 @@ def test_values_that_are_not_finite_are_refused(dtype: str, bad: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [*SIMPLE, *K_QUANTS, *FEW_BITS])
-def test_values_whose_scale_f16_cannot_hold_are_refused(dtype: str) -> None:
+def test_values_whose_scale_exceeds_f16_are_rejected(dtype: str) -> None:
     values = np.ones((3, 512), np.float32)
     values[1, 300] = -3e38
     with pytest.raises(ValueError, match=rf"row 1, column 300 is -3e\+38, too large for {dtype}"):
@@ -208,32 +208,32 @@ def test_bad_arguments() -> None:
     assert _core.quantize("Q4_0", values[:0], threads=1).shape == (0, 54)
 
 
-def counted_error(values: Array, decoded: Array, importance: Array) -> float:
+def weighted_error(values: Array, decoded: Array, importance: Array) -> float:
     return float(np.mean(importance * (values.astype(np.float64) - decoded) ** 2))
 
 
 @pytest.mark.parametrize("dtype", [*K_QUANTS, *FEW_BITS])
-def test_errors_count_by_their_importance(dtype: str) -> None:
-    """Of columns that count a hundred times as much the errors are less, of others more."""
+def test_importance_shifts_errors_to_unimportant_columns(dtype: str) -> None:
+    """Columns of importance 100 have less error than without weighting, the others more."""
     values = rng().standard_normal((64, 512)).astype(np.float32)
     importance = np.where(rng().random(512) < 0.3, 100, 1).astype(np.float32)
     type = GGMLQuantizationType[dtype]
 
-    def quantised(importance: Array | None) -> Array:
+    def quantized(importance: Array | None) -> Array:
         blocks = _core.quantize(dtype, values, threads=2, importance=importance)
         return dequantize(blocks, type)
 
-    plain, counted = quantised(None), quantised(importance)
-    assert counted_error(values, counted, importance) < 0.9 * counted_error(
+    plain, weighted = quantized(None), quantized(importance)
+    assert weighted_error(values, weighted, importance) < 0.9 * weighted_error(
         values, plain, importance
     )
-    assert error(values, counted) > error(values, plain)
-    np.testing.assert_array_equal(quantised(np.full(512, 7, np.float32)), plain)
-    np.testing.assert_array_equal(quantised(np.zeros(512, np.float32)), plain)
+    assert error(values, weighted) > error(values, plain)
+    np.testing.assert_array_equal(quantized(np.full(512, 7, np.float32)), plain)
+    np.testing.assert_array_equal(quantized(np.zeros(512, np.float32)), plain)
 
 
 @pytest.mark.parametrize("dtype", SIMPLE)
-def test_simple_types_know_no_importance(dtype: str) -> None:
+def test_simple_types_ignore_importance(dtype: str) -> None:
     values = rng().standard_normal((4, 64)).astype(np.float32)
     importance = rng().random(64).astype(np.float32)
     np.testing.assert_array_equal(

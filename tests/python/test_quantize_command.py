@@ -1,4 +1,4 @@
-"""The quantize command and tool."""
+"""The quantize command and tools/quantize."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ def run_cli(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str
     return status, captured.err
 
 
-def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_writes_the_file(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = tmp_path / "out.gguf"
     status, err = run_cli(capsys, source, output, "q4_k_m", "--threads", "1")
     assert (status, err) == (0, f"wrote {output} ({output.stat().st_size / 2**20:.2f} MiB)\n")
     assert types(output)["blk.0.ffn_up.weight"] == "Q4_K"
 
 
-def test_a_file_is_replaced_only_on_demand(
+def test_force_is_needed_to_overwrite(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out.gguf"
@@ -53,7 +55,7 @@ def test_a_file_is_replaced_only_on_demand(
     assert "the output is the input" in run_cli(capsys, source, source, "Q8_0", "--force")[1]
 
 
-def test_errors_are_one_sentence(
+def test_errors_are_one_line(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out.gguf"
@@ -78,23 +80,23 @@ def test_errors_are_one_sentence(
     assert not output.exists()
 
 
-def test_fewer_than_8_bits_are_quantised_again_only_on_demand(
+def test_requantizing_needs_allow_requantize(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small, again = tmp_path / "small.gguf", tmp_path / "again.gguf"
+    small, requantized = tmp_path / "small.gguf", tmp_path / "again.gguf"
     quantize(source, small, "Q5_0")
-    status, message = run_cli(capsys, small, again, "Q4_0")
+    status, message = run_cli(capsys, small, requantized, "Q4_0")
     assert status == 1
     assert "token_embd.weight is Q5_0 already" in message
     assert "--allow-requantize" in message
-    assert not again.exists()
-    assert run_cli(capsys, small, again, "Q4_0", "--allow-requantize")[0] == 0
-    assert types(again)["token_embd.weight"] == "Q4_0"
-    quantize(small, again, "Q5_0")  # nothing to do: not refused
-    assert again.read_bytes() == small.read_bytes()
+    assert not requantized.exists()
+    assert run_cli(capsys, small, requantized, "Q4_0", "--allow-requantize")[0] == 0
+    assert types(requantized)["token_embd.weight"] == "Q4_0"
+    quantize(small, requantized, "Q5_0")  # already of this type: not an error
+    assert requantized.read_bytes() == small.read_bytes()
 
 
-def test_a_type_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+def test_unreadable_type_is_rejected(tmp_path: Path) -> None:
     with closing(GGUFWriter(tmp_path / "in.gguf", "llama")) as writer:
         type = GGMLQuantizationType.Q8_K
         writer.add_tensor("a.weight", np.zeros((2, 292), np.uint8), raw_dtype=type)
@@ -105,7 +107,7 @@ def test_a_type_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_0", allow_requantize=True)
 
 
-def test_the_tool(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tool(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = Path(__file__).parents[2] / "tools" / "quantize"
     assert os.access(tool, os.X_OK)
     monkeypatch.setattr(sys, "argv", ["quantize", str(source), str(tmp_path / "o.gguf"), "Q8_0"])

@@ -1,4 +1,4 @@
-"""Quantised files: types of tensors, metadata, interrupts, the command."""
+"""Quantized files: tensor types, metadata, interrupts, errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("mix", MIXES)
-def test_tensors_have_their_types_and_values(source: Path, tmp_path: Path, mix: str) -> None:
+def test_tensors_have_expected_types_and_values(source: Path, tmp_path: Path, mix: str) -> None:
     quantize(source, tmp_path / "out.gguf", mix)
     original = read_tensors(source)
     found = read_tensors(tmp_path / "out.gguf")
@@ -49,8 +49,8 @@ def test_tensors_have_their_types_and_values(source: Path, tmp_path: Path, mix: 
     assert metadata["general.quantization_version"] == 2
 
 
-# The layers of 17 that get more bits: 17 // 8 = 2 at the start, from 7 * 17 // 8 = 14 at the end,
-# and every third between.
+# Of 17 layers these get more bits: the first 17 // 8 = 2, those from 7 * 17 // 8 = 14 on, and every
+# third in between.
 MORE_BITS = {0, 1, 4, 7, 10, 13, 14, 15, 16}
 
 
@@ -65,7 +65,7 @@ MORE_BITS = {0, 1, 4, 7, 10, 13, 14, 15, 16}
         ("Q8_0", "Q8_0", "", "", set(), set()),
     ],
 )
-def test_the_mix(
+def test_mix_types_by_tensor_and_layer(
     tmp_path: Path,
     mix: str,
     base: str,
@@ -92,7 +92,7 @@ def test_the_mix(
         assert dtype == expected, name
 
 
-def test_a_tied_embedding_is_an_output(tmp_path: Path) -> None:
+def test_tied_embedding_has_the_type_of_the_output(tmp_path: Path) -> None:
     write_llama(tmp_path / "in.gguf", tied=True)
     quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_M")
     assert types(tmp_path / "out.gguf")["token_embd.weight"] == "Q6_K"
@@ -107,7 +107,7 @@ def test_a_tied_embedding_is_an_output(tmp_path: Path) -> None:
         ("Q4_0", "Q4_0", "F16", "Q8_0"),
     ],
 )
-def test_rows_that_are_not_whole_blocks(
+def test_fallback_types_of_rows_that_are_not_whole_blocks(
     tmp_path: Path, mix: str, at_32: str, at_8: str, output: str
 ) -> None:
     write_llama(tmp_path / "in.gguf", n_embd=96, n_ff=40)
@@ -121,7 +121,7 @@ def test_rows_that_are_not_whole_blocks(
     np.testing.assert_array_equal(halves[name][1], original[name][1].astype(np.float16))
 
 
-def test_what_is_not_multiplied_with_stays(tmp_path: Path) -> None:
+def test_tensors_that_are_not_matmul_weights_are_not_quantized(tmp_path: Path) -> None:
     names = [
         "position_embd.weight",
         "token_types.weight",
@@ -143,7 +143,7 @@ def test_what_is_not_multiplied_with_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16", "Q8_0"])
-def test_sources_of_other_types(tmp_path: Path, dtype: str) -> None:
+def test_source_types(tmp_path: Path, dtype: str) -> None:
     type = GGMLQuantizationType[dtype]
     values = np.random.default_rng(7).standard_normal((64, 256)).astype(np.float32)
     stored = gguf_quantize(values, type)
@@ -155,10 +155,10 @@ def test_sources_of_other_types(tmp_path: Path, dtype: str) -> None:
     for mix in ("Q4_K_S", "Q8_0"):
         quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", mix)
         [(_, found)] = read_tensors(tmp_path / "out.gguf").values()
-        known = dequantize(stored, type)
+        expected = dequantize(stored, type)
         if mix != dtype:
-            known = decoded(MIXES[mix].type.name, known)
-        np.testing.assert_array_equal(found, known)
+            expected = decoded(MIXES[mix].type.name, expected)
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_experts(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_experts(tmp_path: Path) -> None:
     )
 
 
-def test_large_tensors_are_done_in_pieces(
+def test_tensors_quantized_in_pieces_are_identical(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quantize(source, tmp_path / "whole.gguf", "Q4_K_M")
@@ -224,7 +224,7 @@ def test_metadata_is_copied_byte_for_byte(tmp_path: Path, alignment: int | None)
         writer.write_tensors_to_file()
     quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_1")
     before, after = fields(tmp_path / "in.gguf"), fields(tmp_path / "out.gguf")
-    assert after[-1][0] == "general.quantization_version"  # it was not there before
+    assert after[-1][0] == "general.quantization_version"  # not in the input
     del after[-1]
     assert [key for key, _, _ in after] == [key for key, _, _ in before]
     assert [key for key, old in enumerate(before) if old != after[key]] == [
@@ -236,11 +236,11 @@ def test_metadata_is_copied_byte_for_byte(tmp_path: Path, alignment: int | None)
     assert (tmp_path / "out.gguf").stat().st_size % (alignment or 32) == 0
 
 
-def test_a_split_model_becomes_one_file(tmp_path: Path) -> None:
+def test_split_model_becomes_one_file(tmp_path: Path) -> None:
     tensors = random_tensors({f"blk.{i}.ffn_up.weight": (4, 256) for i in range(3)})
-    for file, most in (("whole", 0), ("split", 1)):  # 0: not split
+    for file, max_tensors in (("whole", 0), ("split", 1)):  # 0: not split
         with closing(
-            GGUFWriter(tmp_path / f"{file}.gguf", "llama", split_max_tensors=most)
+            GGUFWriter(tmp_path / f"{file}.gguf", "llama", split_max_tensors=max_tensors)
         ) as writer:
             writer.add_name("whole")
             for name, values in tensors.items():
@@ -261,7 +261,7 @@ def test_a_split_model_becomes_one_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, OSError])
 @pytest.mark.parametrize("old", [b"old file", None])
-def test_an_interrupt_leaves_what_was_there(
+def test_interrupt_leaves_the_output_unchanged(
     source: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -285,12 +285,12 @@ def test_an_interrupt_leaves_what_was_there(
     monkeypatch.setattr(_core, "quantize", fail_at_the_third)
     with pytest.raises(interrupt):
         quantize(source, output, "Q4_0")
-    assert len(listings[-1]) == len(before) + 1  # the temporary file was there
+    assert len(listings[-1]) == len(before) + 1  # the temporary file existed
     assert list(output.parent.iterdir()) == before
     assert old is None or output.read_bytes() == old
 
 
-def test_a_bad_weight_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_the_invalid_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("h2o_cpp.quantize.quantization._PIECE", 1024)
     values = np.ones((16, 256), np.float32)
     values[9, 3] = np.nan
@@ -302,16 +302,16 @@ def test_a_bad_weight_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not (tmp_path / "out.gguf").exists()
 
 
-def test_f16_that_overflows_is_refused(tmp_path: Path) -> None:
+def test_f16_overflow_is_rejected(tmp_path: Path) -> None:
     values = np.full((2, 40), 1e6, np.float32)
     write_gguf(tmp_path / "in.gguf", {"blk.0.ffn_up.weight": values}, {})
     with pytest.raises(ValueError, match=r"ffn_up\.weight: .*beyond the range of F16"):
         quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_0")
 
 
-# One mix for each of the types.
+# One mix for each type.
 @pytest.mark.parametrize("mix", {mix.type: name for name, mix in MIXES.items()}.values())
-def test_the_engine_runs_every_type(tiny_opt: Path, tmp_path: Path, mix: str) -> None:
+def test_every_type_generates(tiny_opt: Path, tmp_path: Path, mix: str) -> None:
     from h2o_cpp import Generator
 
     quantize(tiny_opt, tmp_path / "out.gguf", mix)

@@ -1,4 +1,4 @@
-"""Quantised files compared with llama.cpp's: the same types and metadata, no larger errors."""
+"""Quantized files compared with llama.cpp's: equal types and metadata, no larger errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from h2o_cpp.quantize import MIXES, quantize
 from support.llama_gguf import llama_metadata, llama_shapes, random_tensors, write_gguf
 from support.opt_checkpoint import read_metadata
 
-llama_cpp = pytest.importorskip("llama_cpp", reason="quantises the same files with llama.cpp")
+llama_cpp = pytest.importorskip("llama_cpp", reason="quantizes the same files with llama.cpp")
 
 K_QUANTS = ("Q4_K", "Q5_K", "Q6_K")
 

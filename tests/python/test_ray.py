@@ -21,7 +21,7 @@ from support.background import PATIENCE
 from support.chatty import PLAIN
 from support.serving import wait_until
 
-# Of a machine that is busy Ray's processes must get their share, and otherwise have time to begin.
+# Ray's processes need a normal share of a busy machine, and time to start.
 for name in ("PROXY_READY_CHECK", "PROXY_HEALTH_CHECK"):
     os.environ[f"RAY_SERVE_{name}_TIMEOUT_S"] = str(PATIENCE)
 os.environ.update(RAY_worker_niceness="0", RAY_USAGE_STATS_ENABLED="0")
@@ -38,14 +38,14 @@ from h2o_cpp.ray import Continue, application, deployment, generate  # noqa: E40
 from h2o_cpp.ray.routing import beginning_of  # noqa: E402
 
 pytestmark = [
-    pytest.mark.filterwarnings("default"),  # Ray's own
-    pytest.mark.xdist_group("ray"),  # one cluster
+    pytest.mark.filterwarnings("default"),  # Ray emits warnings
+    pytest.mark.xdist_group("ray"),  # one cluster for all tests
 ]
 
 LLAMA = Path(__file__).parents[1] / "data" / "golden" / "llama_gqa2_tied.gguf"
 CACHE: dict[str, Any] = {"hh": 12, "n_batch": 8}
 PROMPTS = [[5, 6, 7], list(range(3, 40)), [9], [11, 12]] * 3
-EVERY = range(len(PROMPTS))
+INDICES = range(len(PROMPTS))
 OPTIONS: Any = {"max_tokens": 20, "ignore_eos": True}
 LONG: dict[str, Any] = {"prompt": [5], "max_tokens": 3000, "ignore_eos": True, "stream": True}
 JSON = {"Content-Type": "application/json"}
@@ -53,7 +53,7 @@ JSON = {"Content-Type": "application/json"}
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """Two nodes, each for a replica, an actor of a job and one that reads or writes."""
+    """Two nodes, each with CPUs for a replica, an actor of a job, and a reader or writer."""
     node = {"num_cpus": 3, "object_store_memory": 80 * 2**20, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=node)
     try:
@@ -68,7 +68,7 @@ def cluster() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def port(cluster: None) -> Iterator[int]:
-    """Of a server with two replicas, one on each node."""
+    """The port of a server with two replicas, one on each node."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         number: int = free.getsockname()[1]
@@ -79,8 +79,8 @@ def port(cluster: None) -> Iterator[int]:
     serve.shutdown()
 
 
-def texts_alone(seeds: Iterable[int | None], **options: Any) -> list[str]:
-    """Of PROMPTS, without Ray."""
+def texts_without_ray(seeds: Iterable[int | None], **options: Any) -> list[str]:
+    """Outputs for PROMPTS without Ray."""
     with Generator(LLAMA, threads=1, **CACHE) as generator:
         return [
             generator.generate(prompt, seed=seed, **{**OPTIONS, **options}).text
@@ -104,7 +104,7 @@ def ask(port: int, body: Any, path: str = "/v1/completions") -> tuple[int, bytes
 
 
 def read_text(port: int, i: int, *, stream: bool = False, **options: Any) -> str:
-    """Of PROMPTS[i], from the server."""
+    """The server's output for PROMPTS[i]."""
     body = {"prompt": PROMPTS[i], "seed": i, "stream": stream, **OPTIONS, **options}
     status, answer = ask(port, body)
     assert status == 200, answer
@@ -118,21 +118,21 @@ def read_text(port: int, i: int, *, stream: bool = False, **options: Any) -> str
 
 
 def replicas() -> set[str]:
-    """Names of the actors that have loaded the model of `port`."""
+    """Names of the actors that have loaded the model of the `port` fixture."""
     actors = ray.util.list_named_actors(all_namespaces=True)
     return {actor["name"] for actor in actors if "default#Model#" in actor["name"]}
 
 
-def test_answers_are_the_engine_s(port: int) -> None:
-    expected = texts_alone(EVERY)
+def test_outputs_equal_those_of_a_generator(port: int) -> None:
+    expected = texts_without_ray(INDICES)
     with ThreadPoolExecutor(len(PROMPTS)) as threads:
-        whole = threads.map(lambda i: read_text(port, i), EVERY)
-        streamed = threads.map(lambda i: read_text(port, i, stream=True), EVERY)
+        whole = threads.map(lambda i: read_text(port, i), INDICES)
+        streamed = threads.map(lambda i: read_text(port, i, stream=True), INDICES)
         assert list(whole) == expected
         assert list(streamed) == expected
 
 
-def test_a_request_that_is_refused(port: int) -> None:
+def test_invalid_requests(port: int) -> None:
     status, answer = ask(port, {"prompt": [99]})
     assert status == 400
     assert "token 99 is not in the vocabulary" in json.loads(answer)["error"]["message"]
@@ -141,18 +141,18 @@ def test_a_request_that_is_refused(port: int) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_clients_that_leave_free_their_sequences(port: int, stream: bool) -> None:
-    """Otherwise their texts, which take minutes, would have all 16 of them."""
+def test_disconnected_clients_free_their_sequences(port: int, stream: bool) -> None:
+    """Otherwise their generations, which take minutes, would occupy all 16 sequences."""
     for _ in range(24):
         connection = begin(port, {**LONG, "max_tokens": 10**6, "stream": stream})
         if stream:
             assert connection.getresponse().readline().startswith(b"data: {")
         connection.close()
-    assert [read_text(port, i) for i in range(2)] == texts_alone(EVERY)[:2]
+    assert [read_text(port, i) for i in range(2)] == texts_without_ray(INDICES)[:2]
 
 
-def test_a_conversation_comes_back_to_its_replica(port: int, tiny_opt: Path) -> None:
-    """And goes on in the state that the turn before has left there."""
+def test_conversation_returns_to_its_replica(port: int, tiny_opt: Path) -> None:
+    """And continues from the state cached there in the previous turn."""
     app = deployment(tiny_opt, num_replicas=2, server={"template": PLAIN}, n_batch=32, grace=1)
     serve.run(app, name="chats", route_prefix="/chats")
     conversations = [[{"role": "user", "content": f"{i} " + "Hi " * 12}] for i in range(6)]
@@ -171,7 +171,7 @@ def test_a_conversation_comes_back_to_its_replica(port: int, tiny_opt: Path) -> 
     assert all(cached[len(conversations) :])
 
 
-def test_the_beginning_of_a_conversation() -> None:
+def test_conversation_key_is_its_first_messages() -> None:
     system, first = {"role": "system", "content": "Be."}, {"role": "user", "content": "Hi"}
     turns = [[system, first], [system, first, {"role": "assistant", "content": "A"}, first]]
     keys = {
@@ -183,22 +183,22 @@ def test_the_beginning_of_a_conversation() -> None:
         assert beginning_of(body) == ""
 
 
-def test_a_replica_that_is_killed_loses_no_request(port: int) -> None:
-    """What it was computing is computed by the other one, but for streams that had begun."""
-    expected = texts_alone(EVERY, max_tokens=1000)
+def test_killed_replica_loses_no_request(port: int) -> None:
+    """The other replica takes over its requests, except streams that have started."""
+    expected = texts_without_ray(INDICES, max_tokens=1000)
     connections = [begin(port, LONG) for _ in range(4)]
     streams = [connection.getresponse() for connection in connections]
     assert all(stream.readline().startswith(b"data: {") for stream in streams)
     before = replicas()
     victim = ray.get_actor(min(before), namespace="serve")
     with ThreadPoolExecutor(len(PROMPTS)) as threads:
-        answers = [threads.submit(read_text, port, i, max_tokens=1000) for i in EVERY]
-        # More than the streams, if all of them were here.
+        answers = [threads.submit(read_text, port, i, max_tokens=1000) for i in INDICES]
+        # More than the streams, in case all of them are on this replica.
         wait_until(lambda: ray.get(victim.get_num_ongoing_requests.remote()) > len(streams))
         ray.kill(victim)
         assert [answer.result(PATIENCE) for answer in answers] == expected
     ends = [stream.read().split(b"\n\n")[-2] for stream in streams]
-    assert ends.count(b"data: [DONE]") < len(ends)  # otherwise it was idle
+    assert ends.count(b"data: [DONE]") < len(ends)  # otherwise the killed replica was idle
     assert all(end == b"data: [DONE]" or b"not taking requests" in end for end in ends)
     for connection in connections:
         connection.close()
@@ -206,7 +206,7 @@ def test_a_replica_that_is_killed_loses_no_request(port: int) -> None:
 
 
 def dying_once(killed: Path) -> type[Continue]:
-    """A stage whose process is killed once, with texts that nobody has got yet."""
+    """A stage whose process is killed once, before its outputs are returned."""
 
     class Dying(Continue):
         def __call__(self, batch: Any) -> Any:
@@ -222,18 +222,18 @@ def dying_once(killed: Path) -> type[Continue]:
 
 def rows_by_id(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     found = {row["id"]: row for row in rows}
-    assert len(found) == len(rows)  # none twice
+    assert len(found) == len(rows)  # no duplicates
     return found
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_a_job_whose_worker_is_killed(
+def test_job_survives_a_killed_worker(
     kind: str,
     cluster: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every row once, with the text that it has alone."""
+    """Every row occurs once, with the same output as without Ray."""
     rows = [{"id": f"q{i}", "index": i, "prompt": prompt} for i, prompt in enumerate(PROMPTS)]
     rows.append({"id": "bad", "index": 12, "prompt": [99]})
     killed = tmp_path / "killed"
@@ -252,8 +252,8 @@ def test_a_job_whose_worker_is_killed(
     done.write_parquet(str(tmp_path / "out"))
     assert killed.exists()
     found = rows_by_id(ray.data.read_parquet(str(tmp_path / "out")).take_all())
-    assert [found.pop(f"q{i}")["text"] for i in EVERY] == texts_alone(
-        line_seed(7, i) for i in EVERY
+    assert [found.pop(f"q{i}")["text"] for i in INDICES] == texts_without_ray(
+        line_seed(7, i) for i in INDICES
     )
     bad = found.pop("bad")
     assert bad["text"] is None
@@ -261,13 +261,13 @@ def test_a_job_whose_worker_is_killed(
     assert not found
 
 
-def test_application_takes_what_a_command_line_gives() -> None:
+def test_application_accepts_command_line_strings() -> None:
     application({"model": str(LLAMA), "num_replicas": "2", "hh": "0.2", "server": '{"name": "x"}'})
     with pytest.raises(ValueError, match="num_replicas"):
         application({"model": str(LLAMA), "num_replicas": "-2"})
 
 
-def test_columns_that_do_not_fit() -> None:
+def test_invalid_columns() -> None:
     stage = Continue(LLAMA, options=OPTIONS)
     table = pyarrow.table({"prompt": [[5]], "text": ["x"]})
     with pytest.raises(ValueError, match="'text' already"):

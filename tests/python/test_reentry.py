@@ -24,13 +24,13 @@ from support.background import GREEDY, PATIENCE, PROMPT, assert_usable, greedy
 from support.needs import needs
 
 SIGNALS = needs("POSIX signals", hasattr(signal, "SIGUSR1"))
-LAST: dict[str, Any] = {"temperature": 0, "max_tokens": 3}
-REFUSED = "a constraint called the engine that is waiting for it"
+SHORT: dict[str, Any] = {"temperature": 0, "max_tokens": 3}
+REJECTED = "a constraint called the engine that is waiting for it"
 
 
 @pytest.fixture(autouse=True)
-def _patience() -> Iterator[None]:
-    """What can go wrong here is that somebody waits for ever."""
+def _watchdog() -> Iterator[None]:
+    """Exit with a traceback on a deadlock."""
     faulthandler.dump_traceback_later(3 * PATIENCE, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
@@ -38,18 +38,18 @@ def _patience() -> Iterator[None]:
 
 def by_engine(generator: Generator) -> object:
     with generator.engine() as engine:
-        return engine.submit(PROMPT, **LAST).result()
+        return engine.submit(PROMPT, **SHORT).result()
 
 
 async def by_task(generator: Generator) -> object:
     with generator.engine() as engine:
-        return await engine.submit(PROMPT, **LAST)
+        return await engine.submit(PROMPT, **SHORT)
 
 
 CALLS: dict[str, Callable[[Generator], object]] = {
     "generate": greedy,
     "stream": lambda g: next(g.stream(PROMPT)),
-    "batch": lambda g: g.generate([PROMPT, "a"], **LAST),
+    "batch": lambda g: g.generate([PROMPT, "a"], **SHORT),
     "logits": lambda g: g.logits([5, 6]),
     "read": lambda g: g.read("never read before"),
     "save": lambda g: g.save(),
@@ -61,10 +61,10 @@ CALLS: dict[str, Callable[[Generator], object]] = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize("eager", [False, True], ids=["here", "elsewhere"])
-def test_a_constraint_calls_its_generator(
+def test_constraint_that_calls_its_generator(
     generator: Generator, expected: str, call: Callable[[Generator], object], eager: bool
 ) -> None:
-    """In this thread, or in the one that the engine has."""
+    """In the calling thread, or in the engine's thread."""
     generator.read("a system prompt")
     messages = []
 
@@ -76,17 +76,17 @@ def test_a_constraint_calls_its_generator(
         generator.stats()
         generator.tokenize("a")
 
-    options: dict[str, Any] = {**LAST, "constraint": allow_all}
+    options: dict[str, Any] = {**SHORT, "constraint": allow_all}
     texts = generator.generate([PROMPT], **options) if eager else []
     text = texts[0] if texts else generator.generate(PROMPT, **options)
     assert expected.startswith(text.text)
     assert len(messages) == 3
-    assert all(message.startswith(REFUSED) for message in messages)
+    assert all(message.startswith(REJECTED) for message in messages)
     assert_usable(generator, expected)
 
 
-def test_a_stream_of_batches_goes_on_in_a_constraint(generator: Generator) -> None:
-    """One that began elsewhere."""
+def test_constraint_that_continues_stream_many(generator: Generator) -> None:
+    """A stream that was started outside the constraint."""
     pieces = generator.stream_many(["a", "b"], max_tokens=200, ignore_eos=True, seed=1)
     next(pieces)
 
@@ -95,21 +95,21 @@ def test_a_stream_of_batches_goes_on_in_a_constraint(generator: Generator) -> No
         for _piece in pieces:
             pass
 
-    with pytest.raises(RuntimeError, match=REFUSED):
-        generator.generate(PROMPT, constraint=allow_all, **LAST)
+    with pytest.raises(RuntimeError, match=REJECTED):
+        generator.generate(PROMPT, constraint=allow_all, **SHORT)
 
 
-def test_a_constraint_closes_its_generator(generator: Generator) -> None:
+def test_constraint_that_closes_its_generator(generator: Generator) -> None:
     def close(_: Any, mask: Any) -> None:
         mask[:] = 2**32 - 1
         generator.close()
 
     with pytest.raises(RuntimeError, match="this Generator is closed"):
-        "".join(generator.stream(PROMPT, constraint=close, **LAST))
+        "".join(generator.stream(PROMPT, constraint=close, **SHORT))
     generator.close()
 
 
-def test_a_constraint_drops_the_last_that_holds_the_engine(tiny_opt: Path) -> None:
+def test_constraint_that_drops_the_last_reference_to_its_engine(tiny_opt: Path) -> None:
     """In the engine's own thread, which then ends."""
     program = f"""
 import gc, weakref
@@ -135,7 +135,7 @@ while ended() is not None:
 
 
 @SIGNALS
-def test_a_signal_handler_within_a_constraint(generator: Generator, expected: str) -> None:
+def test_signal_handler_within_a_constraint(generator: Generator, expected: str) -> None:
     before = signal.signal(signal.SIGUSR1, lambda *_: greedy(generator))
     try:
 
@@ -143,18 +143,18 @@ def test_a_signal_handler_within_a_constraint(generator: Generator, expected: st
             mask[:] = 2**32 - 1
             signal.raise_signal(signal.SIGUSR1)
 
-        with pytest.raises(RuntimeError, match=REFUSED):
-            generator.generate(PROMPT, constraint=allow_all, **LAST)
+        with pytest.raises(RuntimeError, match=REJECTED):
+            generator.generate(PROMPT, constraint=allow_all, **SHORT)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert_usable(generator, expected)
 
 
-class Last:
-    """Generates when it is destroyed."""
+class GenerateOnDelete:
+    """Generates in its destructor."""
 
     def __init__(self, generator: Generator, texts: list[str]) -> None:
-        self.itself = self  # only the garbage collector finds it
+        self.cycle = self  # so that only the garbage collector destroys it
         self.generator, self.texts = generator, texts
 
     def __del__(self) -> None:
@@ -164,15 +164,15 @@ class Last:
             self.texts.append(str(error))
 
 
-def test_destructors_that_the_collector_calls(generator: Generator, expected: str) -> None:
-    """Between pieces they go through, within a constraint they are refused."""
+def test_destructors_run_by_the_garbage_collector(generator: Generator, expected: str) -> None:
+    """Between pieces they succeed, within a constraint they raise."""
     texts: list[str] = []
     pieces = []
     stream = generator.stream(PROMPT, **GREEDY)
     for n, piece in enumerate(stream):
         pieces.append(piece)
         if n in (0, 1, 10):
-            Last(generator, texts)
+            GenerateOnDelete(generator, texts)
             gc.collect()
     assert "".join(pieces) == expected
     assert texts == [expected] * 3
@@ -180,19 +180,19 @@ def test_destructors_that_the_collector_calls(generator: Generator, expected: st
 
     def allow_all(_: Any, mask: Any) -> None:
         mask[:] = 2**32 - 1
-        Last(generator, texts)
+        GenerateOnDelete(generator, texts)
         gc.collect()
 
-    generator.generate(PROMPT, constraint=allow_all, **LAST)
+    generator.generate(PROMPT, constraint=allow_all, **SHORT)
     assert len(texts) == 3
-    assert all(text.startswith(REFUSED) for text in texts)
+    assert all(text.startswith(REJECTED) for text in texts)
     assert_usable(generator, expected)
 
 
 def test_gc_stress(generator: Generator, expected: str) -> None:
-    """A collection at every allocation, with streams, batches and engines among the garbage."""
+    """A collection at every allocation, with garbage streams, batches and engines."""
 
-    def litter() -> None:
+    def make_garbage() -> None:
         cycle: list[Any] = [
             generator.stream("a", seed=1),
             generator.stream_many(["a", "b"], max_tokens=2),
@@ -205,13 +205,13 @@ def test_gc_stress(generator: Generator, expected: str) -> None:
     gc.set_threshold(1, 1, 1)
     try:
         for _ in range(5):
-            litter()
+            make_garbage()
             assert greedy(generator) == expected
             with generator.engine() as engine:
                 completion = engine.submit(PROMPT, **GREEDY)
-                litter()
+                make_garbage()
                 assert completion.result().text == expected
-                engine.submit("b", max_tokens=50, ignore_eos=True)  # and drops it
+                engine.submit("b", max_tokens=50, ignore_eos=True)  # result dropped
     finally:
         gc.set_threshold(*threshold)
     assert_usable(generator, expected)
@@ -220,40 +220,40 @@ def test_gc_stress(generator: Generator, expected: str) -> None:
 _UNREAD = itertools.count(7)
 
 WORK: dict[str, Callable[[Generator], object]] = {
-    "generate": lambda g: g.generate(PROMPT, stop="no such text", **LAST).text,
-    "batch": lambda g: [text.text for text in g.generate([[5, 6], [7]], **LAST)],
+    "generate": lambda g: g.generate(PROMPT, stop="no such text", **SHORT).text,
+    "batch": lambda g: [text.text for text in g.generate([[5, 6], [7]], **SHORT)],
     "read": lambda g: len(g.read([5, *divmod(next(_UNREAD), 4000)]).tokens),
 }
 
 
 @pytest.mark.parametrize("outer", WORK)
 @pytest.mark.parametrize("inner", WORK)
-def test_called_anywhere(tiny_opt: Path, outer: str, inner: str) -> None:
-    """As a signal handler or a destructor may: wherever a function of h2o_cpp begins or goes on."""
+def test_reentrant_call_at_any_point(tiny_opt: Path, outer: str, inner: str) -> None:
+    """As from a signal handler or destructor: at each call and return within h2o_cpp."""
     package = str(Path(h2o_cpp.__file__).parent)
     generator = Generator(tiny_opt, threads=1, snapshot_bytes=100_000)
-    alone = [WORK[name](generator) for name in (outer, inner)]
+    expected = [WORK[name](generator) for name in (outer, inner)]
 
-    def call_in_between(fuse: int) -> bool:
-        """Whether the outer call was long enough for it."""
+    def call_after(left: int) -> bool:
+        """Whether the outer call had that many calls and returns."""
         found: list[object] = []
 
-        def burn(frame: Any, event: str, _: object) -> None:
-            nonlocal fuse
-            fuse -= event in ("call", "c_return") and frame.f_code.co_filename.startswith(package)
-            if fuse == 0:
+        def countdown(frame: Any, event: str, _: object) -> None:
+            nonlocal left
+            left -= event in ("call", "c_return") and frame.f_code.co_filename.startswith(package)
+            if left == 0:
                 sys.setprofile(None)
                 found.append(WORK[inner](generator))
 
-        sys.setprofile(burn)
+        sys.setprofile(countdown)
         try:
-            assert WORK[outer](generator) == alone[0]
+            assert WORK[outer](generator) == expected[0]
         finally:
             sys.setprofile(None)
-        assert found in ([], alone[1:])
+        assert found in ([], expected[1:])
         return bool(found)
 
     n = 1
-    while call_in_between(n):
+    while call_after(n):
         n += 1
     assert n > 8

@@ -1,4 +1,4 @@
-"""The parts of tools/release that can be tested without building."""
+"""The parts of tools/release that need no build."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def release() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
-    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode  # not beside the tool
+    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode  # no .pyc beside the tool
     try:
         spec.loader.exec_module(module)
     finally:
@@ -44,31 +44,31 @@ def script(path: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("of_gcc", "of_zig"),
+    ("gcc_option", "zig_option"),
     [
         ("-march=x86-64-v4", "-march=x86_64_v4"),
         ("-march=armv8.2-a+dotprod", "-mcpu=generic+v8_2a+dotprod"),
     ],
 )
-def test_the_compiler_takes_the_options_of_gcc(
-    release: ModuleType, tmp_path: Path, of_gcc: str, of_zig: str
+def test_compiler_wrapper_translates_gcc_options(
+    release: ModuleType, tmp_path: Path, gcc_option: str, zig_option: str
 ) -> None:
     zig = script(tmp_path / "zig", 'printf "%s\\n" "$@"')
     given = ["-mavx512vnni", "-c", "a b.cpp", "-o", "a.o"]
     out = subprocess.run(
-        [release.ZIG / "c++", of_gcc, *given],
+        [release.ZIG / "c++", gcc_option, *given],
         env={**os.environ, "H2O_ZIG": str(zig)},
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    assert out.splitlines() == ["c++", of_zig, *given]
+    assert out.splitlines() == ["c++", zig_option, *given]
 
 
-def test_pythons_that_can_be_built_for(release: ModuleType, tmp_path: Path) -> None:
+def test_usable_pythons(release: ModuleType, tmp_path: Path) -> None:
     usable = release.usable
     assert usable(str(script(tmp_path / "good", "echo /the/python"))) == "/the/python"
-    assert usable(str(script(tmp_path / "bad", "exit 1"))) is None  # too old, or without headers
+    assert usable(str(script(tmp_path / "bad", "exit 1"))) is None  # too old or no headers
     assert usable(str(tmp_path / "none")) is None
 
 
@@ -78,16 +78,16 @@ def test_pythons_that_can_be_built_for(release: ModuleType, tmp_path: Path) -> N
         ((3, 12), "linux-x86_64", ".cpython-312-x86_64-linux-gnu.so"),
         ((3, 12), "linux-aarch64", ".cpython-312-aarch64-linux-gnu.so"),
         ((3, 11), "linux-musl-x86_64", ".cpython-311-x86_64-linux-musl.so"),
-        ((3, 10), "linux-musl-x86_64", ".cpython-310-x86_64-linux-gnu.so"),  # as CPython had it
+        ((3, 10), "linux-musl-x86_64", ".cpython-310-x86_64-linux-gnu.so"),  # as in CPython 3.10
     ],
 )
-def test_extension_modules_are_named_for_their_python(
+def test_extension_module_suffix(
     release: ModuleType, version: tuple[int, int], target: str, suffix: str
 ) -> None:
     assert release.module_suffix(version, target) == suffix
 
 
-def test_this_python_names_extension_modules_so(release: ModuleType) -> None:
+def test_extension_module_suffix_of_this_python(release: ModuleType) -> None:
     version, suffix = release.version_and_suffix(sys.executable)
     assert version == sys.version_info[:2]
     assert suffix == EXTENSION_SUFFIXES[0]
@@ -109,7 +109,7 @@ def wheel(path: Path, tags: str, *names: str) -> Path:
         "musllinux_1_2_x86_64",
     ],
 )
-def test_wheels_that_fit_old_systems(release: ModuleType, tmp_path: Path, tags: str) -> None:
+def test_allowed_wheel_tags(release: ModuleType, tmp_path: Path, tags: str) -> None:
     release.check_audited(wheel(tmp_path, tags, "h2o_cpp/_core.so"))
 
 
@@ -122,23 +122,23 @@ def test_wheels_that_fit_old_systems(release: ModuleType, tmp_path: Path, tags: 
         ("musllinux_1_2_x86_64", ["h2o_cpp.libs/libstdc++.so.6"], r"got h2o_cpp\.libs/libstdc"),
     ],
 )
-def test_wheels_that_ask_for_more(
+def test_rejected_wheels(
     release: ModuleType, tmp_path: Path, tags: str, names: list[str], message: str
 ) -> None:
     with pytest.raises(SystemExit, match=message):
         release.check_audited(wheel(tmp_path, tags, *names))
 
 
-def test_wheels_with_cuda_may_ask_for_this_machines_libc(
+def test_cuda_wheels_may_require_the_build_machines_libc(
     release: ModuleType, tmp_path: Path
 ) -> None:
     release.check_audited(wheel(tmp_path, "manylinux_2_36_x86_64", "_core.so"), any_libc=True)
-    other = wheel(tmp_path, "linux_x86_64", "_core.so")  # auditwheel knows no libc that it needs
+    other = wheel(tmp_path, "linux_x86_64", "_core.so")  # auditwheel found no matching tag
     with pytest.raises(SystemExit, match="expected a wheel for one of"):
         release.check_audited(other, any_libc=True)
 
 
-def test_wheels_with_cuda_have_a_version_of_their_own(release: ModuleType, tmp_path: Path) -> None:
+def test_cuda_wheels_have_a_local_version(release: ModuleType, tmp_path: Path) -> None:
     project = tmp_path / "pyproject.toml"
     shutil.copy(TOOL.parents[1] / "pyproject.toml", project)
     before = set(project.read_text().splitlines())
@@ -149,7 +149,7 @@ def test_wheels_with_cuda_have_a_version_of_their_own(release: ModuleType, tmp_p
     assert after - before == {f'{version[:-1]}+cuda"'}
 
 
-def test_an_archive_depends_on_its_files_and_the_time_alone(release: ModuleType) -> None:
+def test_archive_depends_only_on_files_and_time(release: ModuleType) -> None:
     files = {"b/h2o.h": b"header", "b/LICENSE": b"licence"}
     packed = release.archive(files, 1_700_000_000)
     assert release.archive(dict(reversed(files.items())), 1_700_000_000) == packed

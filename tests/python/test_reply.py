@@ -1,4 +1,4 @@
-"""Reply parsers: results do not depend on how the text is split, and no text is lost."""
+"""Reply parsers: results do not depend on how the text is split; no text is lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ F = ToolCall("f", '{"x": 1}')
 G = ToolCall("g", '{"text": "a\\"} </tool_call>"}')
 G_TEXT = r'{"text": "a\"} </tool_call>"}'
 
-# Of a format: what the model writes, and what it says.
+# Format, model output, and the parsed reply.
 CASES: list[tuple[str, str, Reply]] = [
     ("hermes", "Hello", Reply("Hello")),
     ("hermes", "Hi \n", Reply("Hi \n")),
@@ -128,7 +128,7 @@ def read(format: ReplyFormat, pieces: list[str], **options: Any) -> Reply:
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), CASES)
-def test_at_every_cut(name: str, text: str, expected: Reply) -> None:
+def test_known_replies_at_every_split(name: str, text: str, expected: Reply) -> None:
     format = ALL[name]
     assert parse_reply(text, format, tools=NAMES) == expected
     assert read(format, [*text]) == expected
@@ -136,7 +136,7 @@ def test_at_every_cut(name: str, text: str, expected: Reply) -> None:
         assert read(format, [text[:i], text[i:]]) == expected
 
 
-# Words that the formats are made of, in any order.
+# Parts of the formats, in any order.
 WORDS = [
     *sorted({marker for format in FORMATS.values() for marker in format.markers}),
     *THINK,
@@ -160,7 +160,9 @@ WORDS = [
     st.lists(st.integers(0, 200), max_size=6),
     st.booleans(),
 )
-def test_any_text_at_any_cuts(name: str, text: str, cuts: list[int], thinking: bool) -> None:
+def test_random_text_at_random_splits(
+    name: str, text: str, cuts: list[int], thinking: bool
+) -> None:
     ends = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
     pieces = [text[a:b] for a, b in pairwise(ends)]
     whole = parse_reply(text, ALL[name], tools=NAMES, thinking=thinking)
@@ -176,17 +178,17 @@ def test_any_text_at_any_cuts(name: str, text: str, cuts: list[int], thinking: b
     st.sampled_from(sorted({*ALL} - {"harmony", "thinks"})),
     st.lists(st.sampled_from(WORDS) | st.text(max_size=3), max_size=12).map("".join),
 )
-def test_without_tools_all_is_content(name: str, text: str) -> None:
+def test_without_tools_everything_is_content(name: str, text: str) -> None:
     assert parse_reply(text, ALL[name], tools=[]) == Reply(text)
 
 
-def test_content_comes_as_it_is_written() -> None:
+def test_content_is_streamed_without_trailing_space() -> None:
     parser = ReplyParser(FORMATS["hermes"])
-    given = [[part.text for part in parser.push(c)] for c in "a b<x"]  # type: ignore[union-attr]
-    assert given == [["a"], [], [" b"], [], ["<x"]]
+    streamed = [[part.text for part in parser.push(c)] for c in "a b<x"]  # type: ignore[union-attr]
+    assert streamed == [["a"], [], [" b"], [], ["<x"]]
 
 
-def test_a_long_call() -> None:
+def test_long_call() -> None:
     parser = ReplyParser(FORMATS["hermes"])
     parser.push('<tool_call>{"name": "f", "arguments": {"x": "')
     piece = "\\n" + "y" * 50
