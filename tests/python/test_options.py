@@ -168,7 +168,7 @@ def test_short_options_have_one_meaning() -> None:
             for name in action.option_strings:
                 if not name.startswith("--"):
                     dests[name].add(action.dest)
-    several = {name for name, dests in dests.items() if len(dests) > 1}
+    several = {name for name, values in dests.items() if len(values) > 1}
     assert several == {"-p"}  # the prompt; in bench and plan its length
     assert dests["-p"] == {"prompt", "prompt_tokens"}
 

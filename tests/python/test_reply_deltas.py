@@ -1,4 +1,4 @@
-"""Streamed tool calls: the pieces concatenate to the arguments, however the text is split."""
+"""Streamed tool calls: deltas concatenate to the arguments, however the text is split."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from h2o_cpp.reply import (
 from support.random_search import examples
 from support.written_calls import written
 
-WRITTEN = ["hermes", "qwen3-coder", "llama3", "mistral", "mistral-args", "harmony"]
+FORMAT_NAMES = ["hermes", "qwen3-coder", "llama3", "mistral", "mistral-args", "harmony"]
 SCHEMAS: dict[str, Any] = {
     name: {
         "type": "object",
@@ -52,127 +52,127 @@ def parts(name: str, pieces: list[str]) -> list[Part]:
 
 
 def check(found: list[Part]) -> list[tuple[str, str]]:
-    """The calls; what was told of each is what it is in the end, and an end comes to each."""
-    told: list[str] = []
+    """The completed calls, after a check that deltas concatenate to their arguments."""
+    sent: list[str] = []
     names: list[str | None] = []
-    whole = []
+    completed = []
     is_open = False
     for part in found:
         if isinstance(part, CallDelta):
             assert (part.name is None) == is_open
             if not is_open:
-                assert part.index == len(told)
-                told.append("")
+                assert part.index == len(sent)
+                sent.append("")
                 names.append(part.name)
             is_open = True
-            told[part.index] += part.arguments
+            sent[part.index] += part.arguments
         elif isinstance(part, Call):
             assert is_open
-            assert part.index == len(told) - 1
-            assert (part.name, part.arguments) == (names[-1], told[-1])
-            whole.append((part.name, part.arguments))
+            assert part.index == len(sent) - 1
+            assert (part.name, part.arguments) == (names[-1], sent[-1])
+            completed.append((part.name, part.arguments))
             is_open = False
         elif isinstance(part, NoCall):
             assert is_open
-            assert part.index == len(told) - 1
+            assert part.index == len(sent) - 1
             is_open = False
         else:
             assert not is_open
     assert not is_open
-    return whole
+    return completed
 
 
-def cut(text: str, cuts: list[int]) -> list[str]:
-    ends = sorted({at % (len(text) + 1) for at in cuts} | {0, len(text)})
+def split(text: str, cuts: list[int]) -> list[str]:
+    ends = sorted({position % (len(text) + 1) for position in cuts} | {0, len(text)})
     return [text[a:b] for a, b in pairwise(ends)]
 
 
 @settings(max_examples=examples(100))
 @given(
-    st.sampled_from(WRITTEN),
+    st.sampled_from(FORMAT_NAMES),
     calls,
     st.lists(st.integers(0, 10_000), max_size=8),
     st.sampled_from([None, 2]),
 )
-def test_calls_at_any_cuts(
+def test_calls_at_any_split(
     name: str, called: list[tuple[str, dict[str, Any]]], cuts: list[int], indent: int | None
 ) -> None:
     text = written(name, called, indent=indent)
     expected = [*called]
-    for pieces in ([text], [*text], cut(text, cuts)):
+    for pieces in ([text], [*text], split(text, cuts)):
         found = check(parts(name, pieces))
-        assert [(tool, json.loads(given)) for tool, given in found] == expected
+        assert [(tool, json.loads(text)) for tool, text in found] == expected
 
 
 @settings(max_examples=examples(100))
 @given(
-    st.sampled_from(WRITTEN),
+    st.sampled_from(FORMAT_NAMES),
     calls,
     st.integers(0, 10_000),
     st.text('{}[]",:\\ \nx1<', max_size=3),
     st.booleans(),
 )
 def test_damaged_calls(
-    name: str, called: list[tuple[str, dict[str, Any]]], at: int, new: str, ends: bool
+    name: str, called: list[tuple[str, dict[str, Any]]], position: int, new: str, ends: bool
 ) -> None:
-    """Cut off, or with something else in the middle: the same calls at any cuts."""
+    """Truncated, or with text inserted: the same calls at any split."""
     text = written(name, called)
-    at %= len(text) + 1
-    text = text[:at] + new + ("" if ends else text[at:])
-    whole = parse_reply(text, format_of(name), tools=SCHEMAS)
+    position %= len(text) + 1
+    text = text[:position] + new + ("" if ends else text[position:])
+    completed = parse_reply(text, format_of(name), tools=SCHEMAS)
     found = check(parts(name, [*text]))
-    assert found == [(call.name, call.arguments) for call in whole.calls]
+    assert found == [(call.name, call.arguments) for call in completed.calls]
     assert check(parts(name, [text])) == found
     for _, text in found:
         assert isinstance(json.loads(text), dict)
 
 
-@pytest.mark.parametrize("name", WRITTEN)
-def test_they_come_as_they_are_written(name: str) -> None:
-    """Of a long text, each character at once, or when the next one is there."""
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+def test_long_arguments_are_streamed_without_delay(name: str) -> None:
+    """Each character of a long string is streamed at once, or with the next one."""
     long = 'a "b"\n' * 50
     text = written(name, [("f", {"text": long})])
     parser = ReplyParser(format_of(name), tools=SCHEMAS)
-    told, most_behind = "", 0
-    at = text.index("text") + len('text": "')
-    end = at + 300
+    sent, max_delay = "", 0
+    position = text.index("text") + len('text": "')
+    end = position + 300
     for i, c in enumerate(text):
-        told += "".join(part.arguments for part in parser.push(c) if isinstance(part, CallDelta))
-        if at <= i < end:
-            behind = i + 1 - at - len(told.removeprefix('{"text": "'))
-            most_behind = max(most_behind, behind)
-    assert most_behind <= 3
-    assert json.loads(told) == {"text": long}
+        sent += "".join(part.arguments for part in parser.push(c) if isinstance(part, CallDelta))
+        if position <= i < end:
+            delay = i + 1 - position - len(sent.removeprefix('{"text": "'))
+            max_delay = max(max_delay, delay)
+    assert max_delay <= 3
+    assert json.loads(sent) == {"text": long}
 
 
-def test_what_is_told_is_valid_so_far() -> None:
-    """Nothing of the arguments is told from where they stop being JSON."""
+def test_invalid_arguments_are_content() -> None:
+    """Deltas stop where the arguments stop being JSON."""
     for bad in ("NaN", "tru", "01", "'a'", '"\\x"', "[1}", "{1: 2}", "[1,]"):
         text = f'<tool_call>{{"name": "f", "arguments": {{"x": 1, "y": {bad}}}}}</tool_call>'
         found = parts("hermes", [*text])
-        given = "".join(part.arguments for part in found if isinstance(part, CallDelta))
-        assert given.startswith('{"x": 1, "y": ')
-        assert text.split('"arguments": ')[1].startswith(given)
+        streamed = "".join(part.arguments for part in found if isinstance(part, CallDelta))
+        assert streamed.startswith('{"x": 1, "y": ')
+        assert text.split('"arguments": ')[1].startswith(streamed)
         assert check(found) == []
-        told = [part.text for part in found if isinstance(part, NoCall | Content)]
-        assert "".join(told) == text
+        contents = [part.text for part in found if isinstance(part, NoCall | Content)]
+        assert "".join(contents) == text
 
 
-@pytest.mark.parametrize("name", WRITTEN)
-def test_names_are_checked_only_where_any_json_could_be_a_call(name: str) -> None:
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+def test_names_are_checked_only_if_any_json_could_be_a_call(name: str) -> None:
     text = written(name, [("made_up", {})])
     expected = [] if name == "llama3" else [("made_up", "{}")]
     assert check(parts(name, [*text])) == expected
 
 
-def test_a_name_that_comes_last() -> None:
+def test_name_after_arguments() -> None:
     text = '<tool_call>{"arguments": {"x": 1}, "name": "f"}</tool_call>'
     assert check(parts("hermes", [*text])) == [("f", '{"x": 1}')]
     text = '<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>'
     assert check(parts("hermes", [*text])) == [("f", '{"x": 1}')]
 
 
-def test_nesting_has_an_end() -> None:
+def test_nesting_depth_is_limited() -> None:
     text = '<tool_call>{"name": "f", "arguments": {"x": ' + "[" * 100_000
     assert check(parts("hermes", [text])) == []
     assert parse_reply(text, FORMATS["hermes"]).content == text

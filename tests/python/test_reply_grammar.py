@@ -1,5 +1,5 @@
-"""Grammars of required tool calls: everything they allow parses as a call with arguments that match
-the schema.
+"""Grammars of required tool calls: all text that they allow parses as calls with arguments that
+match the schema.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def is_color(value: Any) -> bool:
 
 
 def matches(name: str, arguments: dict[str, Any]) -> bool:
-    """Whether they are as TOOLS has it."""
+    """Whether the arguments match the schema in TOOLS."""
     if name == "get-time.now":
         return arguments == {}
     if name == "weather":
@@ -76,34 +76,34 @@ def matches(name: str, arguments: dict[str, Any]) -> bool:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tokenizer]:
-    """In which <tool_call> and </tool_call> are special tokens, and no other marker is."""
+    """A tokenizer whose only special markers are <tool_call> and </tool_call>."""
     with Generator(talking(tmp_path_factory.mktemp("talk"), {})) as generator:
         yield generator.tokenizer
 
 
 def sample(tokenizer: Tokenizer, grammar: str, seed: int) -> str:
-    """A text by a grammar, of random bytes and special tokens."""
-    chance = random.Random(seed)
+    """A random text that the grammar allows, of bytes and special tokens."""
+    rng = random.Random(seed)
     constraint = make_constraint(tokenizer, "grammar", grammar)
-    tokens, said = [0], b""
-    wanted = b""  # an end that is being spelled, as random bytes hardly ever do
+    tokens, text = [0], b""
+    marker = b""  # the rest of an end marker: random bytes would hardly ever spell one
     while True:
         mask = np.zeros((tokenizer.n_vocab + 31) // 32, np.uint32)
         constraint(np.array(tokens, np.int32), mask)
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
         allowed = [int(token) for token in np.flatnonzero(bits)]
         ends = [token for token in allowed if token in tokenizer.end_tokens]
-        if ends and (len(ends) == len(allowed) or chance.random() < 0.4):
-            return said.decode()
-        if not wanted and chance.random() < 0.2:
-            wanted = chance.choice(ENDS)
-        if wanted and wanted[0] in allowed:
-            token, wanted = wanted[0], wanted[1:]
+        if ends and (len(ends) == len(allowed) or rng.random() < 0.4):
+            return text.decode()
+        if not marker and rng.random() < 0.2:
+            marker = rng.choice(ENDS)
+        if marker and marker[0] in allowed:
+            token, marker = marker[0], marker[1:]
         else:
-            token, wanted = chance.choice([one for one in allowed if one not in ends]), b""
+            token, marker = rng.choice([token for token in allowed if token not in ends]), b""
         tokens.append(token)
-        said += tokenizer.token_bytes(token) or tokenizer.token_text(token).encode()
-        assert len(tokens) < 5000, said
+        text += tokenizer.token_bytes(token) or tokenizer.token_text(token).encode()
+        assert len(tokens) < 5000, text
 
 
 def grammar_of(
@@ -121,11 +121,11 @@ def grammar_of(
 
 
 @pytest.mark.parametrize(("name", "template"), CASES)
-def test_every_text_is_calls(tokenizer: Tokenizer, name: str, template: str) -> None:
+def test_every_allowed_text_is_calls(tokenizer: Tokenizer, name: str, template: str) -> None:
     format = format_named(name, template)
     grammar = grammar_of(tokenizer, format, template)
     called: list[str] = []
-    n_most = 0
+    max_calls = 0
     for seed in range(60):
         text = sample(tokenizer, grammar, seed)
         reply = parse_reply(text, format, tools=TOOLS)
@@ -134,13 +134,13 @@ def test_every_text_is_calls(tokenizer: Tokenizer, name: str, template: str) -> 
         for call in reply.calls:
             assert matches(call.name, json.loads(call.arguments)), text
         called += [call.name for call in reply.calls]
-        n_most = max(n_most, len(reply.calls))
+        max_calls = max(max_calls, len(reply.calls))
     assert {*called} == TOOLS.keys()
-    assert (n_most > 1) == (name != "harmony")  # whose calls each end the reply
+    assert (max_calls > 1) == (name != "harmony")  # in harmony a call ends the reply
 
 
 @pytest.mark.parametrize(("name", "template"), CASES)
-def test_one_call_of_one_tool(tokenizer: Tokenizer, name: str, template: str) -> None:
+def test_single_call_of_a_single_tool(tokenizer: Tokenizer, name: str, template: str) -> None:
     format = format_named(name, template)
     tools = {"weather": TOOLS["weather"]}
     grammar = grammar_of(tokenizer, format, template, tools, parallel=False)
@@ -150,8 +150,8 @@ def test_one_call_of_one_tool(tokenizer: Tokenizer, name: str, template: str) ->
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3"])
-def test_arguments_are_those_of_the_schema(tokenizer: Tokenizer, name: str) -> None:
-    """Which does not say that there are no others, as most do not."""
+def test_no_arguments_besides_those_of_the_schema(tokenizer: Tokenizer, name: str) -> None:
+    """Even if the schema does not set additionalProperties to false."""
     format = format_named(name, "")
     schema = {"properties": {"n": {"type": "integer", "maximum": 9, "minimum": 0}}}
     grammar = grammar_of(tokenizer, format, "", {"count": schema}, parallel=False)
@@ -163,7 +163,7 @@ def test_arguments_are_those_of_the_schema(tokenizer: Tokenizer, name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3-coder"])
-def test_a_reply_that_begins_inside_of_reasoning(tokenizer: Tokenizer, name: str) -> None:
+def test_reply_that_starts_in_reasoning(tokenizer: Tokenizer, name: str) -> None:
     template = "<think></think>"
     format = format_named(name, template)
     grammar = grammar_of(tokenizer, format, template, thinking=True)
@@ -173,8 +173,8 @@ def test_a_reply_that_begins_inside_of_reasoning(tokenizer: Tokenizer, name: str
         assert parse_reply(text, format, tools=TOOLS, thinking=True).calls
 
 
-def test_a_marker_that_ends_the_output(tokenizer: Tokenizer) -> None:
-    """gpt-oss ends with <|call|>, and the grammar leaves that to the end of the output."""
+def test_end_token_is_not_part_of_the_grammar(tokenizer: Tokenizer) -> None:
+    """gpt-oss ends calls with <|call|>, which ends the generation."""
     grammar = call_grammar(
         FORMATS["harmony"],
         TOOLS,
@@ -188,20 +188,20 @@ def test_a_marker_that_ends_the_output(tokenizer: Tokenizer) -> None:
     assert parse_reply(text, FORMATS["harmony"], tools=TOOLS).calls
 
 
-def test_text_that_looks_like_a_number() -> None:
-    """Where calls are written without quotes, the schema says what is text."""
+def test_schema_decides_whether_digits_are_text() -> None:
+    """In a format that writes strings without quotes."""
     format = FORMATS["qwen3-coder"]
     tools = {"f": {"properties": {"a": {"type": "string"}, "b": {"type": ["string", "integer"]}}}}
-    said = "<function=f><parameter=a>5</parameter><parameter=b>5</parameter></function>"
-    [call] = parse_reply(said, format, tools=tools).calls
+    text = "<function=f><parameter=a>5</parameter><parameter=b>5</parameter></function>"
+    [call] = parse_reply(text, format, tools=tools).calls
     assert json.loads(call.arguments) == {"a": "5", "b": 5}
-    [call] = parse_reply(said, format, tools=["f"]).calls
+    [call] = parse_reply(text, format, tools=["f"]).calls
     assert json.loads(call.arguments) == {"a": 5, "b": 5}
 
 
-def test_an_end_that_is_spelled_in_an_argument() -> None:
-    said = ' to=functions.f<|channel|>commentary<|message|>{"a": "<|call|>"}<|call|>'
-    [call] = parse_reply(said, FORMATS["harmony"]).calls
+def test_end_marker_within_an_argument() -> None:
+    text = ' to=functions.f<|channel|>commentary<|message|>{"a": "<|call|>"}<|call|>'
+    [call] = parse_reply(text, FORMATS["harmony"]).calls
     assert json.loads(call.arguments) == {"a": "<|call|>"}
 
 
@@ -228,6 +228,6 @@ def test_an_end_that_is_spelled_in_an_argument() -> None:
         ),
     ],
 )
-def test_what_is_refused(tokenizer: Tokenizer, name: str, tools: Any, message: str) -> None:
+def test_invalid_tools(tokenizer: Tokenizer, name: str, tools: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         grammar_of(tokenizer, FORMATS[name], "", tools)

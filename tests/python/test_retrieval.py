@@ -1,4 +1,4 @@
-"""Retrieval under eviction: the prompts, and a model that finds digits."""
+"""Retrieval with eviction: the prompts, and a model that finds digits."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ LENGTH = 200
 
 @pytest.fixture(scope="module")
 def finder(tmp_path_factory: pytest.TempPathFactory) -> _core.Model:
-    """A model that says the digit it sees in its context.
+    """A model that outputs the digit in its context.
 
-    A token is embedded as its unit vector, which the norm brings to (e - 1/n) / sd. Keys of digits
-    are exp(20) times as likely as others to any query, values are the tokens themselves, and what
-    attention finds is added at ten times the size of the token that asks.
+    Embeddings are unit vectors e, which the norm maps to (e - 1/n) / sd. Keys of digits get exp(20)
+    times the attention weight of others for any query, values are the tokens themselves, and the
+    attention output is added at ten times the size of the current token.
     """
     n = N_VOCAB
     gguf = scripted_opt([], n_ctx=n)
@@ -58,7 +58,7 @@ def digit_sample(digit: str, n_before: int, n_after: int) -> Sample:
     return Sample(letters[:n_before], [ord(digit)], letters[:n_after], [ord(digit)])
 
 
-def test_what_is_evicted_is_not_found(finder: _core.Model) -> None:
+def test_evicted_digit_is_not_found(finder: _core.Model) -> None:
     samples = [digit_sample("7", 10, 60), digit_sample("3", 30, 40)]
     rows = list(
         measure(
@@ -74,18 +74,18 @@ def test_what_is_evicted_is_not_found(finder: _core.Model) -> None:
     assert found == {
         ("full", 1): 1,
         ("absent", 1): 0,
-        ("h2o", 0.2): 1,  # the digit is the heaviest hitter there is
-        ("window", 0.2): 0,  # 20 tokens; the digits are 60 and 40 back
-        ("sinks", 0.2): 0,  # 4 of them at the beginning
+        ("h2o", 0.2): 1,  # the digit is the heaviest hitter
+        ("window", 0.2): 0,  # 20 tokens; the digits are 60 and 40 tokens back
+        ("sinks", 0.2): 0,  # 4 of them at the start
         ("h2o", 0.9): 1,
         ("window", 0.9): 1,
         ("sinks", 0.9): 1,
     }
     full, absent, h2o, window, *_ = rows
-    # The last norm makes the digit's entry about sqrt(n) = 16 and the others about 0.
+    # The final norm makes the digit's entry about sqrt(n) = 16 and the others about 0.
     assert full.log_likelihood == pytest.approx(0, abs=N_VOCAB * np.exp(-14))
     assert h2o.log_likelihood == pytest.approx(0, abs=N_VOCAB * np.exp(-14))
-    # Without the digit it is no likelier than other tokens that are not there.
+    # Without the digit it is as unlikely as other absent tokens.
     assert max(absent.log_likelihood, window.log_likelihood) < -log(N_VOCAB)
     difference = absent.log_likelihood - full.log_likelihood
     assert absent.of_full == pytest.approx(difference, rel=1e-12)
@@ -102,13 +102,13 @@ def test_equal_bytes(model: _core.Model, tokenizer: Tokenizer) -> None:
             n_batch=8, kv_dtype=kv_dtype, equal_bytes=True,
         )  # fmt: skip
         _, _, h2o, window = rows
-        assert h2o.kept < window.kept  # which keeps no scores
+        assert h2o.kept < window.kept  # a window stores no scores
         kept[kv_dtype] = h2o.kept
     assert kept["f16"] < 40 < kept[None]
 
 
-def test_differences_and_their_error(model: _core.Model, tokenizer: Tokenizer) -> None:
-    """From each sample measured by itself."""
+def test_mean_difference_and_standard_error(model: _core.Model, tokenizer: Tokenizer) -> None:
+    """Compared with each sample measured separately."""
     samples = make_samples(tokenizer, "needle", n=3, length=60)
     single = []
     for sample in samples:
@@ -135,30 +135,30 @@ def test_answer_logits(tiny_opt: Path, model: _core.Model, n_batch: int) -> None
     np.testing.assert_array_equal(answer_logits(session, prompt, answer), expected)
 
 
-def test_a_question_apart_is_read_after_the_text_was_evicted(model: _core.Model) -> None:
+def test_separate_question_is_read_after_eviction(model: _core.Model) -> None:
     prompt, answer, policy = list(range(40, 80)), [100, 200], Policy.h2o(6, 6)
     session = open_session(model, policy, n_ctx=64, n_batch=64)
-    apart = answer_logits(session, prompt, answer, 5)
+    separate = answer_logits(session, prompt, answer, 5)
     session.reset(0)
     session.step([(0, np.array(prompt[:-5], np.int32))])
     expected = [session.step([(0, np.array(prompt[-5:], np.int32))])]
     expected.append(session.step([(0, np.array(answer[:1], np.int32))]))
-    np.testing.assert_array_equal(apart, np.concatenate(expected))
-    assert not np.array_equal(apart, answer_logits(session, prompt, answer))
+    np.testing.assert_array_equal(separate, np.concatenate(expected))
+    assert not np.array_equal(separate, answer_logits(session, prompt, answer))
 
 
 @pytest.mark.parametrize(
     "task", ["needle", "kv", "recency", "needles", "variables", "common_words"]
 )
-def test_what_is_the_question(tokenizer: Tokenizer, task: str) -> None:
+def test_n_question_covers_the_question(tokenizer: Tokenizer, task: str) -> None:
     for sample in make_samples(tokenizer, task, n=5, length=LENGTH):
         question = tokenizer.decode(sample.after[-sample.n_question :])
         assert question in (" The secret number is",) or question[:5] in (" The ", "}\n\nKe")
         assert tokenizer.decode(sample.answer) not in question
 
 
-def test_scattered_facts(tokenizer: Tokenizer) -> None:
-    """In their order; the one that is asked for is the fact of its question."""
+def test_facts_are_scattered_in_order(tokenizer: Tokenizer) -> None:
+    """The fact of a sample is the one that its question asks for."""
     for sample in make_samples(tokenizer, "needles", n=5, length=LENGTH):
         text = tokenizer.decode(sample.prompt)
         question = tokenizer.decode(sample.after[-sample.n_question :])
@@ -166,7 +166,7 @@ def test_scattered_facts(tokenizer: Tokenizer) -> None:
         assert question + tokenizer.decode(sample.answer) in tokenizer.decode(sample.fact)
     for sample in make_samples(tokenizer, "variables", n=5, length=LENGTH):
         text = tokenizer.decode(sample.prompt)
-        first, second, third = (text.index(f" = {what}") for what in (
+        first, second, third = (text.index(f" = {value}") for value in (
             tokenizer.decode(sample.answer).strip(), *_copied(text)
         ))  # fmt: skip
         assert first < second < third
@@ -190,7 +190,7 @@ def test_samples(tokenizer: Tokenizer, task: str) -> None:
             assert part in fact
             assert part not in tokenizer.decode(sample.without_fact)
         n = len(sample.prompt) + len(sample.answer)
-        # Tokens at most: there is no room for another pair of kv, or another word.
+        # At most this far below LENGTH: another kv pair or word does not fit.
         part_tokens = {"kv": 40, "common_words": 10}.get(task, 1)
         assert LENGTH - part_tokens < n <= LENGTH
 
@@ -201,13 +201,13 @@ def test_common_words_are_the_most_common(tokenizer: Tokenizer) -> None:
         common = tokenizer.decode(sample.answer).split()
         assert len(common) == 3
         assert {word for word, _ in counts.most_common(3)} == set(common)
-        least = min(counts[word] for word in common)
-        assert least > 2 * max(n for word, n in counts.items() if word not in common)
+        count = min(counts[word] for word in common)
+        assert count > 2 * max(n for word, n in counts.items() if word not in common)
     with pytest.raises(ValueError, match="the filler has 2 words of four or more letters"):
         make_samples(tokenizer, "common_words", n=1, length=LENGTH, filler="Some words, and so on.")
 
 
-def test_where_the_needle_is(tokenizer: Tokenizer) -> None:
+def test_needle_positions(tokenizer: Tokenizer) -> None:
     depths = set()
     for sample in make_samples(tokenizer, "needle", n=20, length=LENGTH):
         assert tokenizer.decode(sample.fact).startswith(" The secret number is ")
@@ -220,7 +220,7 @@ def test_where_the_needle_is(tokenizer: Tokenizer) -> None:
         assert len(sample.after) == LENGTH // 16 + question
 
 
-def test_copy_is_read_twice(tokenizer: Tokenizer) -> None:
+def test_copy_answer_is_the_fact(tokenizer: Tokenizer) -> None:
     text = "".join(f"Sentence {i} says {i * i}. " for i in range(200))
     [sample] = make_samples(tokenizer, "copy", n=1, length=LENGTH, filler=text)
     assert sample.answer == sample.fact
@@ -277,7 +277,7 @@ def test_bad_tasks(tokenizer: Tokenizer) -> None:
 
 def test_bad_options(model: _core.Model) -> None:
     tasks = {"digit": [digit_sample("1", 20, 20)]}
-    good: dict[str, object] = {"policies": ["h2o"], "budgets": [0.5], "n_ctx": 64, "n_batch": 8}
+    valid: dict[str, object] = {"policies": ["h2o"], "budgets": [0.5], "n_ctx": 64, "n_batch": 8}
     for options, message in (
         ({"policies": ["lru"]}, "policy='lru'"),
         ({"budgets": [2.0]}, "budget 2.0"),
@@ -285,7 +285,7 @@ def test_bad_options(model: _core.Model) -> None:
         ({"n_ctx": 41}, "digit has a sample of 42 tokens, expected at most n_ctx=41"),
     ):
         with pytest.raises(ValueError, match=message):
-            list(measure(model, tasks, **(good | options)))  # type: ignore[arg-type]
+            list(measure(model, tasks, **(valid | options)))  # type: ignore[arg-type]
 
 
 def test_command(tiny_opt: Path, capsys: pytest.CaptureFixture[str]) -> None:

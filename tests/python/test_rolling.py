@@ -1,4 +1,4 @@
-"""Texts longer than the trained length."""
+"""Rolling positions: texts longer than the trained length."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def random_tokens(seed: int, n: int) -> np.ndarray[tuple[int], np.dtype[np.int32
     ],
     ids=str,
 )
-def test_logits_equal_the_rules(
+def test_logits_equal_the_reference(
     llama: Path, llama_model: _core.Model, policy: Policy, n_batch: int, positions: Positions
 ) -> None:
-    """Before, at and far beyond the trained length, in chunks as the session takes them."""
+    """Up to and far beyond the trained length, in chunks as the session accepts them."""
     session = open_session(
         llama_model, policy, n_ctx=N_TRAIN, n_batch=n_batch, kv_dtype="f32", positions=positions
     )
@@ -49,7 +49,7 @@ def test_logits_equal_the_rules(
         logits = session.score(0, part)
         expected = reference.step(part.tolist())
         lengths.append(len(part))
-        # Far from the next choice of what to evict; and float32 is good to 1e-6 here, see
+        # No near ties in what to evict; the error of float32 is about 1e-6 here, see
         # random_models.float32_tolerance.
         assert reference.margin > 1e-5
         np.testing.assert_allclose(logits, expected, rtol=0, atol=2e-4)
@@ -59,7 +59,7 @@ def test_logits_equal_the_rules(
     assert max(lengths) <= min(n_batch, N_TRAIN)
     assert session.rolling(0)
     if n_batch == 64 and positions == "auto":
-        # Up to the trained length as ever; then a chunk's last rank is a trained position.
+        # As usual up to the trained length; then the last rank of a chunk is a trained position.
         assert lengths[:2] == [N_TRAIN, N_TRAIN - budget]
 
 
@@ -81,7 +81,7 @@ def test_auto_is_original_up_to_the_trained_length(llama_model: _core.Model) -> 
     assert not both[0].rolling(0)
 
 
-def test_a_step_ends_at_the_trained_length(llama_model: _core.Model) -> None:
+def test_step_cannot_cross_the_trained_length(llama_model: _core.Model) -> None:
     session = open_session(llama_model, Policy.window(30), n_ctx=N_TRAIN, n_batch=64)
     assert session.chunk(0) == N_TRAIN
     with pytest.raises(ValueError, match="41 tokens of sequence 0 in one step, it can take 40"):
@@ -99,19 +99,19 @@ def test_a_step_ends_at_the_trained_length(llama_model: _core.Model) -> None:
         ("relative", Policy.window(4), "expected 'auto', 'original' or 'rolling'"),
     ],
 )
-def test_what_cannot_roll(
+def test_invalid_rolling_options(
     llama_model: _core.Model, positions: Positions, policy: Policy, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         open_session(llama_model, policy, n_ctx=N_TRAIN, n_batch=1, positions=positions)
 
 
-def test_full_caches_end(llama: Path) -> None:
+def test_full_cache_stops_at_n_ctx(llama: Path) -> None:
     with Generator(llama) as full, Generator(llama, hh=1.0) as all_kept:
         for generator in (full, all_kept):
             assert not generator.endless
             generation = generator.generate([5] * 10, temperature=0, ignore_eos=True)
-            assert generation.completion_tokens == N_TRAIN - 10 + 1  # the last is not fed
+            assert generation.completion_tokens == N_TRAIN - 10 + 1  # the last is not fed back
             stream = generator.stream([5] * 10, temperature=0, ignore_eos=True)
             list(stream)
             assert stream.finish_reason == "length"
@@ -120,7 +120,7 @@ def test_full_caches_end(llama: Path) -> None:
             )
 
 
-def test_learned_positions_end(tiny_opt: Path) -> None:
+def test_learned_positions_stop_at_n_ctx(tiny_opt: Path) -> None:
     with Generator(tiny_opt, hh=8, n_batch=2048) as generator:
         assert not generator.endless
         stream = generator.stream([5] * 2040, temperature=0, ignore_eos=True)
@@ -136,8 +136,8 @@ def test_learned_positions_end(tiny_opt: Path) -> None:
         Generator(tiny_opt, hh=0.2, positions="rolling")
 
 
-def test_prompts_longer_than_everything(llama: Path) -> None:
-    """A prompt of 400 tokens for a model of 40 positions is read in chunks."""
+def test_prompt_longer_than_n_ctx(llama: Path) -> None:
+    """A model of 40 positions reads a prompt of 400 tokens in chunks."""
     prompt = [int(t) for t in random_tokens(7, 400)]
     with Generator(llama, hh=0.5, kv_dtype="f32") as generator:
         assert generator.endless
@@ -158,13 +158,13 @@ def test_prompts_longer_than_everything(llama: Path) -> None:
         assert generator.logits(prompt[:100]).shape == (100, N_VOCAB)
 
 
-def test_without_a_limit_a_text_ends_at_the_context(llama: Path) -> None:
+def test_default_max_tokens_stops_at_n_ctx(llama: Path) -> None:
     prompt = [5, 6, 7]
     options: StreamOptions = {"ignore_eos": True, "seed": 1}
     with Generator(llama, hh=0.5) as generator:
-        whole = generator.generate(prompt, **options)
-        assert (whole.completion_tokens, whole.finish_reason) == (N_TRAIN - 3 + 1, "length")
-        assert whole.finish_message == (
+        expected = generator.generate(prompt, **options)
+        assert (expected.completion_tokens, expected.finish_reason) == (N_TRAIN - 3 + 1, "length")
+        assert expected.finish_message == (
             "the context is full: n_ctx is 40; max_tokens -1 (--endless) goes past it"
         )
         stream = generator.stream(prompt, **options)
@@ -176,16 +176,16 @@ def test_without_a_limit_a_text_ends_at_the_context(llama: Path) -> None:
             [{"role": "user", "content": "ab"}], template="{{ messages[0].content }}", **options
         )
         list(conversation)
-        texts = (stream.generation(), *many, submitted)
-        assert [text.text for text in texts] == [whole.text] * 3
+        generations = (stream.generation(), *many, submitted)
+        assert [text.text for text in generations] == [expected.text] * 3
         assert len(conversation.tokens) + conversation.prompt_tokens == N_TRAIN + 1
-        assert {text.finish_message for text in texts} == {whole.finish_message}
-        assert conversation.finish_message == whole.finish_message
+        assert {text.finish_message for text in generations} == {expected.finish_message}
+        assert conversation.finish_message == expected.finish_message
         long = generator.generate([5] * 100, ignore_eos=True)
         assert long.completion_tokens == N_TRAIN
 
 
-def test_an_endless_text_is_asked_for(llama: Path) -> None:
+def test_max_tokens_minus_1_continues_past_n_ctx(llama: Path) -> None:
     options: StreamOptions = {"ignore_eos": True, "max_tokens": -1}
     with Generator(llama, hh=0.5) as generator:
         stream = generator.stream([5, 6, 7], **options)
@@ -214,7 +214,7 @@ with Generator(sys.argv[1], hh=0.5) as g:
         if len(stream.tokens) >= 20000:
             break
     grown = rss_bytes() - before
-    # The text itself grows by 18,000 tokens, twice, and their characters; a cache would by 3.4 MB.
+    # The output grows by 18,000 tokens, stored twice, and their text; a full cache by 3.4 MB.
     assert grown < 1.5 * 2**20, grown
     stats = g.stats()
     assert stats.cache_bytes == cache_bytes
@@ -223,13 +223,13 @@ with Generator(sys.argv[1], hh=0.5) as g:
         positions, scores = g.kept(0, head)
         assert len(positions) == 20
         assert np.isfinite(scores).all()
-    # Every token of a random model is about equally likely, however long it has gone on.
+    # A random model keeps sampling nearly uniformly, however long the output is.
     assert len(set(stream.tokens[-2000:])) > g.n_vocab // 2
 """
 
 
 @LINUX  # resident memory is read from /proc
 @PLAIN_MEMORY
-def test_soak(llama: Path) -> None:
-    """20,000 tokens through 20 slots: memory stands still, and logits stay finite."""
+def test_memory_does_not_grow(llama: Path) -> None:
+    """20,000 tokens through 20 slots: constant memory, finite logits."""
     subprocess.run([sys.executable, "-c", SOAK, llama], check=True)

@@ -1,4 +1,4 @@
-"""Every sampler against a numpy reference that sorts: the same tokens."""
+"""Every sampler gives the same tokens as a numpy reference that sorts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.generating import PLAIN, generate
 from support.sampler_reference import OFF, Reference, longest_repetitions
 
 N_VOCAB = 500
-# Where a decision is nearer than this, the core, which has 32 bits, may decide otherwise.
+# Below this margin the core's float32 may decide differently.
 MARGIN = 1e-5
 
 CASES: dict[str, dict[str, Any]] = {
@@ -90,17 +90,17 @@ def both(options: dict[str, Any], breakers: list[int]) -> tuple[_core.Sampler, R
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("spread", [1.0, 3.0], ids=["flat", "peaked"])
-def test_the_tokens_of_the_reference(name: str, spread: float) -> None:
-    """For the same random numbers, in a text that repeats itself."""
-    numbers = np.random.default_rng(5)
+def test_tokens_equal_the_reference(name: str, spread: float) -> None:
+    """With equal random numbers and repetitive history."""
+    rng = np.random.default_rng(5)
     core, reference = both(CASES[name], breakers=[4])
     n_compared = 0
     for step in range(150):
-        logits = (numbers.normal(size=N_VOCAB) * spread).astype(np.float32)
+        logits = (rng.normal(size=N_VOCAB) * spread).astype(np.float32)
         logits[step % 7] += 4
-        logits[numbers.integers(N_VOCAB)] = np.nan if step % 5 == 0 else -np.inf
+        logits[rng.integers(N_VOCAB)] = np.nan if step % 5 == 0 else -np.inf
         masked = step % 3 == 0
-        allowed = numbers.random(N_VOCAB) < 0.7 if masked else np.ones(N_VOCAB, bool)
+        allowed = rng.random(N_VOCAB) < 0.7 if masked else np.ones(N_VOCAB, bool)
         packed = np.packbits(allowed, bitorder="little")
         words = np.pad(packed, (0, -len(packed) % 4)).view(np.uint32)
         expected = reference.sample(np.where(np.isnan(logits), -np.inf, logits), allowed)
@@ -109,21 +109,21 @@ def test_the_tokens_of_the_reference(name: str, spread: float) -> None:
             assert token == expected, (step, reference.margin)
             n_compared += 1
         elif token != expected and reference.o["mirostat"]:
-            pytest.fail(f"step {step}: rounding would change all that follows; change the seed")
-        seen = int(numbers.integers(7)) if step % 2 else expected
+            pytest.fail(f"step {step}: rounding affects all further steps; change the seed")
+        seen = int(rng.integers(7)) if step % 2 else expected
         for sampler in (core, reference):
             sampler.accept(seen)
     assert n_compared > 100  # of 150
 
 
-def test_the_reference_has_the_random_numbers_of_the_core() -> None:
-    """The first outputs of std::mt19937_64(5489), which the standard's reference gives."""
-    numbers = Reference(10, {"seed": 5489}).random
-    assert [numbers() for _ in range(2)] == [14514284786278117030, 4620546740167642908]
+def test_reference_random_numbers() -> None:
+    """The first outputs of std::mt19937_64(5489)."""
+    rng = Reference(10, {"seed": 5489}).random
+    assert [rng() for _ in range(2)] == [14514284786278117030, 4620546740167642908]
 
 
-def test_an_order_that_is_the_default_changes_nothing(tiny_opt: Path) -> None:
-    """Named samplers take the same way, or give the same tokens by another."""
+def test_naming_the_default_samplers_changes_nothing(tiny_opt: Path) -> None:
+    """Naming them uses the same code path, or gives the same tokens by another."""
     with Generator(tiny_opt, threads=1) as generator:
         options: dict[str, Any] = {"temperature": 1.2, "seed": 3, "top_k": 50, "top_p": 0.9}
         tokens = generate(generator, **options)
@@ -133,17 +133,17 @@ def test_an_order_that_is_the_default_changes_nothing(tiny_opt: Path) -> None:
         assert generate(generator, samplers=["top_k"], seed=3, top_k=1) == generate(
             generator, temperature=0
         )
-        # A bias of 0 takes another way through the penalties, and a sigma of 1e9 keeps all.
+        # A bias of 0 uses another path through the penalties; a sigma of 1e9 keeps all tokens.
         assert generate(generator, logit_bias={1: 0.0}, **options) == tokens
         assert generate(generator, top_n_sigma=1e9, **options) == tokens
 
 
-def test_repetitions_beside_all_comparisons() -> None:
-    """DRY's: the Z function, breakers and the window, seen in greedy choices."""
-    numbers = random.Random(9)
+def test_dry_repetitions_equal_brute_force() -> None:
+    """The Z function, breakers and the window of DRY, observed in greedy choices."""
+    rng = random.Random(9)
     for case in range(200):
-        n, least, limit = numbers.randint(1, 60), numbers.randint(1, 3), numbers.randint(1, 80)
-        tokens = [numbers.randrange(3 + case % 3) for _ in range(n)]
+        n, min_length, limit = rng.randint(1, 60), rng.randint(1, 3), rng.randint(1, 80)
+        tokens = [rng.randrange(3 + case % 3) for _ in range(n)]
         breakers = [4] if case % 2 else []
         sampling = make_sampling(
             {
@@ -151,7 +151,7 @@ def test_repetitions_beside_all_comparisons() -> None:
                 "temperature": 0,
                 "dry_multiplier": 1.0,
                 "dry_base": 1.1,
-                "dry_allowed_length": least,
+                "dry_allowed_length": min_length,
                 "dry_penalty_last_n": limit,
             }
         )
@@ -159,11 +159,11 @@ def test_repetitions_beside_all_comparisons() -> None:
         core.set_dry_breakers([token in breakers for token in range(8)])
         for token in tokens:
             core.accept(token)
-        found = longest_repetitions(tokens[-limit:], least, breakers)
+        found = longest_repetitions(tokens[-limit:], min_length, breakers)
         for token, length in found.items():
-            for difference in (-1e-3, 1e-3):  # just less and just more likely than another token
+            for difference in (-1e-3, 1e-3):  # slightly less and slightly more likely than token 7
                 logits = np.full(8, -100, np.float32)
-                logits[7], logits[token] = 0, 1.1 ** (length - least) + difference
+                logits[7], logits[token] = 0, 1.1 ** (length - min_length) + difference
                 assert core.sample(logits) == (token if difference > 0 else 7)
         for token in set(range(7)) - set(found):
             logits = np.full(8, -100, np.float32)
@@ -171,17 +171,15 @@ def test_repetitions_beside_all_comparisons() -> None:
             assert core.sample(logits) == token
 
 
-class TestTexts:
-    """In a Generator."""
-
-    def test_bias_makes_and_bans_tokens(self, tiny_opt: Path) -> None:
+class TestGenerator:
+    def test_bias_forces_and_bans_tokens(self, tiny_opt: Path) -> None:
         with Generator(tiny_opt, threads=1) as generator:
             tokens = generate(generator, temperature=0)
             assert set(generate(generator, temperature=0, logit_bias={70: 1000})) == {70}
             banned = dict.fromkeys(set(tokens), -math.inf)
             assert not set(generate(generator, temperature=0, logit_bias=banned)) & set(tokens)
 
-    def test_penalties_make_a_greedy_text_repeat_less(self, tiny_opt: Path) -> None:
+    def test_penalties_reduce_repetition(self, tiny_opt: Path) -> None:
         with Generator(tiny_opt, threads=1) as generator:
             plain = len(set(generate(generator, temperature=0)))
             for options in (
@@ -191,8 +189,8 @@ class TestTexts:
             ):
                 assert len(set(generate(generator, temperature=0, **options))) > plain
 
-    def test_breakers_end_repetitions(self, tiny_opt: Path) -> None:
-        """If every token with a letter or space is one, nothing is long enough to be penalised."""
+    def test_dry_sequence_breakers_limit_repetitions(self, tiny_opt: Path) -> None:
+        """With every letter and space as breaker no repetition is long enough for a penalty."""
         every = [*"abcdefghijklmnopqrstuvwxyz .,"]
         with Generator(tiny_opt, threads=1) as generator:
             dry: dict[str, Any] = {"temperature": 0, "dry_multiplier": 5.0}
@@ -200,8 +198,8 @@ class TestTexts:
             assert generate(generator, dry_sequence_breakers=every, **dry) == plain
             assert generate(generator, dry_sequence_breakers=[], **dry) != plain
 
-    def test_mirostat_goes_on_in_a_snapshot(self, tiny_opt: Path) -> None:
-        """What it has learned is part of the random state."""
+    def test_mirostat_continues_from_a_snapshot(self, tiny_opt: Path) -> None:
+        """Its state is part of the random state."""
         options: dict[str, Any] = {"mirostat": 2, "mirostat_tau": 2.0, "mirostat_eta": 0.5, **PLAIN}
         with Generator(tiny_opt, threads=1) as generator:
             with generator.stream("The old man", seed=4, max_tokens=40, **options) as stream:

@@ -1,4 +1,4 @@
-"""Sampling options and seeds, by their effect on tokens."""
+"""Sampling options and seeds, by their effect on outputs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def generator(tiny_opt: Path) -> Generator:
     return Generator(tiny_opt, threads=1)
 
 
-def likelier(p: Floats) -> Floats:
-    """For each token, the probability of all that are likelier together."""
+def mass_of_more_likely(p: Floats) -> Floats:
+    """For each token, the total probability of all tokens that are more likely."""
     order = np.argsort(-p)
     mass = np.empty_like(p)
     mass[order] = np.cumsum(p[order]) - p[order]
@@ -33,7 +33,7 @@ def likelier(p: Floats) -> Floats:
 
 
 def test_documented_defaults() -> None:
-    """The docstring of Generator.stream has all options; the core has the defaults."""
+    """The docstring of Generator.stream lists all options with the defaults of the core."""
     defaults = dict.fromkeys(("max_tokens", "seed", "stop", "constraint"), "None")
     defaults |= dict.fromkeys(("logit_bias", "dry_sequence_breakers", "samplers"), "None")
     defaults |= dict.fromkeys(("schema", "grammar", "regex", "choice"), "None")
@@ -47,17 +47,17 @@ def test_documented_defaults() -> None:
 
 
 class TestSampling:
-    def test_greedy_takes_the_likeliest_token(self, generator: Generator) -> None:
+    def test_greedy_takes_the_most_likely_token(self, generator: Generator) -> None:
         tokens = generate(generator, temperature=0)
         assert tokens == generate(generator, temperature=0, seed=1)
         prompt = generator.tokenize(PROMPT)
         logits = generator.logits(prompt + tokens)[len(prompt) - 1 : -1]
-        # The passes differ in how they round, so a tie may go either way.
+        # Generation and logits() round differently, so a tie may go either way.
         margin = logits.max(axis=1) - logits[np.arange(len(tokens)), tokens]
         assert margin.max() < 1e-2
 
     @pytest.mark.parametrize("options", [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}], ids=str)
-    def test_options_that_leave_only_the_likeliest(
+    def test_options_that_keep_only_the_most_likely_token(
         self, generator: Generator, options: dict[str, Any]
     ) -> None:
         greedy = generate(generator, temperature=0)
@@ -68,11 +68,11 @@ class TestSampling:
         [
             ({"top_k": 3}, lambda p: p >= np.sort(p)[-3]),
             ({"min_p": 0.3}, lambda p: p >= 0.3 * p.max()),
-            ({"top_p": 0.5}, lambda p: likelier(p) < 0.5),
+            ({"top_p": 0.5}, lambda p: mass_of_more_likely(p) < 0.5),
         ],
         ids=["top_k", "min_p", "top_p"],
     )
-    def test_options_allow_the_likely_tokens_only(
+    def test_options_restrict_tokens(
         self,
         generator: Generator,
         options: dict[str, Any],
@@ -88,12 +88,12 @@ class TestSampling:
 
         plain: dict[str, Any] = {"temperature": temperature, "seed": 5, **PLAIN}
         tokens = generate(generator, **(plain | options))
-        assert forbidden(tokens) <= 1  # as one pass may round across the limit where the other not
+        assert forbidden(tokens) <= 1  # rounding may move one token across the threshold
         assert len(set(tokens)) > 10
         assert forbidden(generate(generator, **plain)) > 20
 
     def test_temperature(self, generator: Generator) -> None:
-        """The hotter, the less likely the tokens."""
+        """Higher temperature gives less likely tokens."""
 
         def log_likelihood(temperature: float) -> float:
             prompt = generator.tokenize(PROMPT)
@@ -105,22 +105,22 @@ class TestSampling:
                 means.append(np.mean(logits[np.arange(len(tokens)), tokens] - normal))
             return float(np.mean(means))
 
-        # Each a mean over 480 tokens, with a standard error of about 0.12; 1.6 and 4.4 apart.
+        # Each is a mean over 480 tokens with a standard error of about 0.12; 1.6 and 4.4 apart.
         cold, warm, hot = (log_likelihood(t) for t in (0.5, 1, 2))
         assert cold > warm + 0.5
         assert warm > hot + 2
 
     def test_repeat_penalty(self, generator: Generator) -> None:
         plain = generate(generator, temperature=0)
-        penalised = generate(generator, temperature=0, repeat_penalty=1.5, repeat_last_n=-1)
-        assert len(set(penalised)) > len(set(plain))
-        same: list[dict[str, Any]] = [
+        penalized = generate(generator, temperature=0, repeat_penalty=1.5, repeat_last_n=-1)
+        assert len(set(penalized)) > len(set(plain))
+        no_effect: list[dict[str, Any]] = [
             {"repeat_penalty": 1.0},
             {"repeat_penalty": 1.5, "repeat_last_n": 0},
         ]
-        assert all(generate(generator, temperature=0, **options) == plain for options in same)
+        assert all(generate(generator, temperature=0, **options) == plain for options in no_effect)
 
-    def test_repeat_penalty_reaches_back_as_far_as_asked(self, generator: Generator) -> None:
+    def test_repeat_penalty_covers_repeat_last_n_tokens(self, generator: Generator) -> None:
         def shortest_distance(tokens: list[int]) -> int:
             pairs = [(i, j) for j in range(len(tokens)) for i in range(j) if tokens[i] == tokens[j]]
             return min((j - i for i, j in pairs), default=len(tokens))
@@ -129,27 +129,27 @@ class TestSampling:
             options: dict[str, Any] = {"repeat_penalty": 1e9, "repeat_last_n": last_n}
             assert shortest_distance(generate(generator, temperature=0, **options)) > last_n
 
-    def test_repeat_penalty_counts_the_prompt(self, generator: Generator) -> None:
+    def test_repeat_penalty_includes_the_prompt(self, generator: Generator) -> None:
         options: dict[str, Any] = {"temperature": 0, "repeat_penalty": 1e9, "repeat_last_n": -1}
         assert not set(generate(generator, **options)) & set(generator.tokenize(PROMPT))
 
 
 class TestSeeds:
-    def test_the_same_seed_gives_the_same_text(self, generator: Generator, tiny_opt: Path) -> None:
+    def test_equal_seeds_give_equal_outputs(self, generator: Generator, tiny_opt: Path) -> None:
         tokens = generate(generator, seed=7)
         assert generate(generator, seed=7) == tokens
         assert generate(Generator(tiny_opt, seed=1, threads=2), seed=7) == tokens
 
-    def test_other_seeds_give_other_texts(self, generator: Generator) -> None:
+    def test_different_seeds_give_different_outputs(self, generator: Generator) -> None:
         seeds = [0, 1, 2, 2**32, 2**63, 2**64 - 1]
         assert len({tuple(generate(generator, seed=seed)) for seed in seeds}) == len(seeds)
 
-    def test_without_a_seed_every_text_is_different(self, tiny_opt: Path) -> None:
+    def test_without_seed_outputs_differ(self, tiny_opt: Path) -> None:
         generators = [Generator(tiny_opt, threads=1) for _ in range(2)]
         texts = {tuple(generate(generator)) for generator in generators for _ in range(3)}
         assert len(texts) == 6
 
-    def test_a_seed_of_the_generator_makes_the_series_repeatable(self, tiny_opt: Path) -> None:
+    def test_generator_seed_makes_the_series_reproducible(self, tiny_opt: Path) -> None:
         def series(seed: int) -> list[list[int]]:
             generator = Generator(tiny_opt, seed=seed, threads=1)
             return [generate(generator) for _ in range(3)]

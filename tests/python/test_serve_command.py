@@ -1,4 +1,4 @@
-"""h2o-cpp serve in a subprocess: start and shutdown."""
+"""h2o-cpp serve in a subprocess: startup and shutdown."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ COMMAND = (sys.executable, "-m", "h2o_cpp", "serve", str(LLAMA), "--port", "0", 
 
 
 @contextmanager
-def listening(*options: str) -> Iterator[tuple[subprocess.Popen[str], Server]]:
-    """The process, and where it listens."""
+def running_server(*options: str) -> Iterator[tuple[subprocess.Popen[str], Server]]:
+    """The process and its server."""
     process = subprocess.Popen(
         [*COMMAND, "--hh", "12", "--max-tokens", "1000000000", *options],
         stderr=subprocess.PIPE,
@@ -35,25 +35,25 @@ def listening(*options: str) -> Iterator[tuple[subprocess.Popen[str], Server]]:
     try:
         assert process.stderr is not None
         while (found := re.search(r":(\d+) \(Press", process.stderr.readline())) is None:
-            assert process.poll() is None, "it has ended"
+            assert process.poll() is None, "the server has exited"
         yield process, Server(None, int(found[1]))
     finally:
         process.kill()
         process.communicate()
 
 
-def fails(*options: str) -> subprocess.CompletedProcess[str]:
+def run_failing(*options: str) -> subprocess.CompletedProcess[str]:
     command = [*COMMAND, *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    return done
+    result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    return result
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
-def test_texts_may_end(stop: signal.Signals) -> None:
+def test_shutdown_waits_for_generations(stop: signal.Signals) -> None:
     body = {**ENDLESS, "model": "other", "max_tokens": 5000, "stream": True}
-    with listening("--name", "other") as (process, server):
+    with running_server("--name", "other") as (process, server):
         connection = server.begin(body)
         response = connection.getresponse()
         first = response.readline()
@@ -65,8 +65,8 @@ def test_texts_may_end(stop: signal.Signals) -> None:
         assert process.wait(PATIENCE) == (0 if stop == signal.SIGINT else -stop)
 
 
-def test_texts_that_do_not_end_are_cut() -> None:
-    with listening("--grace", "1") as (process, server):
+def test_shutdown_cuts_generations_after_grace() -> None:
+    with running_server("--grace", "1") as (process, server):
         connections = [server.begin({**ENDLESS, "stream": stream}) for stream in (True, False)]
         response = connections[0].getresponse()
         first = response.readline()
@@ -89,30 +89,31 @@ def test_texts_that_do_not_end_are_cut() -> None:
         (["--template", "{{ messages[0].content }}"], "given"),
     ],
 )
-def test_what_it_says_at_its_start(options: list[str], template: str) -> None:
-    with listening("--max-sequences", "3", *options) as (process, server):
+def test_startup_summary(options: list[str], template: str) -> None:
+    with running_server("--max-sequences", "3", *options) as (process, server):
         assert process.stderr is not None
         lines = [process.stderr.readline().strip() for _ in range(7)]
-        said = dict(re.split(r"  +", line, maxsplit=1) for line in lines)
+        summary = dict(re.split(r"  +", line, maxsplit=1) for line in lines)
         limits = server.ask("/v1/models").json()["data"][0]["h2o"]
-    assert said["model"].startswith(f"{LLAMA}, on cpu")
+    assert summary["model"].startswith(f"{LLAMA}, on cpu")
     assert (
-        said["context"] == f'{limits["n_ctx"]} tokens, which requests with "endless": true go past'
+        summary["context"]
+        == f'{limits["n_ctx"]} tokens, which requests with "endless": true go past'
     )
-    assert said["sequences"] == "3 at once"
+    assert summary["sequences"] == "3 at once"
     one, full = (limits[key] / 2**20 for key in ("cache_bytes", "full_cache_bytes"))
-    assert said["cache"] == (
+    assert summary["cache"] == (
         f"{one:.2f} MiB for each, {3 * one:.2f} MiB in all (full: {3 * full:.2f} MiB)"
     )
-    assert said["chat template"] == template
-    assert said["page"] == f"http://127.0.0.1:{server.port}"
-    assert said["API"] == f"http://127.0.0.1:{server.port}/v1"
+    assert summary["chat template"] == template
+    assert summary["page"] == f"http://127.0.0.1:{server.port}"
+    assert summary["API"] == f"http://127.0.0.1:{server.port}/v1"
 
 
-def test_who_may_use_it_and_how_long_it_may_take() -> None:
+def test_hosts_origins_and_limits() -> None:
     options = ["--allowed-host", "h2o.example.org", "--cors-origin", "https://a.org"]
     options += ["--cors-origin", "https://b.org", "--body-timeout", "1", "--max-body", "1KiB"]
-    with listening(*options) as (_, server):
+    with running_server(*options) as (_, server):
         for host, status in (("h2o.example.org", 200), ("other.example.org", 403)):
             assert server.ask("/health", Host=host).status == status
         answer = server.ask("/health", Origin="https://b.org")
@@ -123,12 +124,12 @@ def test_who_may_use_it_and_how_long_it_may_take() -> None:
             assert slow.recv(65536).startswith(b"HTTP/1.1 408")
 
 
-def test_a_port_that_is_taken() -> None:
-    with listening() as (_, server):
-        done = fails("--port", str(server.port))
-        assert "in use" in done.stderr
+def test_port_in_use() -> None:
+    with running_server() as (_, server):
+        result = run_failing("--port", str(server.port))
+        assert "in use" in result.stderr
 
 
 @pytest.mark.parametrize("options", [["--max-body", "much"], ["--port", "65536"]])
-def test_options_that_make_no_sense(options: list[str]) -> None:
-    assert fails(*options).stderr.startswith("error: ")
+def test_invalid_options(options: list[str]) -> None:
+    assert run_failing(*options).stderr.startswith("error: ")

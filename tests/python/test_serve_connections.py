@@ -1,4 +1,4 @@
-"""Idle, slow, non-reading and too many clients."""
+"""Idle, slow and non-reading clients, and too many of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def connect(server: Server, data: bytes = b"") -> socket.socket:
 
 
 def read_all(sock: socket.socket) -> bytes:
-    """Until the server closes the connection."""
+    """Read until the server closes the connection."""
     data = b""
     while part := sock.recv(65536):
         data += part
@@ -52,7 +52,7 @@ def error_in(data: bytes) -> tuple[int, Any]:
 
 
 class TestTimeouts:
-    def test_of_headers(self) -> None:
+    def test_header_timeout(self) -> None:
         with small_server(header_timeout=1) as server:
             with connect(server) as silent:
                 assert read_all(silent) == b""
@@ -66,19 +66,19 @@ class TestTimeouts:
                         "code": "timeout",
                     },
                 )
-            with connect(server, REQUEST + REQUEST[:9]) as second:  # which is as slow
+            with connect(server, REQUEST + REQUEST[:9]) as second:  # the second one is incomplete
                 answers = read_all(second)
             assert answers.startswith(b"HTTP/1.1 200 OK")
             assert server.ask("/health").status == 200
 
-    def test_of_bodies_that_nobody_reads(self) -> None:
-        """Of a request that was answered without: more of it keeps no connection."""
+    def test_unread_body_does_not_keep_the_connection(self) -> None:
+        """After a response that did not wait for the body, more of the body is not awaited."""
         with small_server(header_timeout=1, keep_alive=1) as server:
             head = b"POST /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999\r\n\r\n"
             with connect(server, head) as sock:
                 assert sock.recv(65536).startswith(b"HTTP/1.1 405")
                 sock.settimeout(0.05)
-                for _ in range(int(PATIENCE / 0.05)):  # a byte now and then
+                for _ in range(int(PATIENCE / 0.05)):  # one byte at a time
                     try:
                         sock.sendall(b"x")
                         if not sock.recv(65536):
@@ -88,25 +88,25 @@ class TestTimeouts:
                     except ConnectionError:
                         break
                 else:
-                    raise AssertionError("stuck")
+                    raise AssertionError("the connection was not closed")
 
-    def test_between_requests(self) -> None:
+    def test_keep_alive_timeout(self) -> None:
         with small_server(keep_alive=1) as server, connect(server, REQUEST) as sock:
             assert b'{"status":"ok"}' in read_all(sock)
 
-    def test_of_what_is_computed_there_is_none(self) -> None:
-        """A request that has arrived may take as long as it takes."""
+    def test_no_timeout_for_generation(self) -> None:
+        """A complete request may take any time."""
         with small_server(header_timeout=1, write_timeout=1, keep_alive=1) as server:
             connection = server.begin(ENDLESS)
             response = connection.getresponse()
             with connect(server) as silent:
-                read_all(silent)  # a second is over
+                read_all(silent)  # one second has passed
             for _ in range(100):
                 assert response.readline()
             assert server.engine.stats().n_active == 1
             connection.close()
 
-    def test_of_clients_that_read_nothing(self) -> None:
+    def test_write_timeout_for_clients_that_do_not_read(self) -> None:
         with small_server(write_timeout=1) as server, socket.socket() as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sock.connect(("127.0.0.1", server.port))
@@ -124,7 +124,7 @@ class TestTimeouts:
     "data",
     [b"\x16\x03\x01 hello\r\n\r\n", b"GET / HTTP/1.1\r\nA: " + b"x" * 400_000, b"GET /\r\n\r\n"],
 )
-def test_what_is_not_http(data: bytes) -> None:
+def test_invalid_http_request(data: bytes) -> None:
     with small_server() as server:
         with connect(server, data) as sock:
             status, error = error_in(read_all(sock))
@@ -132,7 +132,7 @@ def test_what_is_not_http(data: bytes) -> None:
         assert server.ask("/health").status == 200
 
 
-def test_a_body_that_is_not_http() -> None:
+def test_invalid_chunked_body() -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
     with small_server() as server:
         with connect(server, head + b"no number\r\n") as sock:
@@ -140,9 +140,9 @@ def test_a_body_that_is_not_http() -> None:
         wait_until(lambda: server.n_connections == 0)
 
 
-class TestTooMany:
-    def test_that_hold_connections_only(self) -> None:
-        """Those that have waited longest make room; nobody else notices."""
+class TestMaxConnections:
+    def test_idle_connections_are_dropped_first(self) -> None:
+        """The oldest incomplete requests are dropped; other clients are not affected."""
         with small_server(max_connections=8) as server, ExitStack() as sockets:
             slow = [b"", REQUEST[:9], b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n"]
             slow[2] += b"Content-Length: 9\r\n\r\n{"
@@ -155,13 +155,13 @@ class TestTooMany:
                 first = read_all(held[1])
             assert not first or error_in(first)[1]["code"] == "too_many"
 
-    def test_that_are_computed(self) -> None:
-        """They stay; the next one is refused."""
-        with small_server(max_connections=3) as server, ExitStack() as opened:
+    def test_generating_connections_are_kept(self) -> None:
+        """A further connection is rejected."""
+        with small_server(max_connections=3) as server, ExitStack() as stack:
             streams: list[tuple[HTTPConnection, HTTPResponse]] = []
             for _ in range(3):
                 connection = server.begin(ENDLESS)
-                opened.callback(connection.close)
+                stack.callback(connection.close)
                 streams.append((connection, connection.getresponse()))
             with connect(server, REQUEST) as sock:
                 status, error = error_in(read_all(sock))
@@ -175,14 +175,13 @@ class TestTooMany:
             wait_until(lambda: server.n_connections == 2)
             assert server.ask("/health").status == 200
 
-    def test_that_are_refused(self) -> None:
-        """They do not stay, whatever they send."""
-        with small_server(max_connections=1) as server, ExitStack() as opened:
+    def test_rejected_connections_are_closed(self) -> None:
+        with small_server(max_connections=1) as server, ExitStack() as stack:
             connection = server.begin(ENDLESS)
-            opened.callback(connection.close)
+            stack.callback(connection.close)
             connection.getresponse()
-            refused = [opened.enter_context(connect(server, REQUEST)) for _ in range(200)]
-            for sock in refused:
+            rejected = [stack.enter_context(connect(server, REQUEST)) for _ in range(200)]
+            for sock in rejected:
                 with suppress(ConnectionResetError):
                     read_all(sock)
             assert server.n_connections == 1

@@ -1,4 +1,4 @@
-"""Anthropic's, OpenAI's Responses and Ollama's endpoints: the same reply in each form."""
+"""The Anthropic, OpenAI Responses and Ollama endpoints: the same reply in each format."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from support.serving import Server, serving
 from support.tool_talk import THINKS, WEATHER, spell, talking
 
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Łódź"}}</tool_call>'
-SAID = f"<think>\nHm.\n</think>\nLet me see.\n{CALL}"
-N_TOKENS = len(spell(SAID))
+OUTPUT = f"<think>\nHm.\n</think>\nLet me see.\n{CALL}"
+N_TOKENS = len(spell(OUTPUT))
 N_PROMPT = len("1uHi;")
 FUNCTION = WEATHER["function"]
 MESSAGES: dict[str, Any] = {
@@ -60,14 +60,14 @@ POSTS = {
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("talk")
     with (
-        Generator(talking(folder, {N_PROMPT: SAID}, THINKS), max_sequences=3) as generator,
+        Generator(talking(folder, {N_PROMPT: OUTPUT}, THINKS), max_sequences=3) as generator,
         serving(generator) as server,
     ):
         yield server
 
 
-def sse(body: bytes) -> list[dict[str, Any]]:
-    """Events, whose names are their types."""
+def read_events(body: bytes) -> list[dict[str, Any]]:
+    """The events of a stream; each event's name is its type."""
     found = []
     for event in body.decode().split("\n\n")[:-1]:
         name, data = event.split("\n")
@@ -83,7 +83,7 @@ def ask(server: Server, path: str, **change: Any) -> Any:
 
 
 class TestMessages:
-    def test_whole(self, server: Server) -> None:
+    def test_response(self, server: Server) -> None:
         found = ask(server, "/v1/messages")
         thinking, text, use = found["content"]
         assert thinking == {"type": "thinking", "thinking": "Hm.", "signature": ""}
@@ -92,8 +92,8 @@ class TestMessages:
         assert found["stop_reason"] == "tool_use"
         assert found["usage"] == USAGE
 
-    def test_streamed(self, server: Server) -> None:
-        found = sse(server.ask("/v1/messages", {**MESSAGES, "stream": True}).body)
+    def test_stream(self, server: Server) -> None:
+        found = read_events(server.ask("/v1/messages", {**MESSAGES, "stream": True}).body)
         assert [found[i]["type"] for i in (0, -2, -1)] == [
             *("message_start", "message_delta", "message_stop"),
         ]
@@ -101,16 +101,16 @@ class TestMessages:
         assert found[0]["message"]["stop_reason"] is None
         assert found[-2]["delta"]["stop_reason"] == "tool_use"
         assert found[-2]["usage"] == USAGE
-        opened: list[int] = []
+        started: list[int] = []
         texts: dict[int, str] = {}
         for event in found[1:-2]:
             i = event["index"]
             if event["type"] == "content_block_start":
-                assert i == len(opened)
-                opened.append(i)
+                assert i == len(started)
+                started.append(i)
                 texts[i] = ""
             elif event["type"] == "content_block_delta":
-                assert opened[-1] == i
+                assert started[-1] == i
                 [text] = [value for name, value in event["delta"].items() if name != "type"]
                 texts[i] += text
         assert texts == {0: "Hm.", 1: "Let me see.", 2: '{"city": "Łódź"}'}
@@ -120,8 +120,8 @@ class TestMessages:
         assert found["stop_reason"] == "max_tokens"
         assert found["usage"]["output_tokens"] == 3
 
-    def test_a_conversation(self, tmp_path: Path) -> None:
-        seen = (
+    def test_conversation(self, tmp_path: Path) -> None:
+        prompt = (
             '1sBe\nbrief;uHi;aI look<tool_call>{"name": "weather", "arguments": {"x": 1}};t4;uOk;'
         )
         messages = [
@@ -143,14 +143,14 @@ class TestMessages:
             },
         ]
         system = [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief"}]
-        path = talking(tmp_path, {len(spell(seen)): "Four."}, THINKS)
+        path = talking(tmp_path, {len(spell(prompt)): "Four."}, THINKS)
         with Generator(path) as generator, serving(generator) as server:
             found = ask(server, "/v1/messages", messages=messages, system=system)
             assert found["content"] == [{"type": "text", "text": "Four."}]
             assert found["stop_reason"] == "end_turn"
             change = {"messages": messages, "system": system, "tools": MESSAGES["tools"]}
             n = ask(server, "/v1/messages/count_tokens", **change)
-        assert n == {"input_tokens": len(spell(seen))}
+        assert n == {"input_tokens": len(spell(prompt))}
 
     def test_errors(self, server: Server) -> None:
         answer = server.ask("/v1/messages", {**MESSAGES, "max_tokens": 0})
@@ -166,7 +166,7 @@ class TestMessages:
             assert message in answer.json()["error"]["message"]
 
     @packages("anthropic")
-    def test_by_the_client(self, server: Server) -> None:
+    def test_official_client(self, server: Server) -> None:
         import anthropic
 
         with anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as client:
@@ -181,7 +181,7 @@ class TestMessages:
 
 
 class TestResponses:
-    def test_whole(self, server: Server) -> None:
+    def test_response(self, server: Server) -> None:
         found = ask(server, "/v1/responses")
         reasoning, message, call = found["output"]
         assert reasoning["content"] == [{"type": "reasoning_text", "text": "Hm."}]
@@ -191,8 +191,8 @@ class TestResponses:
         assert found["status"] == "completed"
         assert found["usage"]["total_tokens"] == N_PROMPT + N_TOKENS
 
-    def test_streamed(self, server: Server) -> None:
-        found = sse(server.ask("/v1/responses", {**RESPONSES, "stream": True}).body)
+    def test_stream(self, server: Server) -> None:
+        found = read_events(server.ask("/v1/responses", {**RESPONSES, "stream": True}).body)
         assert [event["sequence_number"] for event in found] == [*range(len(found))]
         ids = [event["item"]["id"].partition("_")[0] for event in found if "item" in event]
         assert ids == ["rs", "rs", "msg", "msg", "fc", "fc"]
@@ -208,16 +208,16 @@ class TestResponses:
         done = [event["item"] for event in found if event["type"].endswith("item.done")]
         assert done == last["output"]
 
-    def test_a_call_that_is_cut_off(self, server: Server) -> None:
+    def test_truncated_call(self, server: Server) -> None:
         body = {**RESPONSES, "stream": True, "max_output_tokens": N_TOKENS - 4}
-        last = sse(server.ask("/v1/responses", body).body)[-1]["response"]
+        last = read_events(server.ask("/v1/responses", body).body)[-1]["response"]
         assert last["status"] == "incomplete"
         assert [item["status"] for item in last["output"]] == ["completed"] * 2 + ["incomplete"]
         assert last["output"][2]["arguments"].startswith('{"city": "')
         items = ask(server, "/v1/responses", max_output_tokens=N_TOKENS - 4)["output"]
         assert [item["type"] for item in items] == ["reasoning", "message"]
 
-    def test_the_path_of_llama_cpp(self, server: Server) -> None:
+    def test_paths_of_llama_cpp(self, server: Server) -> None:
         assert server.ask("/responses", RESPONSES).json()["status"] == "completed"
         assert server.ask("/models").json()["data"][0]["id"] == "tiny"
 
@@ -226,8 +226,8 @@ class TestResponses:
         assert found["status"] == "incomplete"
         assert found["incomplete_details"] == {"reason": "max_output_tokens"}
 
-    def test_a_conversation(self, tmp_path: Path) -> None:
-        seen = '1sBe;uHi;aI look<tool_call>{"name": "weather", "arguments": {"x": 1}};t4;'
+    def test_conversation(self, tmp_path: Path) -> None:
+        prompt = '1sBe;uHi;aI look<tool_call>{"name": "weather", "arguments": {"x": 1}};t4;'
         called = {
             "type": "function_call",
             "call_id": "a",
@@ -241,7 +241,7 @@ class TestResponses:
             called,
             {"type": "function_call_output", "call_id": "a", "output": "4"},
         ]
-        path = talking(tmp_path, {len(spell(seen)): "Four."}, THINKS)
+        path = talking(tmp_path, {len(spell(prompt)): "Four."}, THINKS)
         with Generator(path) as generator, serving(generator) as server:
             found = ask(server, "/v1/responses", input=items, instructions="Be")
         assert found["output"][0]["content"][0]["text"] == "Four."
@@ -259,11 +259,11 @@ class TestResponses:
             {"text": {"format": {"type": "yaml"}}},
         ],
     )
-    def test_refused(self, server: Server, change: Any) -> None:
+    def test_unsupported_requests(self, server: Server, change: Any) -> None:
         assert server.ask("/v1/responses", {**RESPONSES, **change}).status == 400
 
     @packages("openai")
-    def test_by_the_client(self, server: Server) -> None:
+    def test_official_client(self, server: Server) -> None:
         import openai
 
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
@@ -285,7 +285,7 @@ class TestOllama:
         assert (found["done"], found["done_reason"]) == (True, "stop")
         assert (found["prompt_eval_count"], found["eval_count"]) == (N_PROMPT, N_TOKENS)
 
-    def test_streams_without_being_asked(self, server: Server) -> None:
+    def test_streams_by_default(self, server: Server) -> None:
         answer = server.ask("/api/chat", CHAT)
         assert answer.headers["Content-Type"] == "application/x-ndjson"
         lines = [json.loads(line) for line in answer.body.splitlines()]
@@ -303,7 +303,7 @@ class TestOllama:
 
     def test_raw(self, server: Server) -> None:
         found = ask(server, "/api/generate", stream=False, raw=True, prompt="12345")
-        assert found["response"] == SAID.replace("<tool_call>", "").replace("</tool_call>", "")
+        assert found["response"] == OUTPUT.replace("<tool_call>", "").replace("</tool_call>", "")
 
     def test_models(self, server: Server) -> None:
         for path in ("/api/tags", "/api/ps"):
@@ -318,46 +318,46 @@ class TestOllama:
         found = ask(server, "/api/embed", input=["Hi", "Ho"])
         assert [len(vector) for vector in found["embeddings"]] == [1024, 1024]
 
-    def test_errors_are_text(self, server: Server) -> None:
+    def test_errors_are_strings(self, server: Server) -> None:
         answer = server.ask("/api/chat", {**CHAT, "model": "other"})
         assert answer.status == 404
         assert answer.json() == {"error": "there is no model 'other', expected one of 'tiny'"}
         assert server.ask("/api/chat", {**CHAT, "format": "yaml"}).status == 400
 
     @packages("ollama")
-    def test_by_the_client(self, server: Server) -> None:
+    def test_official_client(self, server: Server) -> None:
         import ollama
 
         with ollama.Client(host=server.url) as client:
-            said = [*client.chat(**CHAT, stream=True)]
+            chunks = [*client.chat(**CHAT, stream=True)]
             assert client.list().models[0].model == "tiny"
-        assert "".join(one.message.content or "" for one in said) == "Let me see."
+        assert "".join(chunk.message.content or "" for chunk in chunks) == "Let me see."
 
 
-def test_what_the_prefix_cache_had_is_told(tmp_path: Path) -> None:
-    """In each dialect by its names; Anthropic's count it apart from the rest of the prompt."""
-    said = user("Hi" * 50)
-    n_prompt = len(f"u{said[0]['content']};")
+def test_cached_tokens_are_reported(tmp_path: Path) -> None:
+    """In the field of each API; Anthropic's input_tokens do not include them."""
+    messages = user("Hi" * 50)
+    n_prompt = len(f"u{messages[0]['content']};")
     with (
         Generator(talking(tmp_path, {}, THINKS), n_batch=32, prefix_cache="16MiB") as generator,
         serving(generator) as server,
     ):
-        change = {"messages": said, "tools": None, "max_tokens": 4}
+        change = {"messages": messages, "tools": None, "max_tokens": 4}
         first, second = (ask(server, "/v1/messages", **change)["usage"] for _ in range(2))
         assert (first["input_tokens"], first["cache_read_input_tokens"]) == (n_prompt, 0)
         assert (second["input_tokens"], second["cache_read_input_tokens"]) == (1, n_prompt - 1)
-        found = sse(server.ask("/v1/messages", {**MESSAGES, **change, "stream": True}).body)
+        found = read_events(server.ask("/v1/messages", {**MESSAGES, **change, "stream": True}).body)
         assert found[0]["message"]["usage"] == {**second, "output_tokens": 0}
         assert found[-2]["usage"] == second
-        chat = server.ask("/v1/chat/completions", {"messages": said, "max_tokens": 4}).json()
+        chat = server.ask("/v1/chat/completions", {"messages": messages, "max_tokens": 4}).json()
         assert chat["usage"]["prompt_tokens_details"] == {"cached_tokens": n_prompt - 1}
-        change = {"input": said, "tools": None, "max_output_tokens": 4}
+        change = {"input": messages, "tools": None, "max_output_tokens": 4}
         answer = ask(server, "/v1/responses", **change)
         assert answer["usage"]["input_tokens_details"] == {"cached_tokens": n_prompt - 1}
 
 
 @pytest.mark.parametrize("path", POSTS)
-def test_limits_and_keys_hold(tmp_path: Path, path: str) -> None:
+def test_limits_and_api_keys_apply_to_every_endpoint(tmp_path: Path, path: str) -> None:
     with (
         Generator(talking(tmp_path, {}, THINKS)) as generator,
         serving(generator, max_body_bytes=2000, api_key=["one", "two"]) as server,
@@ -374,8 +374,7 @@ def test_limits_and_keys_hold(tmp_path: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/api/chat"])
-def test_a_client_that_leaves(tmp_path: Path, path: str) -> None:
-    """Its sequence is free, in every dialect."""
+def test_disconnected_client_frees_its_sequence(tmp_path: Path, path: str) -> None:
     from support.serving import wait_until
 
     body = {**POSTS[path], "stream": True}

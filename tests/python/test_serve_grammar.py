@@ -1,4 +1,4 @@
-"""Constrained outputs over HTTP, with fields of OpenAI, vLLM and llama.cpp; and pydantic models."""
+"""Constrained outputs over HTTP with the fields of OpenAI, vLLM and llama.cpp; pydantic models."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ def post(tiny_opt: Path) -> Iterator[Any]:
 
         def post(path: str = "completions", **body: Any) -> Any:
             chat = {"messages": [{"role": "user", "content": "Hi"}]}
-            given = chat if path.startswith("chat") else {"prompt": "Hi"}
-            return server.ask(f"/v1/{path}", {**given, "seed": 1, "max_tokens": 300, **body})
+            request = chat if path.startswith("chat") else {"prompt": "Hi"}
+            return server.ask(f"/v1/{path}", {**request, "seed": 1, "max_tokens": 300, **body})
 
         yield post
 
 
-def test_chats_by_a_schema(post: Any) -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
-    answer = post("chat/completions", response_format=form, n=3).json()
+def test_chat_with_json_schema(post: Any) -> None:
+    response_format = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+    answer = post("chat/completions", response_format=response_format, n=3).json()
     texts = [choice["message"]["content"] for choice in answer["choices"]]
     assert len(texts) == 3
     assert all(map(is_person, texts))
 
 
-def test_as_llama_cpp_has_it(post: Any) -> None:
-    form: dict[str, Any] = {"type": "json_object", "schema": PERSON}
-    answer = post("chat/completions", response_format=form).json()
+def test_json_object_with_schema_as_in_llama_cpp(post: Any) -> None:
+    response_format: dict[str, Any] = {"type": "json_object", "schema": PERSON}
+    answer = post("chat/completions", response_format=response_format).json()
     assert is_person(answer["choices"][0]["message"]["content"])
-    for wrong in (3, {"type": "hiccup"}):
-        form = {"type": "json_object", "schema": wrong}
-        assert post("chat/completions", response_format=form).status == 400
+    for invalid in (3, {"type": "hiccup"}):
+        response_format = {"type": "json_object", "schema": invalid}
+        assert post("chat/completions", response_format=response_format).status == 400
 
 
-def test_chats_with_any_object(post: Any) -> None:
+def test_chat_with_json_object(post: Any) -> None:
     answer = post("chat/completions", response_format={"type": "json_object"}).json()
     [choice] = answer["choices"]
     if choice["finish_reason"] == "stop":
@@ -74,7 +74,7 @@ def test_chats_with_any_object(post: Any) -> None:
         ("json_schema", {"enum": [1, 2]}, "1|2"),
     ],
 )
-def test_completions(post: Any, field: str, value: Any, pattern: str) -> None:
+def test_completion_fields(post: Any, field: str, value: Any, pattern: str) -> None:
     [choice] = post(**{field: value}).json()["choices"]
     assert re.fullmatch(pattern, choice["text"])
 
@@ -89,13 +89,13 @@ def test_completions(post: Any, field: str, value: Any, pattern: str) -> None:
         ({"guided_json": {}, "json_schema": {}}, "give one of"),
     ],
 )
-def test_what_does_not_compile(post: Any, body: dict[str, Any], message: str) -> None:
+def test_invalid_constraints(post: Any, body: dict[str, Any], message: str) -> None:
     answer = post(**body)
     assert answer.status == 400
     assert message in answer.json()["error"]["message"]
 
 
-def test_a_pydantic_model(tiny_opt: Path) -> None:
+def test_pydantic_model(tiny_opt: Path) -> None:
     model = create_model(
         "Point",
         __config__=ConfigDict(extra="forbid"),
