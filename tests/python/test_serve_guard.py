@@ -1,4 +1,4 @@
-"""Access by browsers without a key: hosts, origins and CORS."""
+"""Browser access without an API key: Host, Origin and CORS."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ask(server: Server, **headers: str) -> Answer:
         *["gpu.local", "model.default.svc.cluster.local", "h2o.example.org", "H2O.example.org:8"],
     ],
 )
-def test_hosts_that_no_website_has(server: Server, host: str) -> None:
+def test_local_and_allowed_hosts(server: Server, host: str) -> None:
     assert ask(server, Host=host).status == 200
 
 
@@ -54,7 +54,7 @@ def test_hosts_that_no_website_has(server: Server, host: str) -> None:
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/", "/metrics", "/openapi.json"])
-def test_names_that_a_website_can_point_here(server: Server, host: str, path: str) -> None:
+def test_public_hosts_are_rejected(server: Server, host: str, path: str) -> None:
     answer = server.ask(path, SHORT if path.startswith("/v1") else None, Host=host)
     assert answer.status == 403
     assert answer.json()["error"]["code"] == "host_not_allowed"
@@ -64,11 +64,11 @@ def test_names_that_a_website_can_point_here(server: Server, host: str, path: st
     "origin",
     [
         *["http://localhost:3000", "http://127.0.0.1", "http://[::1]:5173", "tauri://localhost"],
-        *["http://gpu-box:8000", "https://gpu-box:8000"],  # what the page itself has
+        *["http://gpu-box:8000", "https://gpu-box:8000"],  # same origin
         *["https://h2o.example.org", "https://chat.example.org"],
     ],
 )
-def test_origins_that_are_ours(server: Server, origin: str) -> None:
+def test_local_and_allowed_origins(server: Server, origin: str) -> None:
     assert ask(server, Host="gpu-box:8000", Origin=origin).status == 200
 
 
@@ -86,30 +86,30 @@ def test_origins_that_are_ours(server: Server, origin: str) -> None:
         *["http://203.0.113.5", "http://gpu-box:8000.evil.com", "http://localhost.evil.com"],
     ],
 )
-def test_origins_elsewhere(server: Server, origin: str) -> None:
-    """A form of any website can send such a request, and does not have to see the answer."""
+def test_foreign_origins_are_rejected(server: Server, origin: str) -> None:
+    """Any website's form can send such a request without reading the response."""
     answer = ask(server, Host="gpu-box:8000", Origin=origin, **{"Content-Type": "text/plain"})
     assert answer.status == 403
     assert answer.json()["error"]["code"] == "origin_not_allowed"
 
 
-def test_a_key_decides_alone() -> None:
-    """Behind a proxy with a name of its own, say."""
+def test_api_key_replaces_host_and_origin_checks() -> None:
+    """For example behind a proxy with its own host name."""
     with small_server(api_key="sesame") as server:
-        elsewhere = {"Host": "example.org", "Origin": "https://other.example.org"}
-        assert ask(server, **elsewhere).status == 401
-        assert ask(server, **elsewhere, Authorization="Bearer sesame").status == 200
+        foreign = {"Host": "example.org", "Origin": "https://other.example.org"}
+        assert ask(server, **foreign).status == 401
+        assert ask(server, **foreign, Authorization="Bearer sesame").status == 200
 
 
-def test_any() -> None:
+def test_any_host() -> None:
     with small_server(allowed_hosts=["*"]) as server:
         assert ask(server, Host="example.org", Origin="https://other.example.org").status == 200
 
 
 class TestCors:
-    def test_of_an_origin_that_is_allowed(self, server: Server) -> None:
+    def test_allowed_origin(self, server: Server) -> None:
         origin = "https://chat.example.org"
-        before = server.ask(
+        preflight = server.ask(
             "/v1/completions",
             method="OPTIONS",
             Origin=origin,
@@ -118,22 +118,22 @@ class TestCors:
                 "Access-Control-Request-Headers": "authorization,content-type",
             },
         )
-        assert before.status == 200
-        assert before.headers["Access-Control-Allow-Origin"] == origin
-        assert "authorization" in before.headers["Access-Control-Allow-Headers"]
+        assert preflight.status == 200
+        assert preflight.headers["Access-Control-Allow-Origin"] == origin
+        assert "authorization" in preflight.headers["Access-Control-Allow-Headers"]
         assert ask(server, Origin=origin).headers["Access-Control-Allow-Origin"] == origin
-        # Errors can be read, too.
-        wrong = server.ask("/v1/completions", {"x": 1}, Origin=origin)
-        assert (wrong.status, wrong.headers["Access-Control-Allow-Origin"]) == (400, origin)
+        # The browser may read errors, too.
+        error = server.ask("/v1/completions", {"x": 1}, Origin=origin)
+        assert (error.status, error.headers["Access-Control-Allow-Origin"]) == (400, origin)
 
-    def test_of_others(self, server: Server) -> None:
+    def test_origin_without_cors(self, server: Server) -> None:
         answer = ask(server, Origin="http://localhost:3000")
         assert "Access-Control-Allow-Origin" not in answer.headers
 
-    def test_before_the_key(self) -> None:
-        """Browsers ask whether they may send a key without sending it."""
+    def test_preflight_needs_no_key(self) -> None:
+        """Browsers send preflight requests without the key."""
         with small_server(api_key="sesame", cors_origins=["*"]) as server:
-            asked = {"Origin": "https://a.org", "Access-Control-Request-Method": "POST"}
-            assert server.ask("/v1/completions", method="OPTIONS", **asked).status == 200
+            headers = {"Origin": "https://a.org", "Access-Control-Request-Method": "POST"}
+            assert server.ask("/v1/completions", method="OPTIONS", **headers).status == 200
             answer = ask(server, Origin="https://a.org", Authorization="Bearer sesame")
             assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (200, "*")

@@ -1,4 +1,4 @@
-"""Processing of requests before generation: order, limits and concurrency."""
+"""Handling of requests before generation: order of checks, limits and concurrency."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def server(tiny_opt: Path) -> Iterator[Server]:
 
 
 def send(server: Server, head: str, body: bytes = b"") -> socket.socket:
-    """The beginning of a request, to which something may be missing."""
+    """Send the start of a request; returns the open socket."""
     sock = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
     sock.sendall(f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\n{head}\r\n".encode() + body)
     return sock
 
 
-def answer_of(sock: socket.socket) -> tuple[http.client.HTTPResponse, Any]:
-    """The response to it, and its JSON; reads until the server closes the connection."""
+def read_response(sock: socket.socket) -> tuple[http.client.HTTPResponse, Any]:
+    """The response and its JSON; reads until the server closes the connection."""
     response = http.client.HTTPResponse(sock)
     response.begin()
     return response, json.loads(response.read())
 
 
-class TestTheKeyComesFirst:
+class TestApiKeyIsCheckedFirst:
     @pytest.fixture
     def server(self, tiny_opt: Path) -> Iterator[Server]:
         with (
@@ -62,17 +62,19 @@ class TestTheKeyComesFirst:
             yield server
 
     @pytest.mark.parametrize("length", ["Content-Length: 4000000", "Transfer-Encoding: chunked"])
-    def test_before_a_body_is_there(self, server: Server, length: str) -> None:
-        """A client without the key is answered at once, though the body never comes."""
+    def test_before_the_body_arrives(self, server: Server, length: str) -> None:
+        """A client without the key gets its response although it never sends the body."""
         with send(server, f"{length}\r\n") as sock:
-            response, body = answer_of(sock)
+            response, body = read_response(sock)
             assert response.status == 401
             assert body["error"]["code"] == "invalid_api_key"
             assert response.headers["Connection"] == "close"
             assert sock.recv(1) == b""  # closed
         assert server.metric("h2o_body_bytes") == 0
 
-    def test_before_a_body_is_parsed(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_before_the_body_is_parsed(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         parsed: list[bytes] = []
         monkeypatch.setattr("h2o_cpp.serve.endpoint.parse", lambda _, body: parsed.append(body))
         body = b'{"a":[' + b",".join([b"{}"] * 100_000) + b"]}"
@@ -80,78 +82,77 @@ class TestTheKeyComesFirst:
         assert parsed == []
 
     @pytest.mark.parametrize("path", ["/v1/models", "/v1", "/v1/nothing", "/V1/completions", "/x"])
-    def test_of_every_path_that_is_not_public(self, server: Server, path: str) -> None:
+    def test_for_every_path_that_is_not_public(self, server: Server, path: str) -> None:
         assert server.ask(path).status == 401
         assert server.ask(path, Authorization=f"bearer {KEY}").status in (200, 404)
 
 
 class TestBytesInFlight:
-    def test_in_all(self, server: Server) -> None:
-        """Bodies of which the last byte is missing are held; a third one is one too many."""
+    def test_max_bodies_bytes(self, server: Server) -> None:
+        """Two bodies whose last byte is missing are held; a third exceeds the limit."""
         body = json.dumps({**SHORT, "user": "x" * LARGE}).encode()
         head = f"Content-Length: {len(body)}\r\n"
-        with send(server, head, body[:-1]) as one, send(server, head, body[:-1]) as other:
+        with send(server, head, body[:-1]) as first, send(server, head, body[:-1]) as second:
             wait_until(lambda: server.metric("h2o_body_bytes") == 2 * len(body) - 2)
-            refused = server.ask(PATH, body)
-            assert refused.status == 503
-            assert refused.json()["error"]["code"] == "too_many_bytes"
-            assert refused.headers["Retry-After"] == "1"
-            assert server.ask(PATH, SHORT).status == 200  # a small one finds room
-            for sock in (one, other):
+            rejected = server.ask(PATH, body)
+            assert rejected.status == 503
+            assert rejected.json()["error"]["code"] == "too_many_bytes"
+            assert rejected.headers["Retry-After"] == "1"
+            assert server.ask(PATH, SHORT).status == 200  # a small one still fits
+            for sock in (first, second):
                 sock.sendall(body[-1:])
-                assert answer_of(sock)[0].status == 200
+                assert read_response(sock)[0].status == 200
         wait_until(lambda: server.metric("h2o_body_bytes") == 0)
         assert server.ask(PATH, body).status == 200
 
-    def test_of_clients_that_leave(self, server: Server) -> None:
+    def test_bytes_of_disconnected_clients_are_freed(self, server: Server) -> None:
         with send(server, "Content-Length: 100000\r\n", b" " * 90_000):
             wait_until(lambda: server.metric("h2o_body_bytes") == 90_000)
         wait_until(lambda: server.metric("h2o_body_bytes") == 0)
 
-    def test_of_a_body_without_a_length(self, server: Server) -> None:
-        """It is refused when it has become too long, not when it ends."""
+    def test_chunked_body_is_rejected_once_too_large(self, server: Server) -> None:
         chunk = b"%x\r\n" % 100_000 + b" " * 100_000 + b"\r\n"
         with send(server, "Transfer-Encoding: chunked\r\n", 4 * chunk) as sock:
-            response, body = answer_of(sock)
+            response, body = read_response(sock)
             assert response.status == 413
             assert body["error"]["code"] == "body_too_large"
 
-    def test_that_do_not_come_in_time(self, tiny_opt: Path) -> None:
+    def test_body_timeout(self, tiny_opt: Path) -> None:
         with (
             Generator(tiny_opt, threads=1) as generator,
             serving(generator, body_timeout=1) as server,
             send(server, "Content-Length: 50\r\n", b'{"prompt"') as sock,
         ):
-            response, body = answer_of(sock)
+            response, body = read_response(sock)
             assert response.status == 408
             assert body["error"]["message"] == "the body did not arrive within 1 s"
             assert sock.recv(1) == b""
 
 
-def test_two_lengths(server: Server) -> None:
-    """Of which a proxy in front may believe the other one."""
+def test_content_length_with_transfer_encoding(server: Server) -> None:
+    """A proxy in front of the server may believe the other one."""
     head = "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n"
     with send(server, head, b"0\r\n\r\n") as sock:
-        response, body = answer_of(sock)
+        response, body = read_response(sock)
         assert response.status == 400
         assert "Transfer-Encoding" in body["error"]["message"]
         assert sock.recv(1) == b""
 
 
 @pytest.mark.parametrize("content_type", [None, "text/plain", "application/x-www-form-urlencoded"])
-def test_whatever_the_content_type(server: Server, content_type: str | None) -> None:
-    """As of `curl -d`, which names another one."""
+def test_content_type_is_ignored(server: Server, content_type: str | None) -> None:
+    """`curl -d` sends another one."""
     body = json.dumps(SHORT).encode()
     head = f"Content-Length: {len(body)}\r\n"
     head += "" if content_type is None else f"Content-Type: {content_type}\r\n"
     with send(server, head, body) as sock:
-        response, answer = answer_of(sock)
+        response, answer = read_response(sock)
     assert response.status == 200
     assert answer["usage"]["completion_tokens"] == 3
 
 
 def many(item: bytes) -> bytes:
-    """A list of them, 4 MB long."""
+    """A JSON list of the item, 4 MB long."""
     return b"[" + b",".join([item] * (4_000_000 // (len(item) + 1))) + b"]"
 
 
@@ -169,8 +170,8 @@ class TestParsing:
             (rb'"\"' * 1_000_000, "Invalid JSON"),
         ],
     )
-    def test_takes_memory_by_the_bytes(self, body: bytes, message: str) -> None:
-        """A few times the body, where its values would take 25 times as much."""
+    def test_memory_is_proportional_to_the_bytes(self, body: bytes, message: str) -> None:
+        """A few times the size of the body; its values as objects would take 25 times."""
         tracemalloc.start()
         try:
             with pytest.raises(ApiError, match=message):
@@ -192,7 +193,7 @@ class TestParsing:
             (ChatRequest, {"messages": [{"role": "user", "content": [0] * 200_000}]}),
         ],
     )
-    def test_reports_one_error_of_many(self, model: Any, body: Any) -> None:
+    def test_one_of_many_errors_is_reported(self, model: Any, body: Any) -> None:
         tracemalloc.start()
         try:
             with pytest.raises(ApiError):
@@ -203,18 +204,18 @@ class TestParsing:
         assert peak < 60e6
 
     @pytest.mark.parametrize("text", ["{[:,", '\\"{[:,', "\\\\", '"', '\\\\"{'])
-    def test_counts_nothing_in_strings(self, text: str) -> None:
+    def test_brackets_in_strings_do_not_count(self, text: str) -> None:
         body = json.dumps({"prompt": text * 80_000, "user": text})
         assert parse(CompletionRequest, body.encode()).prompt == text * 80_000
 
-    def test_takes_what_fits_in_a_context(self) -> None:
+    def test_prompt_of_131072_tokens(self) -> None:
         tokens = [*range(131_072)]
         body = json.dumps({"prompt": tokens}).encode()
         assert parse(CompletionRequest, body).prompt == tokens
 
 
 class Gate:
-    """Stands in for a function: long texts wait in it."""
+    """Wraps a function; calls with long texts wait until it is opened."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -224,16 +225,16 @@ class Gate:
     def __call__(self, text: Any, **options: Any) -> Any:
         if len(text) > LARGE // 2:
             self.n_waiting += 1
-            assert self.open.wait(PATIENCE), "stuck"
+            assert self.open.wait(PATIENCE), "the gate was not opened"
             self.n_waiting -= 1
         return self._function(text, **options)
 
 
 class TestTokenization:
-    def test_of_large_prompts_one_by_one(
+    def test_large_prompts_one_at_a_time(
         self, server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Others are answered meanwhile, and what was not refused for its bytes is, for a token."""
+        """Other requests are answered meanwhile; the large prompts have too many tokens."""
         tokenizer = server.app.state.service.generator.tokenizer
         gate = Gate(tokenizer.encode)
         monkeypatch.setattr(tokenizer, "encode", gate)
@@ -244,22 +245,22 @@ class TestTokenization:
             large = [Background(lambda: server.ask(PATH, body)) for _ in range(2)]
             wait_until(lambda: server.metric("h2o_body_bytes") == 2 * n_bytes)
             wait_until(lambda: gate.n_waiting > 0)
-            middling = {**SHORT, "user": "x" * 20_000}
-            for other in [SHORT, middling] * 3:
-                assert server.ask(PATH, other).status == 200
+            medium = {**SHORT, "user": "x" * 20_000}
+            for second in [SHORT, medium] * 3:
+                assert server.ask(PATH, second).status == 200
             assert gate.n_waiting == 1
-        for one in large:
-            answer = one.result()
+        for task in large:
+            answer = task.result()
             assert answer.status == 400
             assert answer.json()["error"]["code"] == "context_length_exceeded"
 
-    def test_of_a_prompt_that_is_just_too_long(self, server: Server) -> None:
-        """More bytes than tokens: the tokens count."""
+    def test_prompt_limit_counts_tokens(self, server: Server) -> None:
+        """A prompt of more bytes than the limit, but not more tokens, is accepted."""
         n_bytes = 3000
         prompt = "ship " * (n_bytes // 5)
         n = len(server.app.state.service.generator.tokenize(prompt))
-        for most, status in ((n, 200), (n - 1, 400)):
-            server.app.state.service.max_prompt = most
+        for max_prompt, status in ((n, 200), (n - 1, 400)):
+            server.app.state.service.max_prompt = max_prompt
             answer = server.ask(PATH, {**SHORT, "prompt": prompt})
             assert answer.status == status
         assert answer.json()["error"] == {
@@ -278,7 +279,7 @@ class TestTokenization:
         ("{{ raise_exception('No.') }}", "No."),
     ],
 )
-def test_templates_that_fail(tiny_opt: Path, template: str, message: str) -> None:
+def test_failing_templates(tiny_opt: Path, template: str, message: str) -> None:
     chat = {"messages": [{"role": "user", "content": "A ship?"}], "max_tokens": 2}
     with (
         Generator(tiny_opt, threads=1) as generator,

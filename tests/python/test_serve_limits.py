@@ -26,7 +26,7 @@ PATHS = ["/v1/completions", "/v1/chat/completions"]
 
 @contextmanager
 def small_server(max_sequences: int = 1) -> Iterator[Server]:
-    """One sequence, and a queue of two."""
+    """A server with one sequence and a queue of two."""
     with (
         Generator(
             LLAMA, hh=12, n_batch=8, threads=1, seed=1, max_sequences=max_sequences
@@ -43,8 +43,8 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def common() -> Iterator[Server]:
-    """For requests that leave nothing behind."""
+def shared_server() -> Iterator[Server]:
+    """For requests that leave no state."""
     with small_server() as server:
         yield server
 
@@ -70,13 +70,13 @@ class TestLimits:
             assert answer.json()["error"]["code"] == "queue_full"
             assert server.ask("/v1/completions", {**SHORT, "stream": True}).status == 429
             assert server.ask("/health").status == 200
-        for other in others:  # the first has left: there is a sequence for those who waited
+        for other in others:  # the first client has disconnected and freed its sequence
             response = other.getresponse()
             assert response.status == 200
             assert json.loads(response.read())["choices"][0]["finish_reason"] == "length"
             other.close()
 
-    def test_a_request_is_taken_whole_or_not(self, server: Server) -> None:
+    def test_all_outputs_of_a_request_fit_in_the_queue(self, server: Server) -> None:
         with server.begin(ENDLESS).sock:
             wait_until(lambda: active(server) == 1)
             with server.begin(SHORT).sock:
@@ -85,8 +85,8 @@ class TestLimits:
                 wait_until(lambda: waiting(server) == 1)
 
     def test_body(self, server: Server) -> None:
-        fits = {**SHORT, "user": "x" * 4000}
-        assert server.ask("/v1/completions", fits).status == 200
+        valid = {**SHORT, "user": "x" * 4000}
+        assert server.ask("/v1/completions", valid).status == 200
         large = json.dumps({**SHORT, "user": "x" * 5000}).encode()
         answer = server.ask("/v1/completions", large)
         assert answer.status == 413
@@ -99,11 +99,11 @@ class TestLimits:
         connection.close()
 
     def test_prompt(self, server: Server) -> None:
-        most = server.app.state.service.max_prompt
-        assert most == server.app.state.service.generator.n_ctx
-        fits = {**SHORT, "max_tokens": 1, "prompt": [5] * most}
-        assert server.ask("/v1/completions", fits).status == 200
-        answer = server.ask("/v1/completions", {**fits, "prompt": [5] * (most + 1)})
+        max_prompt = server.app.state.service.max_prompt
+        assert max_prompt == server.app.state.service.generator.n_ctx
+        valid = {**SHORT, "max_tokens": 1, "prompt": [5] * max_prompt}
+        assert server.ask("/v1/completions", valid).status == 200
+        answer = server.ask("/v1/completions", {**valid, "prompt": [5] * (max_prompt + 1)})
         assert answer.status == 400
         assert answer.json()["error"]["code"] == "context_length_exceeded"
 
@@ -114,8 +114,8 @@ class TestLimits:
         ):
             key = "Bearer sesame é".encode().decode("latin-1")
             for path, body in [("/v1/models", None), *((path, SHORT) for path in PATHS)]:
-                for wrong in ({}, {"Authorization": "Bearer open"}, {"Authorization": key[:-1]}):
-                    answer = server.ask(path, body, **wrong)
+                for headers in ({}, {"Authorization": "Bearer open"}, {"Authorization": key[:-1]}):
+                    answer = server.ask(path, body, **headers)
                     assert answer.status == 401
                     assert answer.json()["error"]["code"] == "invalid_api_key"
             assert server.ask("/v1/completions", SHORT, Authorization=key).status == 200
@@ -150,8 +150,8 @@ class TestLimits:
         b'{"prompt": "a", "repeat_penalty": 1e-300}',
     ],
 )
-def test_malformed(common: Server, path: str, body: bytes) -> None:
-    answer = common.ask(path, body)
+def test_malformed(shared_server: Server, path: str, body: bytes) -> None:
+    answer = shared_server.ask(path, body)
     assert answer.status in (400, 404)
     assert answer.json()["error"]["message"]
 
@@ -167,17 +167,19 @@ def test_malformed(common: Server, path: str, body: bytes) -> None:
         ("GET", "/%00", 404),
     ],
 )
-def test_other_paths(common: Server, method: str, path: str, status: int) -> None:
-    answer = common.ask(path, None if method == "GET" else {}, method=method)
+def test_unknown_paths_and_methods(
+    shared_server: Server, method: str, path: str, status: int
+) -> None:
+    answer = shared_server.ask(path, None if method == "GET" else {}, method=method)
     assert answer.status == status
     assert answer.json()["error"]["message"]
 
 
 class TestDisconnects:
-    """A client that leaves frees its sequence, or its place in the queue."""
+    """A client that disconnects frees its sequence or its place in the queue."""
 
     @pytest.mark.parametrize("stream", [False, True])
-    def test_while_it_is_computed(self, server: Server, stream: bool) -> None:
+    def test_while_generating(self, server: Server, stream: bool) -> None:
         connection = server.begin({**ENDLESS, "stream": stream})
         wait_until(lambda: active(server) == 1)
         if stream:
@@ -189,7 +191,7 @@ class TestDisconnects:
         assert server.ask("/v1/completions", SHORT).status == 200
 
     @pytest.mark.parametrize("stream", [False, True])
-    def test_while_it_waits(self, server: Server, stream: bool) -> None:
+    def test_while_queued(self, server: Server, stream: bool) -> None:
         first = server.begin(ENDLESS)
         wait_until(lambda: active(server) == 1)
         second = server.begin({**SHORT, "stream": stream, "n": 2})
@@ -199,12 +201,12 @@ class TestDisconnects:
         first.close()
         wait_until(lambda: active(server) == 0)
 
-    def test_while_it_sends(self, server: Server) -> None:
+    def test_while_sending(self, server: Server) -> None:
         with socket.create_connection(("127.0.0.1", server.port)) as half:
             half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 50\r\n\r\n{")
         assert server.ask("/v1/completions", SHORT).status == 200
 
-    def test_nothing_is_left(self, server: Server) -> None:
+    def test_outputs_are_freed(self, server: Server) -> None:
         for stream in (False, True) * 3:
             connection = server.begin({**ENDLESS, "stream": stream})
             wait_until(lambda: active(server) == 1)
@@ -214,12 +216,12 @@ class TestDisconnects:
 
 
 def submit_with(patch: pytest.MonkeyPatch, server: Server, constraint: Constraint) -> None:
-    """From now on the Engine asks `constraint` about the tokens of every request."""
+    """Use `constraint` for all further requests to the Engine."""
     patch.setattr(server.engine, "submit", partial(server.engine.submit, constraint=constraint))
 
 
-def fails_after(n_tokens: int, error: type[Exception]) -> Constraint:
-    """A step that fails: a constraint that raises `error` after so many generated tokens."""
+def failing_after(n_tokens: int, error: type[Exception]) -> Constraint:
+    """A constraint that raises `error` after this many generated tokens."""
     n_prompt = len(SHORT["prompt"])
 
     def allow_all(tokens: Any, allowed: Any) -> None:
@@ -230,10 +232,10 @@ def fails_after(n_tokens: int, error: type[Exception]) -> Constraint:
     return allow_all
 
 
-class TestErrorsLater:
-    """What goes wrong after a stream has begun is an event of it."""
+class TestLateErrors:
+    """Errors after the start of a stream are events of it."""
 
-    def test_closed_meanwhile(self, server: Server) -> None:
+    def test_engine_closed_during_a_stream(self, server: Server) -> None:
         connection = server.begin({**ENDLESS, "stream": True})
         response = connection.getresponse()
         first = response.readline()
@@ -246,18 +248,18 @@ class TestErrorsLater:
 
     @pytest.mark.parametrize("stream", [False, True])
     @pytest.mark.parametrize(("error", "status"), [(MemoryError, 503), (TypeError, 500)])
-    def test_failed(
+    def test_failed_first_step(
         self,
         monkeypatch: pytest.MonkeyPatch,
         stream: bool,
         error: type[Exception],
         status: int,
     ) -> None:
-        """In its first step: the status says so, and other requests go on."""
+        """The status reports the error, and other requests continue."""
         with small_server(max_sequences=2) as server, server.begin(ENDLESS).sock:
             wait_until(lambda: active(server) == 1)
             with monkeypatch.context() as patch:
-                submit_with(patch, server, fails_after(0, error))
+                submit_with(patch, server, failing_after(0, error))
                 answer = server.ask("/v1/completions", {**SHORT, "stream": stream})
             assert answer.status == status
             assert answer.json()["error"]["type"] == "server_error"
@@ -272,7 +274,7 @@ class TestErrorsLater:
             (TypeError, "internal error"),
         ],
     )
-    def test_failed_meanwhile(
+    def test_failed_step_during_a_stream(
         self,
         server: Server,
         monkeypatch: pytest.MonkeyPatch,
@@ -280,16 +282,16 @@ class TestErrorsLater:
         message: str,
     ) -> None:
         with monkeypatch.context() as patch:
-            submit_with(patch, server, fails_after(20, error))
+            submit_with(patch, server, failing_after(20, error))
             answer = server.ask("/v1/completions", {**SHORT, "max_tokens": 100, "stream": True})
             assert answer.status == 200
             assert events(answer.body)[-1]["error"]["message"] == message
         assert server.ask("/v1/completions", SHORT).status == 200
 
 
-def test_unforeseen(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> Any:
-        raise TypeError("nobody thought of it")
+        raise TypeError("unexpected")
 
     monkeypatch.setattr(server.app.state.service, "submit", fail)
     answer = server.ask("/v1/completions", SHORT)
@@ -310,7 +312,7 @@ def test_metrics(server: Server) -> None:
     server.ask("/v1/completions", {"prompt": [61]})
     assert server.metric("h2o_prompt_tokens_total") == 23
     assert server.metric("h2o_generated_tokens_total") == 20
-    # 12 and 29 tokens have been read, and 12 are kept.
+    # 12 and 29 tokens have been processed, and 12 are kept.
     assert server.metric("h2o_evicted_tokens_total") == 17
     assert server.metric("h2o_requests_waiting") == server.metric("h2o_sequences_active") == 0
     assert server.metric("h2o_sequences") == 1

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness (local-completions) gives the server the scores of our own model."""
+"""lm-evaluation-harness (local-completions) on the server gives the scores of H2oModel."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ N_DOCUMENTS = 12
 
 
 @pytest.fixture(scope="module")
-def ours(tiny_opt: Path) -> H2oModel:
+def local_model(tiny_opt: Path) -> H2oModel:
     return H2oModel(tiny_opt, threads=1)
 
 
 @pytest.fixture(scope="module", params=[1, 4], ids=["one by one", "four at once"])
-def theirs(request: pytest.FixtureRequest, tiny_opt: Path, shared: Path) -> Iterator[Any]:
-    """lm_eval's own client, with the tokenizer of the checkpoint."""
+def server_model(request: pytest.FixtureRequest, tiny_opt: Path, shared: Path) -> Iterator[Any]:
+    """lm_eval's own client with the checkpoint's tokenizer."""
     tokenizer = shared / "models" / "tiny-opt-hf"
     with (
         Generator(tiny_opt, max_sequences=2, threads=1) as generator,
@@ -48,7 +48,7 @@ def theirs(request: pytest.FixtureRequest, tiny_opt: Path, shared: Path) -> Iter
 
 
 @pytest.mark.parametrize("task", ["copa", "piqa"])
-def test_tasks(ours: H2oModel, theirs: Any, task: str, shared: Path) -> None:
+def test_tasks(local_model: H2oModel, server_model: Any, task: str, shared: Path) -> None:
     results = [
         lm_eval.evaluate(
             lm=model,
@@ -57,26 +57,26 @@ def test_tasks(ours: H2oModel, theirs: Any, task: str, shared: Path) -> None:
             log_samples=True,
             bootstrap_iters=0,
         )
-        for model in (ours, theirs)
+        for model in (local_model, server_model)
     ]
-    for one, other in zip(*(found["samples"][task] for found in results), strict=True):
-        assert one["doc_id"] == other["doc_id"]
-        assert one["target"] == other["target"]
-        for (mine,), (served,) in zip(one["resps"], other["resps"], strict=True):
-            # Sums of the same float64 logarithms, in another order.
+    for local, remote in zip(*(found["samples"][task] for found in results), strict=True):
+        assert local["doc_id"] == remote["doc_id"]
+        assert local["target"] == remote["target"]
+        for (mine,), (served,) in zip(local["resps"], remote["resps"], strict=True):
+            # The same float64 logarithms, summed in another order.
             assert float(served[0]) == pytest.approx(float(mine[0]), rel=1e-12)
             assert served[1] == mine[1]
     scores = [found["results"][task]["acc,none"] for found in results]
     assert scores[0] == scores[1]
 
 
-def test_generated_text(ours: H2oModel, theirs: Any) -> None:
+def test_generate_until(local_model: H2oModel, server_model: Any) -> None:
     contexts = ["The old man", "It was a bright morning, and the captain", "Once"]
     options: dict[str, Any] = {"max_gen_toks": 12, "until": [" and", "."], "temperature": 0}
     texts = [
         model.generate_until(
             [Instance("generate_until", {}, (c, {**options}), i) for i, c in enumerate(contexts)]
         )
-        for model in (ours, theirs)
+        for model in (local_model, server_model)
     ]
     assert texts[0] == texts[1]

@@ -1,6 +1,6 @@
-"""Many concurrent clients: staying, leaving, slow, not reading, and malformed.
+"""Many concurrent clients: correct, disconnecting, slow, non-reading and malformed.
 
-H2O_LOAD sets their number; -s shows the results.
+H2O_LOAD sets their number; -s prints the results.
 """
 
 from __future__ import annotations
@@ -26,86 +26,86 @@ CACHE: dict[str, Any] = {"hh": 12, "n_batch": 8, "threads": 1}
 PROMPTS = [[random.Random(i).randrange(3, 61) for _ in range(1 + 2 * i)] for i in range(16)]
 OPTIONS: dict[str, Any] = {"max_tokens": 30, "seed": 5, "ignore_eos": True}
 ENDLESS: dict[str, Any] = {"prompt": [5], "max_tokens": 10**9, "ignore_eos": True, "stream": True}
-N_THREADS = 40 + 2  # the pool in which requests are checked, the server and its engine
+N_THREADS = 40 + 2  # the thread pool that validates requests, the server and its engine
 GARBAGE = [b"", b"{", b"\x00\xff", b'{"prompt": 5}', b'{"prompt": [99]}', b"[" * 900]
 
 
 class Clients:
-    """Clients of a server, and what they met."""
+    """Clients of a server, and counts of what happened to them."""
 
     def __init__(self, server: Server, expected: list[str]) -> None:
         self._port = server.port
         self._expected = expected
-        self.met: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
 
     async def run(self, seed: int, n: int) -> None:
-        """All of them at once."""
+        """Run n clients concurrently."""
         rng = random.Random(seed)
         kinds = [self.reads, self.reads_whole, self.reads_slowly, self.leaves, self.never_reads]
         kinds += [self.sends_garbage, self.sends_too_much, self.sends_half]
-        some = [kinds[i % len(kinds)](random.Random(rng.random())) for i in range(n)]
-        await asyncio.gather(*some)
+        tasks = [kinds[i % len(kinds)](random.Random(rng.random())) for i in range(n)]
+        await asyncio.gather(*tasks)
 
     async def reads(self, rng: random.Random) -> None:
-        """A stream, which is repeated until there is room for it."""
+        """Read a stream, retrying while the queue is full."""
         i = rng.randrange(len(PROMPTS))
         status, body = await self._ask_again(rng, {"prompt": PROMPTS[i], "stream": True, **OPTIONS})
         *chunks, done = events(body)
         assert (status, done) == (200, "[DONE]")
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == self._expected[i]
-        self.met["streams that were right"] += 1
+        self.counts["correct streams"] += 1
 
     async def reads_whole(self, rng: random.Random) -> None:
         i = rng.randrange(len(PROMPTS))
         status, body = await self._ask_again(rng, {"prompt": PROMPTS[i], **OPTIONS})
         assert status == 200
         assert json.loads(body)["choices"][0]["text"] == self._expected[i]
-        self.met["whole texts that were right"] += 1
+        self.counts["correct responses"] += 1
 
     async def reads_slowly(self, rng: random.Random) -> None:
-        """A few bytes at a time, with a small buffer."""
+        """Read a few bytes at a time, with a small buffer."""
         i = rng.randrange(len(PROMPTS))
         body = {"prompt": PROMPTS[i], "stream": True, "kept_every": 1, **OPTIONS}
         status, answer = await self._ask_again(rng, body, n_bytes=4096, wait=0.005)
         *chunks, done = events(answer)
         assert (status, done) == (200, "[DONE]")
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == self._expected[i]
-        self.met["slow readers that got it right"] += 1
+        self.counts["correct slow streams"] += 1
 
     async def leaves(self, rng: random.Random) -> None:
-        """After so many bytes of a text that does not end."""
+        """Disconnect after some bytes of an endless stream."""
         reader, writer = await self._send(json.dumps(ENDLESS).encode())
         await reader.read(rng.randrange(1, 5000))
         await asyncio.sleep(rng.random() / 20)
         writer.transport.abort()
-        self.met["clients that left"] += 1
+        self.counts["disconnected clients"] += 1
 
     async def never_reads(self, rng: random.Random) -> None:
         reader, writer = await self._send(json.dumps(ENDLESS).encode())
-        await reader.read(1)  # what follows fills the buffers
+        await reader.read(1)  # the rest fills the buffers
         await asyncio.sleep(rng.random() / 2)
         writer.transport.abort()
-        self.met["clients that never read"] += 1
+        self.counts["clients that stopped reading"] += 1
 
     async def sends_garbage(self, rng: random.Random) -> None:
         status, _ = await self._ask(rng.choice(GARBAGE))
         assert status in (400, 429)
-        self.met["malformed requests refused"] += 1
+        self.counts["malformed requests rejected"] += 1
 
     async def sends_too_much(self, rng: random.Random) -> None:
         try:
             status, _ = await self._ask(b" " * 60_000)
             assert status == 413
         except ConnectionResetError:
-            pass  # the answer, and the end, came while this was still being sent
-        self.met["oversized requests refused"] += 1
+            pass  # the response and the close arrived while the body was being sent
+        self.counts["oversized requests rejected"] += 1
 
     async def sends_half(self, rng: random.Random) -> None:
-        """A request that does not end."""
+        """Send a request without its end."""
         _, writer = await self._send(b"{", n_bytes=500)
         await asyncio.sleep(rng.random() / 5)
         writer.transport.abort()
-        self.met["requests that were not finished"] += 1
+        self.counts["incomplete requests"] += 1
 
     async def _ask_again(
         self, rng: random.Random, body: Any, *, n_bytes: int = 65536, wait: float = 0
@@ -114,7 +114,7 @@ class Clients:
             status, answer = await self._ask(json.dumps(body).encode(), n_bytes, wait)
             if status != 429:
                 return status, answer
-            self.met["answers 429"] += 1
+            self.counts["status 429"] += 1
             await asyncio.sleep(rng.uniform(0.05, 0.3))
 
     async def _ask(self, body: bytes, n_bytes: int = 65536, wait: float = 0) -> tuple[int, bytes]:
@@ -132,7 +132,7 @@ class Clients:
     async def _send(
         self, body: bytes, n_bytes: int | None = None
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """With HTTP/1.0, where an answer ends with its connection."""
+        """Send with HTTP/1.0, where a response ends with the connection."""
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.setblocking(False)
@@ -148,7 +148,7 @@ class Clients:
 
 
 def resident_bytes() -> int:
-    """Of this process: clients, server and model."""
+    """Resident memory of this process: clients, server and model."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -157,7 +157,7 @@ def n_open_files() -> int:
 
 
 def idle(server: Server) -> bool:
-    """Nobody is connected, nothing is computed, and no text is left."""
+    """Whether no client is connected, nothing is generating and no output is left."""
     stats = server.engine.stats()
     if server.n_connections or stats.n_active or stats.n_waiting:
         return False
@@ -165,7 +165,7 @@ def idle(server: Server) -> bool:
 
 
 @LINUX  # open files are counted in /proc
-def test_many_clients_and_nothing_is_left() -> None:
+def test_many_clients_leak_nothing() -> None:
     with Generator(LLAMA, **CACHE) as alone:
         expected = [alone.generate(prompt, **OPTIONS).text for prompt in PROMPTS]
     n_threads = threading.active_count()
@@ -183,6 +183,6 @@ def test_many_clients_and_nothing_is_left() -> None:
         assert n_files == n_files[:1] * 3
         assert threading.active_count() - n_threads <= N_THREADS
         assert server.ask("/health").status == 200
-        print(json.dumps({**clients.met, "resident after each third": resident}, indent=2))
-    right = clients.met["streams that were right"] + clients.met["whole texts that were right"]
-    assert right >= 2 * (N_CLIENTS // 3 // 8) * 3
+        print(json.dumps({**clients.counts, "resident after each third": resident}, indent=2))
+    correct = clients.counts["correct streams"] + clients.counts["correct responses"]
+    assert correct >= 2 * (N_CLIENTS // 3 // 8) * 3

@@ -44,7 +44,7 @@ def folder(tmp_path: Path, tiny_opt: Path) -> Path:
 
 
 @contextmanager
-def serving_many(catalog: Catalog, **options: Any) -> Iterator[Server]:
+def serving_catalog(catalog: Catalog, **options: Any) -> Iterator[Server]:
     app = create_app_of(catalog, **options)
     process = Process(app, host="127.0.0.1", port=0, grace=0)
     thread = threading.Thread(target=process.run, daemon=True)
@@ -55,20 +55,20 @@ def serving_many(catalog: Catalog, **options: Any) -> Iterator[Server]:
     finally:
         process.should_exit = True
         thread.join(PATIENCE)
-        assert not thread.is_alive(), "stuck"
+        assert not thread.is_alive(), "the server has not stopped"
 
 
 def loaded(server: Server) -> list[str]:
     return [model["name"] for model in server.ask("/api/ps").json()["models"]]
 
 
-class TestLists:
-    def test_of_a_directory(self, folder: Path) -> None:
+class TestReadModels:
+    def test_directory(self, folder: Path) -> None:
         (folder / "notes.txt").touch()
         (folder / "mmproj-one.gguf").touch()
         assert [e.name for e in read_models(folder, OPTIONS, {})] == ["one", "three", "two"]
 
-    def test_of_a_file(self, folder: Path) -> None:
+    def test_toml_file(self, folder: Path) -> None:
         path = folder / "models.toml"
         one = '[a]\nmodel = "one.gguf"\nhh = 0.5\nmax_tokens = 5\n'
         path.write_text(one + '[b]\nmodel = "two.gguf"')
@@ -98,46 +98,46 @@ class TestLists:
         with pytest.raises(ValueError, match=message):
             read_models(path, OPTIONS, {})
 
-    def test_that_are_not_there(self, tmp_path: Path) -> None:
+    def test_no_models(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="no models in this directory"):
             read_models(tmp_path, OPTIONS, {})
         with pytest.raises(FileNotFoundError):
             read_models(tmp_path / "no.toml", OPTIONS, {})
 
 
-def test_loaded_when_asked_for(folder: Path, tiny_opt: Path) -> None:
+def test_models_are_loaded_on_demand(folder: Path, tiny_opt: Path) -> None:
     with Generator(tiny_opt, **OPTIONS) as generator:
         text = generator.generate("The old man", max_tokens=4, seed=1).text
     catalog = Catalog(read_models(folder, OPTIONS, {}), max_loaded=2)
-    with serving_many(catalog) as server:
+    with serving_catalog(catalog) as server:
         names = [model["id"] for model in server.ask("/v1/models").json()["data"]]
         assert names == ["one", "three", "two"]
         assert loaded(server) == []
-        for name, there in (("one", {"one"}), ("two", {"one", "two"}), ("three", {"two", "three"})):
+        for name, after in (("one", {"one"}), ("two", {"one", "two"}), ("three", {"two", "three"})):
             answer = server.ask("/v1/completions", {**BODY, "model": name})
             assert answer.json()["choices"][0]["text"] == text
-            assert {*loaded(server)} == there
+            assert {*loaded(server)} == after
         server.ask("/v1/completions", {**BODY, "model": "two"})
         server.ask("/v1/completions", {**BODY, "model": "one"})
-        assert {*loaded(server)} == {"two", "one"}  # the one that was used longest ago is gone
+        assert {*loaded(server)} == {"two", "one"}  # the least recently used was unloaded
         assert server.ask("/health").status == 200
     assert all(service.engine.closed for service in catalog.loaded)
 
 
-def test_which_one(folder: Path) -> None:
-    with serving_many(Catalog(read_models(folder, OPTIONS, {}))) as server:
+def test_model_must_be_named(folder: Path) -> None:
+    with serving_catalog(Catalog(read_models(folder, OPTIONS, {}))) as server:
         answer = server.ask("/v1/completions", BODY)
         assert (answer.status, answer.json()["error"]["param"]) == (400, "model")
         assert server.ask("/v1/completions", {**BODY, "model": "four"}).status == 404
         assert server.ask("/props?model=two").json()["model_alias"] == "two"
 
 
-def test_one_in_use_is_not_unloaded(folder: Path) -> None:
+def test_model_in_use_is_not_unloaded(folder: Path) -> None:
     long = {"model": "one", "prompt": "a", "max_tokens": 60, "ignore_eos": True, "seed": 1}
     catalog = Catalog(read_models(folder, OPTIONS, {}), max_loaded=1)
-    with serving_many(catalog) as server:
+    with serving_catalog(catalog) as server:
         assert server.ask("/v1/completions", long).status == 200
-        catalog.entries["one"].n_users += 1  # as a response in progress has it
+        catalog.entries["one"].n_users += 1  # like a response in progress
         answer = server.ask("/v1/completions", {**BODY, "model": "two"})
         assert answer.status == 503
         assert "in use" in answer.json()["error"]["message"]
@@ -145,17 +145,17 @@ def test_one_in_use_is_not_unloaded(folder: Path) -> None:
         assert server.ask("/v1/completions", {**BODY, "model": "two"}).status == 200
 
 
-def test_unloaded_when_idle(folder: Path) -> None:
+def test_idle_models_are_unloaded(folder: Path) -> None:
     catalog = Catalog(read_models(folder, OPTIONS, {}), idle=0.01)
-    with serving_many(catalog) as server:
+    with serving_catalog(catalog) as server:
         assert server.ask("/v1/completions", {**BODY, "model": "one"}).status == 200
         wait_until(lambda: loaded(server) == [])
         assert server.ask("/v1/completions", {**BODY, "model": "one"}).status == 200
 
 
-def test_one_that_cannot_be_loaded(folder: Path) -> None:
+def test_model_that_cannot_be_loaded(folder: Path) -> None:
     (folder / "bad.gguf").write_bytes(b"GGUF")
-    with serving_many(Catalog(read_models(folder, OPTIONS, {}))) as server:
+    with serving_catalog(Catalog(read_models(folder, OPTIONS, {}))) as server:
         answer = server.ask("/v1/completions", {**BODY, "model": "bad"})
         assert answer.status == 503
         assert "'bad' cannot be loaded" in answer.json()["error"]["message"]
@@ -163,8 +163,8 @@ def test_one_that_cannot_be_loaded(folder: Path) -> None:
         assert server.ask("/v1/completions", {**BODY, "model": "one"}).status == 200
 
 
-def test_another_list(folder: Path) -> None:
-    """What stays the same stays loaded; what is gone ends."""
+def test_replace_keeps_unchanged_models_loaded(folder: Path) -> None:
+    """Changed and removed models are unloaded once they are not in use."""
     path = folder / "models.toml"
     path.write_text('[a]\nmodel = "one.gguf"\n[b]\nmodel = "two.gguf"')
 
@@ -190,8 +190,8 @@ def test_another_list(folder: Path) -> None:
 
 
 class TestKeys:
-    def test_requests_at_once(self, tiny_opt: Path) -> None:
-        """Of each key; another one's do not count."""
+    def test_max_requests_per_key(self, tiny_opt: Path) -> None:
+        """Requests of another key do not count."""
         options: dict[str, Any] = {"api_key": ["one", "two"], "max_requests_per_key": 1}
         with Generator(tiny_opt, **OPTIONS) as generator, serving(generator, **options) as server:
             guard: Any = server.app.middleware_stack
@@ -232,14 +232,14 @@ def test_bad_tls_files(tmp_path: Path, tiny_opt: Path) -> None:
                 pass
 
 
-def test_a_name_for_several(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_name_with_models_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--models", str(folder), "--name", "a"]) == 1
     assert "with --models, the list names each model" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Linux")
-def test_command(folder: Path) -> None:
-    """At SIGHUP it reads the list again; a list that is wrong changes nothing."""
+def test_sighup_reloads_the_list(folder: Path) -> None:
+    """An invalid list changes nothing."""
     import re
     import sys
 
@@ -250,17 +250,17 @@ def test_command(folder: Path) -> None:
     try:
         assert process.stderr is not None
         while (found := re.search(r":(\d+) \(Press", process.stderr.readline())) is None:
-            assert process.poll() is None, "it has ended"
+            assert process.poll() is None, "the server has exited"
         server = Server(None, int(found[1]))
         assert server.ask("/v1/completions", BODY).status == 200
-        for text, names, said in (
+        for text, names, message in (
             ('[a]\nmodel = "one.gguf"\n[b]\nmodel = "two.gguf"\n', ["a", "b"], "models "),
             ("[a", ["a", "b"], "the models stay as they were"),
         ):
             path.write_text(text)
             os.kill(process.pid, signal.SIGHUP)
-            while said not in process.stderr.readline():
-                assert process.poll() is None, "it has ended"
+            while message not in process.stderr.readline():
+                assert process.poll() is None, "the server has exited"
             assert [m["id"] for m in server.ask("/v1/models").json()["data"]] == names
         assert server.ask("/v1/completions", {**BODY, "model": "b"}).status == 200
     finally:

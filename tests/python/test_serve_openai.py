@@ -1,4 +1,4 @@
-"""The server with OpenAI's official client: answers equal those of Generator."""
+"""The server with OpenAI's official client: outputs equal those of Generator."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from h2o_cpp.model.chat_template import ChatPrompt
 from support.background import PATIENCE
 from support.chatty import PLAIN
 
-pytest.importorskip("openai", reason="the client of OpenAI is not installed (openai)")
+pytest.importorskip("openai", reason="OpenAI's client is not installed (openai)")
 
 import openai
 
 from support.serving import Server, serving
 
 PROMPT = "It was a bright morning, and the old man went down to the sea with"
-LONG = PROMPT * 6  # more tokens than the caches below keep
+LONG = PROMPT * 6  # more tokens than the cache keeps
 CACHE: dict[str, Any] = {"hh": 60, "n_ctx": 512, "threads": 1}
 SAMPLED: dict[str, Any] = {"max_tokens": 20, "seed": 7, "temperature": 0.9}
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "A ship?"}]
@@ -52,14 +52,14 @@ def client(server: Server) -> Iterator[Any]:
 
 
 def log_softmax(logits: Any) -> Any:
-    """Of the last axis, in float64."""
+    """Over the last axis, in float64."""
     shifted = np.asarray(logits, np.float64)
     shifted = shifted - shifted.max(-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
-def about(values: Any) -> Any:
-    """Sums of the same numbers in float64, in another order."""
+def approx(values: Any) -> Any:
+    """Tolerance for float64 sums of the same numbers in another order."""
     return pytest.approx([float(value) for value in values], rel=0, abs=1e-12)
 
 
@@ -73,7 +73,7 @@ def test_models(client: Any) -> None:
 
 
 class TestCompletions:
-    def test_whole(self, client: Any, alone: Generator) -> None:
+    def test_response(self, client: Any, alone: Generator) -> None:
         answer = client.completions.create(model="tiny", prompt=LONG, **SAMPLED)
         expected = alone.generate(LONG, **SAMPLED)
         [choice] = answer.choices
@@ -94,21 +94,21 @@ class TestCompletions:
         assert len({chunk.id for chunk in chunks}) == 1
         assert {chunk.usage for chunk in chunks} == {None}
 
-    def test_pieces_come_as_they_are_generated(
+    def test_pieces_are_streamed_as_they_are_generated(
         self, client: Any, server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Each token but the first three waits until the client has a piece more."""
-        seen = threading.Semaphore(3)
+        """Each token after the first three waits until the client has received another piece."""
+        received = threading.Semaphore(3)
 
         def wait(_: Any, allowed: Any) -> None:
-            assert seen.acquire(timeout=PATIENCE), "stuck"
+            assert received.acquire(timeout=PATIENCE), "no piece arrived"
             allowed[:] = 0xFFFFFFFF
 
         monkeypatch.setattr(server.engine, "submit", partial(server.engine.submit, constraint=wait))
         n_pieces = 0
         for _ in client.completions.create(model="tiny", prompt=PROMPT, stream=True, **SAMPLED):
             n_pieces += 1
-            seen.release()
+            received.release()
         assert n_pieces >= 20 / 3
 
     def test_stream_with_usage(self, client: Any, alone: Generator) -> None:
@@ -126,10 +126,10 @@ class TestCompletions:
         assert last.usage.completion_tokens == 40
 
     @pytest.mark.parametrize("stream", [False, True])
-    def test_several_prompts_and_several_texts_of_each(
+    def test_several_prompts_with_n_outputs_each(
         self, client: Any, alone: Generator, stream: bool
     ) -> None:
-        """More than there are sequences; each has a seed of its own."""
+        """More outputs than sequences; each has its own seed."""
         prompts = [alone.tokenize(PROMPT), alone.tokenize("The king"), alone.tokenize("A boy")]
         answer = client.completions.create(
             model="tiny", prompt=prompts, n=2, stream=stream, **SAMPLED
@@ -148,18 +148,23 @@ class TestCompletions:
 
     def test_stop(self, client: Any, alone: Generator) -> None:
         greedy: dict[str, Any] = {"max_tokens": 40, "temperature": 0}
-        whole = alone.generate(PROMPT, **greedy).text
-        stop = whole.split()[4]
+        expected = alone.generate(PROMPT, **greedy).text
+        stop = expected.split()[4]
         answer = client.completions.create(model="tiny", prompt=PROMPT, stop=stop, **greedy)
-        assert answer.choices[0].text == whole[: whole.index(stop)]
+        assert answer.choices[0].text == expected[: expected.index(stop)]
         assert answer.choices[0].finish_reason == "stop"
 
-    def test_sampling_of_our_own(self, client: Any, alone: Generator) -> None:
-        own: dict[str, Any] = {"top_k": 5, "min_p": 0.0, "repeat_penalty": 1.3, "ignore_eos": True}
-        answer = client.completions.create(model="tiny", prompt=PROMPT, extra_body=own, **SAMPLED)
-        assert answer.choices[0].text == alone.generate(PROMPT, **own, **SAMPLED).text
+    def test_h2o_sampling_options(self, client: Any, alone: Generator) -> None:
+        extra: dict[str, Any] = {
+            "top_k": 5,
+            "min_p": 0.0,
+            "repeat_penalty": 1.3,
+            "ignore_eos": True,
+        }
+        answer = client.completions.create(model="tiny", prompt=PROMPT, extra_body=extra, **SAMPLED)
+        assert answer.choices[0].text == alone.generate(PROMPT, **extra, **SAMPLED).text
 
-    def test_budget_of_a_request(self, client: Any, tiny_opt: Path) -> None:
+    def test_hh_of_a_request(self, client: Any, tiny_opt: Path) -> None:
         with Generator(tiny_opt, **{**CACHE, "hh": 20}) as small:
             expected = small.generate(LONG, **SAMPLED).text
         answer = client.completions.create(
@@ -169,7 +174,7 @@ class TestCompletions:
         with pytest.raises(openai.BadRequestError, match="slots"):
             client.completions.create(model="tiny", prompt=LONG, extra_body={"hh": 0.5})
 
-    def test_what_is_kept(self, client: Any, alone: Generator) -> None:
+    def test_kept_shares(self, client: Any, alone: Generator) -> None:
         chunks = client.completions.create(
             model="tiny", prompt=LONG, stream=True, extra_body={"kept_every": 6}, **SAMPLED
         )
@@ -177,24 +182,24 @@ class TestCompletions:
         stream = alone.stream(LONG, **SAMPLED)
         text = "".join(stream)
         n_prompt = len(alone.tokenize(LONG))
-        assert found[0]["begin"] == 0  # of how many depends on who is faster
+        assert found[0]["begin"] == 0  # its length depends on timing
         pieces: list[str] = []
         for kept in found:
             assert kept["begin"] == len(pieces)
             pieces += kept["pieces"]
             assert kept["tokens_seen"] == len(pieces) == len(kept["shares"])
             assert kept["policy"] == {"sinks": 0, "heavy": 30, "recent": 30}
-        # The last token of a text is not read.
+        # The last token of an output is not processed.
         assert text.startswith("".join(pieces[n_prompt:]))
         assert len(pieces) == n_prompt + 19
         assert found[-1]["tokens_kept"] == 60
-        # All that is kept, in the mean of the heads: 60 tokens, each share rounded to 0.001.
+        # The mean over heads of all that is kept: 60 tokens, each share rounded to 0.001.
         assert sum(found[-1]["shares"]) == pytest.approx(60, abs=0.0005 * len(pieces))
 
 
 class TestLogprobs:
     def test_echo(self, client: Any, alone: Generator) -> None:
-        """PROMPT and its continuation fit in the cache, so that the whole text's logits count."""
+        """PROMPT and its continuation fit in the cache, so logits() of the whole text apply."""
         answer = client.completions.create(
             model="tiny", prompt=PROMPT, echo=True, logprobs=3, **SAMPLED
         )
@@ -207,31 +212,31 @@ class TestLogprobs:
         found = choice.logprobs
         assert found.token_logprobs[0] is None
         chosen = [row[token] for token, row in zip(tokens[1:], expected, strict=True)]
-        assert found.token_logprobs[1:] == about(chosen)
+        assert found.token_logprobs[1:] == approx(chosen)
         assert found.top_logprobs[0] is None
         for token, row, top in zip(tokens[1:], expected, found.top_logprobs[1:], strict=True):
-            likeliest = {*np.argsort(-row)[:3], token}
-            assert sorted(top.values()) == about(sorted(row[[*likeliest]]))
+            most_likely = {*np.argsort(-row)[:3], token}
+            assert sorted(top.values()) == approx(sorted(row[[*most_likely]]))
         assert found.tokens[0] == "</s>"
         assert "".join(found.tokens[1:]) == choice.text
         for token, offset in zip(found.tokens[1:], found.text_offset[1:], strict=True):
             assert choice.text[offset:].startswith(token)
 
     @pytest.mark.parametrize("echo", [False, True])
-    def test_in_a_stream(self, client: Any, echo: bool) -> None:
-        ask: dict[str, Any] = {"model": "tiny", "prompt": LONG, "echo": echo, "logprobs": 1}
-        whole = client.completions.create(**ask, **SAMPLED).choices[0]
-        chunks = [*client.completions.create(**ask, stream=True, **SAMPLED)]
+    def test_stream_logprobs(self, client: Any, echo: bool) -> None:
+        body: dict[str, Any] = {"model": "tiny", "prompt": LONG, "echo": echo, "logprobs": 1}
+        expected = client.completions.create(**body, **SAMPLED).choices[0]
+        chunks = [*client.completions.create(**body, stream=True, **SAMPLED)]
         parts = [chunk.choices[0].logprobs for chunk in chunks]
-        assert "".join(chunk.choices[0].text for chunk in chunks) == whole.text
+        assert "".join(chunk.choices[0].text for chunk in chunks) == expected.text
         for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
             joined = [value for part in parts for value in getattr(part, name)]
-            assert joined == getattr(whole.logprobs, name)
+            assert joined == getattr(expected.logprobs, name)
         if not echo:
             for chunk in chunks:
                 assert "".join(chunk.choices[0].logprobs.tokens) == chunk.choices[0].text
 
-    def test_characters_of_several_tokens(self, client: Any) -> None:
+    def test_characters_split_into_tokens(self, client: Any) -> None:
         answer = client.completions.create(
             model="tiny", prompt="文 é", echo=True, logprobs=0, max_tokens=1, temperature=0
         )
@@ -247,25 +252,25 @@ class TestLogprobs:
         assert found.top_logprobs[1:] == [{}] * (len(found.tokens) - 1)
 
     def test_chat(self, client: Any, alone: Generator) -> None:
-        ask: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "logprobs": True}
-        answer = client.chat.completions.create(**ask, top_logprobs=2, **SAMPLED)
+        body: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "logprobs": True}
+        answer = client.chat.completions.create(**body, top_logprobs=2, **SAMPLED)
         content = answer.choices[0].logprobs.content
         prompt = alone.chat_template(PLAIN).tokens(MESSAGES)
         stream = alone.stream(prompt, **SAMPLED)
         text = "".join(stream)
-        data = b"".join(bytes(one.bytes) for one in content)
+        data = b"".join(bytes(entry.bytes) for entry in content)
         assert data.decode() == text == answer.choices[0].message.content
         logits = alone.logits([*prompt, *stream.tokens[:-1]])[len(prompt) - 1 :]
         for token, row, found in zip(stream.tokens, log_softmax(logits), content, strict=True):
-            assert [found.logprob] == about([row[token]])
-            assert [top.logprob for top in found.top_logprobs] == about(np.sort(row)[:-3:-1])
-        chunks = [*client.chat.completions.create(**ask, stream=True, **SAMPLED)]
-        streamed = [one for chunk in chunks for one in chunk.choices[0].logprobs.content]
-        assert [one.logprob for one in streamed] == [one.logprob for one in content]
+            assert [found.logprob] == approx([row[token]])
+            assert [top.logprob for top in found.top_logprobs] == approx(np.sort(row)[:-3:-1])
+        chunks = [*client.chat.completions.create(**body, stream=True, **SAMPLED)]
+        streamed = [entry for chunk in chunks for entry in chunk.choices[0].logprobs.content]
+        assert [entry.logprob for entry in streamed] == [entry.logprob for entry in content]
 
 
 class TestChat:
-    def test_whole(self, client: Any, alone: Generator) -> None:
+    def test_response(self, client: Any, alone: Generator) -> None:
         answer = client.chat.completions.create(model="tiny", messages=MESSAGES, n=2, **SAMPLED)
         expected = "".join(alone.chat(MESSAGES, template=PLAIN, **SAMPLED))
         assert answer.object == "chat.completion"
@@ -285,10 +290,10 @@ class TestChat:
         assert {chunk.choices[0].delta.role for chunk in chunks[1:]} == {None}
         assert chunks[-1].choices[0].finish_reason == "length"
 
-    def test_names_and_parts(self, client: Any) -> None:
-        """max_completion_tokens, content in parts, and what is ignored."""
+    def test_content_parts_and_max_completion_tokens(self, client: Any) -> None:
+        """Also fields that are ignored."""
         parts = [{"type": "text", "text": "A "}, {"type": "text", "text": "ship?"}]
-        one = client.chat.completions.create(
+        entry = client.chat.completions.create(
             model="tiny",
             messages=[MESSAGES[0], {"role": "user", "content": parts}],
             max_completion_tokens=20,
@@ -298,7 +303,7 @@ class TestChat:
             presence_penalty=0,
         )
         other = client.chat.completions.create(model="tiny", messages=MESSAGES, **SAMPLED)
-        assert one.choices[0].message.content == other.choices[0].message.content
+        assert entry.choices[0].message.content == other.choices[0].message.content
 
     @pytest.mark.parametrize(
         "fields",
@@ -314,12 +319,12 @@ class TestChat:
             {"extra_body": {"id_slot": 0, "timings_per_token": True, "return_progress": True}},
         ],
     )
-    def test_fields_that_change_nothing(self, client: Any, fields: dict[str, Any]) -> None:
-        ask = partial(client.chat.completions.create, model="tiny", messages=MESSAGES, **SAMPLED)
-        assert ask(**fields).choices[0].message.content == ask().choices[0].message.content
+    def test_ignored_fields(self, client: Any, fields: dict[str, Any]) -> None:
+        body = partial(client.chat.completions.create, model="tiny", messages=MESSAGES, **SAMPLED)
+        assert body(**fields).choices[0].message.content == body().choices[0].message.content
 
-    def test_roles(self, client: Any, server: Server) -> None:
-        """What the template gets of a conversation in which a tool was called."""
+    def test_messages_passed_to_the_template(self, client: Any, server: Server) -> None:
+        """For a conversation with a tool call."""
         call = {"name": "f", "arguments": '{"x": 1}'}
         found = server.app.state.service.template
         messages = [
@@ -333,17 +338,17 @@ class TestChat:
             },
             {"role": "tool", "tool_call_id": "a", "content": "yes"},
         ]
-        seen: list[Any] = []
+        received: list[Any] = []
 
         def prompt(messages: Any, **_: Any) -> ChatPrompt:
-            seen.extend(messages)
+            received.extend(messages)
             return ChatPrompt([5], thinking=False)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(found, "prompt", prompt)
             client.chat.completions.create(model="tiny", messages=messages, **SAMPLED)
         called = {"name": "f", "arguments": {"x": 1}}
-        assert seen == [
+        assert received == [
             {"role": "system", "content": "Be brief."},
             {"role": "user", "content": "A ship?", "name": "ann"},
             {
@@ -355,11 +360,11 @@ class TestChat:
         ]
 
 
-def test_many_tasks_at_once(server: Server, alone: Generator) -> None:
+def test_concurrent_requests(server: Server, alone: Generator) -> None:
     prompts = [PROMPT[: 8 + 2 * i] for i in range(20)]
     expected = [alone.generate(prompt, **SAMPLED).text for prompt in prompts]
 
-    async def one(client: Any, prompt: str, stream: bool) -> str:
+    async def entry(client: Any, prompt: str, stream: bool) -> str:
         answer = await client.completions.create(
             model="tiny", prompt=prompt, stream=stream, **SAMPLED
         )
@@ -367,12 +372,12 @@ def test_many_tasks_at_once(server: Server, alone: Generator) -> None:
             return str(answer.choices[0].text)
         return "".join([chunk.choices[0].text async for chunk in answer])
 
-    async def everything() -> list[str]:
+    async def gather() -> list[str]:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any") as client:
-            tasks = [one(client, prompt, i % 2 == 0) for i, prompt in enumerate(prompts)]
+            tasks = [entry(client, prompt, i % 2 == 0) for i, prompt in enumerate(prompts)]
             return await asyncio.gather(*tasks)
 
-    assert asyncio.run(everything()) == expected
+    assert asyncio.run(gather()) == expected
 
 
 COMPLETION: dict[str, Any] = {"model": "tiny", "prompt": "The"}
@@ -405,7 +410,7 @@ CHAT: dict[str, Any] = {"model": "tiny", "messages": MESSAGES}
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_completions_that_are_refused(
+def test_invalid_completions(
     client: Any, change: dict[str, Any], message: str, stream: bool
 ) -> None:
     with pytest.raises(openai.BadRequestError, match=message) as found:
@@ -429,18 +434,18 @@ def test_completions_that_are_refused(
         ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
     ],
 )
-def test_chats_that_are_refused(client: Any, change: dict[str, Any], message: str) -> None:
+def test_invalid_chats(client: Any, change: dict[str, Any], message: str) -> None:
     with pytest.raises(openai.BadRequestError, match=message):
         client.chat.completions.create(**{**CHAT, **change})
 
 
-def test_another_model(client: Any) -> None:
+def test_unknown_model(client: Any) -> None:
     with pytest.raises(openai.NotFoundError, match="'gpt-4'") as found:
         client.completions.create(model="gpt-4", prompt="The")
     assert found.value.code == "model_not_found"
 
 
-def test_a_model_without_a_template(tiny_opt: Path) -> None:
+def test_model_without_chat_template(tiny_opt: Path) -> None:
     with Generator(tiny_opt, threads=1) as generator, serving(generator) as server:
         answer = server.ask("/v1/chat/completions", CHAT)
         assert answer.status == 400

@@ -1,4 +1,4 @@
-"""The server under schemathesis, with its own OpenAPI document."""
+"""The server tested by schemathesis with its own OpenAPI document."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import schemathesis
 from support.random_search import examples
 from support.serving import Server, serving
 
-# Whether what the schema allows is answered depends on the model, too: its vocabulary, its context.
-EXCEPT = [schemathesis.checks.positive_data_acceptance]
+# Whether valid data is accepted also depends on the model: its vocabulary and context.
+EXCLUDED = [schemathesis.checks.positive_data_acceptance]
 
 
 KEY = "sesame"
@@ -65,33 +65,31 @@ def open_api(server: Server) -> Any:
     return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
 
 
-def test_every_operation_is_known(server: Server) -> None:
-    found = [one.ok() for one in open_api(server).get_all_operations()]
-    assert sorted((one.method.upper(), one.path) for one in found) == sorted(OPERATIONS)
+def test_every_operation_is_listed(server: Server) -> None:
+    found = [result.ok() for result in open_api(server).get_all_operations()]
+    assert sorted((op.method.upper(), op.path) for op in found) == sorted(OPERATIONS)
 
 
 @pytest.mark.parametrize("allowed", [True, False])
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-def test_every_answer_is_as_documented(
-    server: Server, allowed: bool, method: str, path: str
-) -> None:
-    """To what the schema allows and to what it does not; and none of them is 5xx."""
+def test_responses_match_the_schema(server: Server, allowed: bool, method: str, path: str) -> None:
+    """For valid and invalid requests; none of the responses is 5xx."""
     if not allowed and method == "GET" and path != "/v1/models":
-        return  # they are asked for nothing, so nothing can be wrong
+        return  # these have no parameters that could be invalid
     mode = schemathesis.GenerationMode.POSITIVE if allowed else schemathesis.GenerationMode.NEGATIVE
     operation = open_api(server)[path][method]
 
     @given(case=operation.as_strategy(generation_mode=mode))
     @settings(suppress_health_check=[*HealthCheck], max_examples=examples(30))
     def check(case: Any) -> None:
-        case.call_and_validate(headers={"Authorization": f"Bearer {KEY}"}, excluded_checks=EXCEPT)
+        case.call_and_validate(headers={"Authorization": f"Bearer {KEY}"}, excluded_checks=EXCLUDED)
 
     check()
     assert not server.engine.closed
 
 
-def test_the_page_of_it(server: Server) -> None:
-    """Every operation and every field is on /docs, which loads nothing from elsewhere."""
+def test_docs_page_lists_every_field(server: Server) -> None:
+    """The page loads no external resources."""
     answer = server.ask("/docs")
     assert answer.status == 200
     assert "text/html" in answer.headers["Content-Type"]

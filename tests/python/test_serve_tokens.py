@@ -36,21 +36,21 @@ class TestEmbeddings:
         assert answer.status == 200, answer.body
         return answer.json()
 
-    def test_are_those_of_the_generator(self, server: Server, generator: Generator) -> None:
+    def test_equal_those_of_the_generator(self, server: Server, generator: Generator) -> None:
         texts = [TEXT, "A king", "A boy"]
         for pooling in ("mean", "last"):
             found = self.ask(server, input=texts, pooling=pooling)
-            vectors = np.array([one["embedding"] for one in found["data"]], np.float32)
+            vectors = np.array([entry["embedding"] for entry in found["data"]], np.float32)
             expected = generator.embed(texts, pooling=pooling)
             np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-6)
-        assert [one["index"] for one in found["data"]] == [0, 1, 2]
+        assert [entry["index"] for entry in found["data"]] == [0, 1, 2]
         n = sum(len(generator.tokenize(text)) for text in texts)
         assert found["usage"] == {"prompt_tokens": n, "total_tokens": n}
 
-    def test_of_tokens_and_in_base64(self, server: Server, generator: Generator) -> None:
+    def test_token_input_and_base64_output(self, server: Server, generator: Generator) -> None:
         tokens = generator.tokenize(TEXT)
-        [one] = self.ask(server, input=tokens, encoding_format="base64", dimensions=192)["data"]
-        vector = np.frombuffer(base64.b64decode(one["embedding"]), "<f4")
+        [entry] = self.ask(server, input=tokens, encoding_format="base64", dimensions=192)["data"]
+        vector = np.frombuffer(base64.b64decode(entry["embedding"]), "<f4")
         np.testing.assert_allclose(vector, generator.embed(TEXT), rtol=0, atol=1e-6)
 
     @pytest.mark.parametrize(
@@ -66,23 +66,23 @@ class TestEmbeddings:
             ({"input": "a", "model": "other"}, "no model"),
         ],
     )
-    def test_refused(self, server: Server, body: Any, message: str) -> None:
+    def test_invalid_requests(self, server: Server, body: Any, message: str) -> None:
         answer = server.ask("/v1/embeddings", body)
         assert answer.status in (400, 404)
         assert message in answer.json()["error"]["message"]
         assert server.metric("h2o_sequences_active") == 0
 
     @packages("openai")
-    def test_by_the_client_of_openai(self, server: Server, generator: Generator) -> None:
+    def test_openai_client(self, server: Server, generator: Generator) -> None:
         import openai
 
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-            [one] = client.embeddings.create(model="tiny", input=TEXT).data
-        np.testing.assert_allclose(one.embedding, generator.embed(TEXT), rtol=0, atol=1e-6)
+            [entry] = client.embeddings.create(model="tiny", input=TEXT).data
+        np.testing.assert_allclose(entry.embedding, generator.embed(TEXT), rtol=0, atol=1e-6)
 
 
 class TestTokens:
-    def test_there_and_back(self, server: Server, generator: Generator) -> None:
+    def test_tokenize_and_detokenize(self, server: Server, generator: Generator) -> None:
         tokens = server.ask("/tokenize", {"content": TEXT}).json()["tokens"]
         assert tokens == generator.tokenize(TEXT, add_special=False)
         assert server.ask("/detokenize", {"tokens": tokens}).json() == {"content": TEXT}
@@ -90,12 +90,12 @@ class TestTokens:
         pieces = server.ask("/tokenize", body).json()["tokens"]
         assert "".join(piece["piece"] for piece in pieces) == TEXT
 
-    def test_special_ones(self, server: Server, generator: Generator) -> None:
+    def test_special_tokens(self, server: Server, generator: Generator) -> None:
         content = {"content": "a</s>"}
-        one = server.ask("/tokenize", {**content, "add_special": True}).json()["tokens"]
-        assert one == generator.tokenize("a</s>", parse_special=True)
-        other = server.ask("/tokenize", {**content, "parse_special": False}).json()["tokens"]
-        assert other == generator.tokenize("a</s>", add_special=False)
+        with_special = server.ask("/tokenize", {**content, "add_special": True}).json()["tokens"]
+        assert with_special == generator.tokenize("a</s>", parse_special=True)
+        as_text = server.ask("/tokenize", {**content, "parse_special": False}).json()["tokens"]
+        assert as_text == generator.tokenize("a</s>", add_special=False)
 
     @pytest.mark.parametrize(
         ("path", "body"),
@@ -110,7 +110,7 @@ class TestTokens:
             ("/apply-template", {"messages": user("\ud800")}),
         ],
     )
-    def test_refused(self, server: Server, path: str, body: Any) -> None:
+    def test_invalid_requests(self, server: Server, path: str, body: Any) -> None:
         assert server.ask(path, body).status == 400
 
     def test_template(self, server: Server) -> None:
@@ -133,7 +133,7 @@ def test_slots(server: Server) -> None:
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/apply-template", "/v1/embeddings"])
-def test_limits_of_bodies_hold(tiny_opt: Path, path: str) -> None:
+def test_body_limit_and_api_key(tiny_opt: Path, path: str) -> None:
     with (
         Generator(tiny_opt, n_ctx=64, threads=1) as generator,
         serving(generator, max_body_bytes=100, api_key="sesame") as server,

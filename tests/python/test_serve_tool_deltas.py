@@ -1,5 +1,4 @@
-"""The official clients of OpenAI and Anthropic assemble streamed calls, however the text is "
-"split."""
+"""The official OpenAI and Anthropic clients assemble streamed calls, however the text is split."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ formats = st.sampled_from(FORMAT_NAMES)
 cuts = st.lists(st.integers(0, 10_000), max_size=30)
 
 
-def an_output(name: str) -> Output:
+def make_output(name: str) -> Output:
     nothing: Any = SimpleNamespace(cached_tokens=0)
     output = Output(0, [1, 2, 3], nothing, nothing, nothing)
     format = FORMATS[name.removesuffix("-args")]
@@ -49,9 +48,9 @@ def an_output(name: str) -> Output:
     return output
 
 
-def streamed(response: GenerationResponse, output: Output, text: str, cuts: list[int]) -> bytes:
-    """What is sent of a text that comes in pieces."""
-    ends = sorted({at % (len(text) + 1) for at in cuts} | {0, len(text)})
+def make_body(response: GenerationResponse, output: Output, text: str, cuts: list[int]) -> bytes:
+    """The response body for a text that arrives in pieces."""
+    ends = sorted({position % (len(text) + 1) for position in cuts} | {0, len(text)})
     body = response.begin()
     for a, b in pairwise(ends):
         body += response.event(output, text[a:b])
@@ -62,8 +61,8 @@ def streamed(response: GenerationResponse, output: Output, text: str, cuts: list
     return body + response.event(output, "") + response.end()
 
 
-class Says(BaseHTTPRequestHandler):
-    """Gives the same answer to anything."""
+class Replay(BaseHTTPRequestHandler):
+    """Sends the same response to every request."""
 
     body = b""
 
@@ -81,7 +80,7 @@ class Says(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Says) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Replay) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -108,55 +107,55 @@ def anthropic_client(url: str) -> Iterator[Any]:
 @packages("openai")
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(formats, cuts)
-def test_chats(openai_client: Any, name: str, cuts: list[int]) -> None:
+def test_chat_client(openai_client: Any, name: str, cuts: list[int]) -> None:
     body = ChatRequest.model_validate(
         {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
     )
-    output = an_output(name)
-    Says.body = streamed(_Chat(SERVICE, body, [output]), output, written(name, CALLS), cuts)
-    asked: Any = {"messages": [{"role": "user", "content": "Hi"}], "model": "m"}
+    output = make_output(name)
+    Replay.body = make_body(_Chat(SERVICE, body, [output]), output, written(name, CALLS), cuts)
+    request: Any = {"messages": [{"role": "user", "content": "Hi"}], "model": "m"}
     tools: Any = [
-        {"type": "function", "function": {"name": one, "parameters": SCHEMA}} for one in "fg"
+        {"type": "function", "function": {"name": name_, "parameters": SCHEMA}} for name_ in "fg"
     ]
-    with openai_client.chat.completions.stream(**asked, tools=tools) as stream:
-        done = [one for one in stream if one.type == "tool_calls.function.arguments.done"]
+    with openai_client.chat.completions.stream(**request, tools=tools) as stream:
+        done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
         message = stream.get_final_completion().choices[0].message
     functions = [call.function for call in message.tool_calls]
     for found in (functions, done):
-        assert [(one.name, json.loads(one.arguments)) for one in found] == CALLS
+        assert [(call.name, json.loads(call.arguments)) for call in found] == CALLS
     assert len({call.id for call in message.tool_calls}) == len(CALLS)
 
 
 @packages("openai")
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(formats, cuts)
-def test_responses(openai_client: Any, name: str, cuts: list[int]) -> None:
+def test_responses_client(openai_client: Any, name: str, cuts: list[int]) -> None:
     body = ResponsesRequest.model_validate({"input": "Hi", "stream": True})
-    output = an_output(name)
-    Says.body = streamed(_Response("m", body, [output]), output, written(name, CALLS), cuts)
+    output = make_output(name)
+    Replay.body = make_body(_Response("m", body, [output]), output, written(name, CALLS), cuts)
     with openai_client.responses.stream(model="m", input="Hi") as stream:
-        told = ["", "", ""]
+        deltas = ["", "", ""]
         done = []
         for event in stream:
             if event.type == "response.function_call_arguments.delta":
-                told[event.output_index] += event.delta
+                deltas[event.output_index] += event.delta
             elif event.type == "response.function_call_arguments.done":
                 done.append(event.arguments)
         items: Any = stream.get_final_response().output
     assert [(item.name, json.loads(item.arguments)) for item in items] == CALLS
-    assert [item.arguments for item in items] == told == done
+    assert [item.arguments for item in items] == deltas == done
     assert {item.status for item in items} == {"completed"}
 
 
 @packages("anthropic")
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(formats, cuts)
-def test_messages(anthropic_client: Any, name: str, cuts: list[int]) -> None:
-    output = an_output(name)
+def test_messages_client(anthropic_client: Any, name: str, cuts: list[int]) -> None:
+    output = make_output(name)
     response = _Message("m", [output], stream=True)
-    Says.body = streamed(response, output, written(name, CALLS), cuts)
-    asked: Any = {"messages": [{"role": "user", "content": "Hi"}], "model": "m", "max_tokens": 9}
-    with anthropic_client.messages.stream(**asked) as stream:
+    Replay.body = make_body(response, output, written(name, CALLS), cuts)
+    request: Any = {"messages": [{"role": "user", "content": "Hi"}], "model": "m", "max_tokens": 9}
+    with anthropic_client.messages.stream(**request) as stream:
         for _ in stream:
             pass
         message = stream.get_final_message()
@@ -167,14 +166,13 @@ def test_messages(anthropic_client: Any, name: str, cuts: list[int]) -> None:
 
 @packages("anthropic")
 @pytest.mark.parametrize("name", FORMAT_NAMES)
-def test_a_call_that_is_cut_off(anthropic_client: Any, name: str) -> None:
-    """It stays as it is: its text is not said again."""
+def test_truncated_call_is_not_repeated_as_text(anthropic_client: Any, name: str) -> None:
     text = written(name, CALLS[:1])
     text = text[: text.index("now")]
-    output = an_output(name)
-    Says.body = streamed(_Message("m", [output], stream=True), output, text, [*range(len(text))])
-    asked: Any = {"messages": [{"role": "user", "content": "Hi"}], "model": "m", "max_tokens": 9}
-    with anthropic_client.messages.stream(**asked) as stream:
+    output = make_output(name)
+    Replay.body = make_body(_Message("m", [output], stream=True), output, text, [*range(len(text))])
+    request: Any = {"messages": [{"role": "user", "content": "Hi"}], "model": "m", "max_tokens": 9}
+    with anthropic_client.messages.stream(**request) as stream:
         for _ in stream:
             pass
         [block] = stream.get_final_message().content
