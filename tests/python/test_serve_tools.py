@@ -19,17 +19,17 @@ from support.tool_talk import THINKS, TOOLS, WEATHER, spell, talking
 PATH = "/v1/chat/completions"
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Łódź"}}</tool_call>'
 ARGUMENTS = '{"city": "Łódź"}'
-SAID = f"<think>\nHm.\n</think>\nLet me see.\n{CALL}\n{CALL}"
-# What is said after prompts of as many tokens: with a tool "1uHi;", without "uHi!;".
+OUTPUT = f"<think>\nHm.\n</think>\nLet me see.\n{CALL}\n{CALL}"
+# The model outputs OUTPUT after a prompt of N tokens: "1uHi;" with a tool, "uHi!;" without.
 N = len("1uHi;")
-ASK: dict[str, Any] = {"messages": user("Hi"), "tools": [WEATHER], "temperature": 0}
+REQUEST: dict[str, Any] = {"messages": user("Hi"), "tools": [WEATHER], "temperature": 0}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("talk")
     with (
-        Generator(talking(folder, {N: SAID}, THINKS), max_sequences=3) as generator,
+        Generator(talking(folder, {N: OUTPUT}, THINKS), max_sequences=3) as generator,
         serving(generator) as server,
     ):
         yield server
@@ -42,7 +42,7 @@ def deltas(body: bytes) -> list[dict[str, Any]]:
 
 
 def called(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The calls of a stream: id, type and name are in the first piece alone."""
+    """The calls of a stream; id, type and name are only in the first delta of a call."""
     calls: list[dict[str, Any]] = []
     for piece in [piece for delta in found for piece in delta.get("tool_calls", [])]:
         if piece["index"] == len(calls):
@@ -55,8 +55,8 @@ def called(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return calls
 
 
-def test_a_call(server: Server) -> None:
-    [choice] = server.ask(PATH, ASK).json()["choices"]
+def test_calls_in_a_response(server: Server) -> None:
+    [choice] = server.ask(PATH, REQUEST).json()["choices"]
     assert choice["finish_reason"] == "tool_calls"
     message = choice["message"]
     assert message["content"] == "Let me see."
@@ -69,8 +69,8 @@ def test_a_call(server: Server) -> None:
     assert {*first["id"]} <= {*string.ascii_letters, *string.digits}
 
 
-def test_streamed(server: Server) -> None:
-    answer = server.ask(PATH, {**ASK, "stream": True})
+def test_calls_in_a_stream(server: Server) -> None:
+    answer = server.ask(PATH, {**REQUEST, "stream": True})
     found = deltas(answer.body)
     assert found[0]["role"] == "assistant"
     assert "".join(delta.get("content") or "" for delta in found) == "Let me see."
@@ -85,8 +85,8 @@ def test_streamed(server: Server) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_one_call_alone(server: Server, stream: bool) -> None:
-    answer = server.ask(PATH, {**ASK, "parallel_tool_calls": False, "stream": stream})
+def test_parallel_tool_calls_false(server: Server, stream: bool) -> None:
+    answer = server.ask(PATH, {**REQUEST, "parallel_tool_calls": False, "stream": stream})
     if stream:
         calls = called(deltas(answer.body))
     else:
@@ -95,7 +95,7 @@ def test_one_call_alone(server: Server, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("tools", [{}, {"tools": [WEATHER], "tool_choice": "none"}])
-def test_without_tools_a_call_is_content(server: Server, tools: Any) -> None:
+def test_call_without_tools_is_content(server: Server, tools: Any) -> None:
     body = {"messages": user("Hi!"), "temperature": 0, **tools}
     [choice] = server.ask(PATH, body).json()["choices"]
     assert choice["finish_reason"] == "stop"
@@ -103,17 +103,17 @@ def test_without_tools_a_call_is_content(server: Server, tools: Any) -> None:
     assert "tool_calls" not in choice["message"]
 
 
-def test_a_call_that_is_cut_off_is_content(server: Server) -> None:
-    cut = len(spell(SAID)) - len(spell(CALL)) - 5
-    [choice] = server.ask(PATH, {**ASK, "max_tokens": cut}).json()["choices"]
+def test_truncated_call_is_content(server: Server) -> None:
+    n_tokens = len(spell(OUTPUT)) - len(spell(CALL)) - 5
+    [choice] = server.ask(PATH, {**REQUEST, "max_tokens": n_tokens}).json()["choices"]
     assert choice["finish_reason"] == "length"
     assert "tool_calls" not in choice["message"]
     assert choice["message"]["content"].startswith("Let me see.\n<tool_call>{")
 
 
-def test_a_streamed_call_that_is_cut_off_stays_unfinished(server: Server) -> None:
-    cut = len(spell(SAID)) - len(spell(CALL)) - 5
-    answer = server.ask(PATH, {**ASK, "stream": True, "max_tokens": cut})
+def test_truncated_streamed_call_is_incomplete(server: Server) -> None:
+    n_tokens = len(spell(OUTPUT)) - len(spell(CALL)) - 5
+    answer = server.ask(PATH, {**REQUEST, "stream": True, "max_tokens": n_tokens})
     found = deltas(answer.body)
     [call] = called(found)
     assert call["function"]["name"] == "weather"
@@ -123,13 +123,13 @@ def test_a_streamed_call_that_is_cut_off_stays_unfinished(server: Server) -> Non
 
 
 @pytest.fixture(scope="module")
-def unwilling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     model = talking(tmp_path_factory.mktemp("talk"), {N: "I will not."})
     with Generator(model, max_sequences=3) as generator, serving(generator) as server:
         yield server
 
 
-# Otherwise there is no end to what else random bytes put into the arguments.
+# Without additionalProperties: false, random bytes would add arguments without end.
 STRICT: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -141,21 +141,21 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
 
 
 @packages("llguidance")
-class TestAModelThatMustCall:
-    """It would say something else."""
+class TestRequiredCalls:
+    """With a model that would reply with text."""
 
     @pytest.mark.parametrize("choice", ["required", NAMED])
     @pytest.mark.parametrize("stream", [False, True])
-    def test_chats(self, unwilling: Server, choice: Any, stream: bool) -> None:
-        ask = {
-            **ASK,
+    def test_chats(self, refusing: Server, choice: Any, stream: bool) -> None:
+        body = {
+            **REQUEST,
             "tools": [STRICT],
             "tool_choice": choice,
             "parallel_tool_calls": False,
             "temperature": 1,
         }
         for seed in range(3):
-            answer = unwilling.ask(PATH, {**ask, "seed": seed, "stream": stream})
+            answer = refusing.ask(PATH, {**body, "seed": seed, "stream": stream})
             if stream:
                 [call] = called(deltas(answer.body))
             else:
@@ -166,53 +166,53 @@ class TestAModelThatMustCall:
             assert call["function"]["name"] == "weather"
             assert json.loads(call["function"]["arguments"])["city"] in ("Graz", "Łódź")
 
-    def test_responses(self, unwilling: Server) -> None:
+    def test_responses(self, refusing: Server) -> None:
         tool = {"type": "function", **STRICT["function"]}
         for choice in ("required", {"type": "function", "name": "weather"}):
-            ask = {"input": "Hi", "tools": [tool], "tool_choice": choice, "temperature": 0}
-            answer = unwilling.ask("/v1/responses", {**ask, "parallel_tool_calls": False}).json()
+            body = {"input": "Hi", "tools": [tool], "tool_choice": choice, "temperature": 0}
+            answer = refusing.ask("/v1/responses", {**body, "parallel_tool_calls": False}).json()
             [item] = answer["output"]
             assert (item["type"], item["name"]) == ("function_call", "weather")
             assert answer["tool_choice"] == choice
 
-    def test_messages(self, unwilling: Server) -> None:
+    def test_messages(self, refusing: Server) -> None:
         function = STRICT["function"]
         tool = {"name": function["name"], "input_schema": function["parameters"]}
         for choice in ({"type": "any"}, {"type": "tool", "name": "weather"}):
-            ask = {
+            body = {
                 "messages": user("Hi"),
                 "tools": [tool],
                 "tool_choice": {**choice, "disable_parallel_tool_use": True},
                 "max_tokens": 300,
                 "temperature": 0,
             }
-            answer = unwilling.ask("/v1/messages", ask).json()
+            answer = refusing.ask("/v1/messages", body).json()
             [block] = answer["content"]
             assert (block["type"], block["name"]) == ("tool_use", "weather")
             assert answer["stop_reason"] == "tool_use"
 
-    def test_json_is_asked_for_in_every_dialect(self, unwilling: Server) -> None:
+    def test_json_schema_in_every_api(self, refusing: Server) -> None:
         schema = {"type": "object", "properties": {"city": {"enum": ["Graz", "Łódź"]}},
                   "required": ["city"], "additionalProperties": False}  # fmt: skip
-        form = {"type": "json_schema", "name": "place", "schema": schema}
-        ask = {"input": "Hi", "text": {"format": form}, "temperature": 0}
-        answer = unwilling.ask("/v1/responses", ask).json()
+        json_format = {"type": "json_schema", "name": "place", "schema": schema}
+        body = {"input": "Hi", "text": {"format": json_format}, "temperature": 0}
+        answer = refusing.ask("/v1/responses", body).json()
         assert json.loads(answer["output"][0]["content"][0]["text"])["city"] in ("Graz", "Łódź")
-        assert answer["text"]["format"] == {**form, "description": None, "strict": None}
+        assert answer["text"]["format"] == {**json_format, "description": None, "strict": None}
         body = {"messages": user("Hi"), "max_tokens": 100, "temperature": 0}
         config = {"format": {"type": "json_schema", "schema": schema}}
-        answer = unwilling.ask("/v1/messages", {**body, "output_config": config}).json()
+        answer = refusing.ask("/v1/messages", {**body, "output_config": config}).json()
         assert json.loads(answer["content"][0]["text"])["city"] in ("Graz", "Łódź")
         ollama = {"format": schema, "stream": False, "options": {"temperature": 0}}
-        answer = unwilling.ask("/api/chat", {"messages": user("Hi"), **ollama}).json()
+        answer = refusing.ask("/api/chat", {"messages": user("Hi"), **ollama}).json()
         assert json.loads(answer["message"]["content"])["city"] in ("Graz", "Łódź")
-        answer = unwilling.ask("/api/generate", {"prompt": "Hi", **ollama}).json()
+        answer = refusing.ask("/api/generate", {"prompt": "Hi", **ollama}).json()
         assert json.loads(answer["response"])["city"] in ("Graz", "Łódź")
-        wrong = {"type": "json_schema", "schema": {"type": "objekt"}}
-        answer = unwilling.ask("/v1/messages", {**body, "output_config": {"format": wrong}})
+        invalid = {"type": "json_schema", "schema": {"type": "objekt"}}
+        answer = refusing.ask("/v1/messages", {**body, "output_config": {"format": invalid}})
         assert answer.status == 400
 
-    def test_in_python(self, tmp_path: Path) -> None:
+    def test_tool_choice_in_python(self, tmp_path: Path) -> None:
         with Generator(talking(tmp_path, {N: "No."})) as generator:
             for choice in ("required", "weather"):
                 reply = generator.reply(
@@ -226,15 +226,15 @@ class TestAModelThatMustCall:
                 generator.reply(user("Hi"), tools=[STRICT], tool_choice="weather", regex="a")
 
 
-def test_log_probabilities_go_on(server: Server) -> None:
-    answer = server.ask(PATH, {**ASK, "stream": True, "logprobs": True})
+def test_logprobs_of_a_stream_with_calls(server: Server) -> None:
+    answer = server.ask(PATH, {**REQUEST, "stream": True, "logprobs": True})
     chunks = events(answer.body)[:-1]
     tokens = [t for c in chunks for t in c["choices"][0]["logprobs"]["content"]]
-    assert len(tokens) == len(spell(SAID))
+    assert len(tokens) == len(spell(OUTPUT))
 
 
-def test_what_the_template_is_given(tmp_path: Path) -> None:
-    shows = (
+def test_variables_of_the_template(tmp_path: Path) -> None:
+    template = (
         "{{ documents | tojson }}{{ effort }}{{ reasoning_effort }}{{ enable_thinking }};"
         "{% if add_generation_prompt %}a{% endif %}"
     )
@@ -245,12 +245,12 @@ def test_what_the_template_is_given(tmp_path: Path) -> None:
         "temperature": 0,
     }
     with (
-        Generator(talking(tmp_path, {}, shows)) as generator,
+        Generator(talking(tmp_path, {}, template)) as generator,
         serving(generator) as server,
     ):
-        for effort, seen in (("low", "low"), ("none", "False")):
+        for effort, value in (("low", "low"), ("none", "False")):
             answer = server.ask("/apply-template", {**body, "reasoning_effort": effort})
-            assert answer.json()["prompt"] == f'[{{"title": "A"}}]3{seen};a'
+            assert answer.json()["prompt"] == f'[{{"title": "A"}}]3{value};a'
         answer = server.ask("/apply-template", {**body, "add_generation_prompt": False})
         assert answer.json()["prompt"] == '[{"title": "A"}]3;'
 
@@ -259,33 +259,35 @@ def test_what_the_template_is_given(tmp_path: Path) -> None:
     "variables",
     [{"self": 1}, {"messages": []}, {"bos_token": "<|im_end|>"}, {"": {}}, {"a b": [{"c": None}]}],
 )
-def test_any_names_of_variables(server: Server, variables: Any) -> None:
-    """None of them is an error, or replaces the conversation."""
+def test_unusual_template_variables(server: Server, variables: Any) -> None:
+    """They are neither an error nor override the conversation."""
     body = {"messages": user("Hi"), "chat_template_kwargs": variables}
     answer = server.ask("/apply-template", body)
     assert (answer.status, answer.json()) == (200, {"prompt": "uHi;"})
 
 
-class TestRefused:
-    def refused(self, server: Server, **fields: Any) -> str:
-        answer = server.ask(PATH, {**ASK, **fields})
+class TestInvalidRequests:
+    def error_message(self, server: Server, **fields: Any) -> str:
+        answer = server.ask(PATH, {**REQUEST, **fields})
         assert answer.status == 400
         message: str = answer.json()["error"]["message"]
         return message
 
-    def test_a_tool_that_there_is_not(self, server: Server) -> None:
+    def test_unknown_tool(self, server: Server) -> None:
         choice = {"type": "function", "function": {"name": "wether"}}
-        assert "tool_choice='wether', expected one of" in self.refused(server, tool_choice=choice)
-        assert "tools is empty" in self.refused(server, tool_choice="required", tools=[])
+        assert "tool_choice='wether', expected one of" in self.error_message(
+            server, tool_choice=choice
+        )
+        assert "tools is empty" in self.error_message(server, tool_choice="required", tools=[])
 
-    def test_a_call_in_another_form(self, server: Server) -> None:
-        form = {"type": "json_object"}
-        message = self.refused(server, tool_choice="required", response_format=form)
+    def test_required_call_with_response_format(self, server: Server) -> None:
+        json_format = {"type": "json_object"}
+        message = self.error_message(server, tool_choice="required", response_format=json_format)
         assert "another output format" in message
 
-    def test_bad_tools(self, server: Server) -> None:
-        assert "name" in self.refused(server, tools=[{"type": "function", "function": {}}])
-        assert "type" in self.refused(server, tools=[{"type": "code_interpreter"}])
+    def test_invalid_tools(self, server: Server) -> None:
+        assert "name" in self.error_message(server, tools=[{"type": "function", "function": {}}])
+        assert "type" in self.error_message(server, tools=[{"type": "code_interpreter"}])
 
     def test_templates_without_tools(self, tmp_path: Path) -> None:
         for template, message in (
@@ -296,26 +298,26 @@ class TestRefused:
                 Generator(talking(tmp_path, {}, template)) as generator,
                 serving(generator) as server,
             ):
-                assert message in self.refused(server)
+                assert message in self.error_message(server)
 
-    def test_unless_it_is_told_how_calls_are_written(self, tmp_path: Path) -> None:
-        said = '{"name": "weather", "parameters": {}}'
+    def test_tool_parser_option(self, tmp_path: Path) -> None:
+        text = '{"name": "weather", "parameters": {}}'
         with (
-            Generator(talking(tmp_path, {len("1u;"): said}, "1u;{{ '' }}{# tools #}")) as generator,
+            Generator(talking(tmp_path, {len("1u;"): text}, "1u;{{ '' }}{# tools #}")) as generator,
             serving(generator, tool_parser="llama3") as server,
         ):
-            [choice] = server.ask(PATH, ASK).json()["choices"]
+            [choice] = server.ask(PATH, REQUEST).json()["choices"]
             assert choice["message"]["content"] is None
             assert choice["message"]["tool_calls"][0]["function"]["name"] == "weather"
 
 
 @packages("openai")
-def test_by_the_client_of_openai(server: Server) -> None:
+def test_openai_client(server: Server) -> None:
     import openai
 
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-        asked: Any = {"messages": user("Hi"), "tools": [WEATHER], "temperature": 0}
-        with client.chat.completions.stream(model="tiny", **asked) as stream:
+        request: Any = {"messages": user("Hi"), "tools": [WEATHER], "temperature": 0}
+        with client.chat.completions.stream(model="tiny", **request) as stream:
             for _ in stream:
                 pass
             message: Any = stream.get_final_completion().choices[0].message
@@ -323,17 +325,17 @@ def test_by_the_client_of_openai(server: Server) -> None:
     assert [json.loads(c.function.arguments) for c in message.tool_calls] == [{"city": "Łódź"}] * 2
 
 
-def test_a_second_turn(tmp_path: Path) -> None:
-    """The client's messages, calls and results included, reach the template."""
+def test_second_turn(tmp_path: Path) -> None:
+    """The client's messages reach the template, including calls and their results."""
     called = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     messages = [
         *user("Hi"),
         {"role": "assistant", "content": None, "tool_calls": [called]},
         {"role": "tool", "tool_call_id": "a", "content": "4"},
     ]
-    seen = '1uHi;a<tool_call>{"name": "f", "arguments": {"x": 1}};t4;'
+    value = '1uHi;a<tool_call>{"name": "f", "arguments": {"x": 1}};t4;'
     with (
-        Generator(talking(tmp_path, {len(spell(seen)): "Four."}, TOOLS)) as generator,
+        Generator(talking(tmp_path, {len(spell(value)): "Four."}, TOOLS)) as generator,
         serving(generator) as server,
     ):
         body = {"messages": messages, "tools": [WEATHER], "temperature": 0}

@@ -51,7 +51,7 @@ POLICIES = st.one_of(
     n_after=st.integers(1, 30),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_what_follows_is_what_would_have_followed(
+def test_restored_session_continues_identically(
     llama_model: _core.Model,
     policy: Policy,
     kv_dtype: str,
@@ -60,7 +60,7 @@ def test_what_follows_is_what_would_have_followed(
     n_after: int,
     seed: int,
 ) -> None:
-    """Bit for bit, also past the trained length; the reader has a past of its own."""
+    """Bit-identical, also past the trained length and after other tokens in the target session."""
     sessions = [
         open_session(llama_model, policy, n_ctx=N_TRAIN, n_batch=n_batch, kv_dtype=kv_dtype)
         for _ in range(2)
@@ -93,7 +93,7 @@ def saved(llama_model: _core.Model) -> bytes:
 
 @given(st.data())
 @settings(max_examples=examples(60))
-def test_damaged_bytes_are_refused(
+def test_damaged_snapshots_are_rejected(
     llama_model: _core.Model, saved: bytes, data: st.DataObject
 ) -> None:
     session = open_session(llama_model, Policy.h2o(4, 4), n_ctx=N_TRAIN, n_batch=8)
@@ -112,7 +112,7 @@ def test_damaged_bytes_are_refused(
             damaged = bytearray(data.draw(st.binary(max_size=40)))
     with pytest.raises(ValueError, match="snapshot"):
         session.load(0, bytes(damaged))
-    assert session.save(0, [5] * 27, "") == before  # nothing has changed
+    assert session.save(0, [5] * 27, "") == before  # unchanged
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_damaged_bytes_are_refused(
     ],
     ids=str,
 )
-def test_other_sessions_refuse(
+def test_snapshots_of_other_options_are_rejected(
     llama_model: _core.Model, saved: bytes, policy: Policy, options: dict[str, str], message: str
 ) -> None:
     session = open_session(llama_model, policy, n_ctx=N_TRAIN, n_batch=8, **options)  # type: ignore[arg-type]
@@ -140,7 +140,9 @@ def test_other_sessions_refuse(
         session.load(0, saved)
 
 
-def test_other_models_refuse(data: Path, llama_model: _core.Model, saved: bytes) -> None:
+def test_snapshots_of_other_models_and_contexts_are_rejected(
+    data: Path, llama_model: _core.Model, saved: bytes
+) -> None:
     other = _core.Model(data / "golden" / "qwen3.gguf", device="cpu", threads=1)
     session = open_session(other, Policy.h2o(4, 4), n_ctx=N_TRAIN, n_batch=8)
     with pytest.raises(ValueError, match="of another model"):
@@ -165,8 +167,8 @@ def test_other_models_refuse(data: Path, llama_model: _core.Model, saved: bytes)
 
 
 @pytest.mark.parametrize("hh", [None, 16, 60])
-def test_a_stream_goes_on_in_another_process(tiny_opt: Path, tmp_path: Path, hh: int) -> None:
-    """As it would have: the random numbers too."""
+def test_stream_continues_in_another_generator(tiny_opt: Path, tmp_path: Path, hh: int) -> None:
+    """With the same random numbers."""
     with Generator(tiny_opt, hh=hh, n_ctx=200, seed=5) as generator:
         options = {"temperature": 1.0, "repeat_penalty": 1.1, "ignore_eos": True}
         stream = generator.stream("The old man", max_tokens=60, **options)  # type: ignore[arg-type]
@@ -174,20 +176,20 @@ def test_a_stream_goes_on_in_another_process(tiny_opt: Path, tmp_path: Path, hh:
             if len(stream.tokens) == 25:
                 stream.save(tmp_path / "a.snapshot")
         list(stream)
-        whole = stream.tokens.tolist()
+        expected_tokens = stream.tokens.tolist()
     with Generator(tiny_opt, hh=hh, n_ctx=200) as generator:
         snapshot = generator.load(tmp_path / "a.snapshot")
         assert list(snapshot.tokens) == stream.history[: 25 + len(stream.history) - 60]
         rest = generator.stream("", after=snapshot, max_tokens=35, **options)  # type: ignore[arg-type]
         list(rest)
-        assert rest.tokens.tolist() == whole[25:]
+        assert rest.tokens.tolist() == expected_tokens[25:]
         assert rest.history == stream.history
         other = generator.stream("", after=snapshot, max_tokens=35, seed=1, **options)  # type: ignore[arg-type]
         list(other)
-        assert other.tokens.tolist() != whole[25:]
+        assert other.tokens.tolist() != expected_tokens[25:]
 
 
-def test_save_after_the_stream_is_gone(tiny_opt: Path, tmp_path: Path) -> None:
+def test_save_after_the_stream_is_deleted(tiny_opt: Path, tmp_path: Path) -> None:
     with Generator(tiny_opt, n_ctx=100) as generator:
         with pytest.raises(RuntimeError, match="nothing has been streamed yet"):
             generator.save()
@@ -198,20 +200,20 @@ def test_save_after_the_stream_is_gone(tiny_opt: Path, tmp_path: Path) -> None:
         assert (
             repr(snapshot) == f"<Snapshot: {len(snapshot.tokens)} tokens, {snapshot.nbytes} bytes>"
         )
-        once = generator.generate(" and", after=snapshot, max_tokens=9, temperature=0)
+        first_result = generator.generate(" and", after=snapshot, max_tokens=9, temperature=0)
         generator.generate("Something else", max_tokens=3)
-        again = generator.generate(
+        restored = generator.generate(
             " and", after=generator.load(snapshot), max_tokens=9, temperature=0
         )
-        assert once.text == again.text
+        assert first_result.text == restored.text
         assert (
-            once.prompt_tokens
-            == again.prompt_tokens
+            first_result.prompt_tokens
+            == restored.prompt_tokens
             == len(generator.tokenize(" and", add_special=False)) + 1
         )
 
 
-def test_a_stream_that_was_overtaken_cannot_be_saved(tiny_opt: Path) -> None:
+def test_save_of_a_replaced_stream_fails(tiny_opt: Path) -> None:
     with Generator(tiny_opt, n_ctx=100) as generator:
         first = generator.stream("One", max_tokens=3)
         with pytest.raises(RuntimeError, match="nothing has been read yet"):
@@ -223,7 +225,7 @@ def test_a_stream_that_was_overtaken_cannot_be_saved(tiny_opt: Path) -> None:
             first.save()
 
 
-def test_nothing_to_read_after_a_snapshot(tiny_opt: Path) -> None:
+def test_invalid_prompts_after_a_snapshot(tiny_opt: Path) -> None:
     with Generator(tiny_opt, n_ctx=50) as generator:
         snapshot = generator.read("The old man")
         assert snapshot.n_read == len(snapshot.tokens)
@@ -233,13 +235,13 @@ def test_nothing_to_read_after_a_snapshot(tiny_opt: Path) -> None:
             generator.stream([5] * 50, after=snapshot)
 
 
-def test_a_prompt_is_read_once(tiny_opt: Path) -> None:
+def test_read_is_cached(tiny_opt: Path) -> None:
     text = "The old man looked at the sea for a long time, and then he said:"
     with Generator(tiny_opt, hh=8, n_ctx=100) as generator:
         first = generator.read(text)
         generator.generate("Something else", max_tokens=3)
         assert generator.read(text) is first
-        # Read on its own and evicted, and then the question: as the session does it.
+        # The text is processed and evicted first, then the question, as in the session.
         expected = open_session(
             _core.Model(tiny_opt, device="cpu", threads=1), Policy.h2o(4, 4), n_ctx=100, n_batch=99
         )
@@ -251,11 +253,11 @@ def test_a_prompt_is_read_once(tiny_opt: Path) -> None:
         assert answer.prompt_tokens == len(more)
     with Generator(tiny_opt, hh=8, n_ctx=100, snapshot_bytes=first.nbytes) as generator:
         kept = generator.read(text)
-        generator.read("Another text")  # takes its room
+        generator.read("Another text")  # replaces it in the cache
         assert generator.read(text) is not kept
 
 
-def test_files_that_are_no_snapshots(tiny_opt: Path, tmp_path: Path) -> None:
+def test_invalid_snapshot_files(tiny_opt: Path, tmp_path: Path) -> None:
     with Generator(tiny_opt, n_ctx=50) as generator:
         with pytest.raises(FileNotFoundError):
             generator.load(tmp_path / "none")
@@ -271,13 +273,13 @@ def test_files_that_are_no_snapshots(tiny_opt: Path, tmp_path: Path) -> None:
 
 
 def version_2(snapshot: bytes, note: bytes) -> bytes:
-    """The snapshot of a session, which has no note, as version 2 wrote it with one."""
+    """A session's snapshot without a note, in the format of version 2 with this note."""
     n_tokens = int.from_bytes(snapshot[36:44], "little")
-    at = 44 + 4 * n_tokens
-    assert snapshot[at : at + 8] == bytes(8)  # no note
-    n_read, rest = snapshot[at + 8 : at + 12], snapshot[at + 12 :]
+    offset = 44 + 4 * n_tokens
+    assert snapshot[offset : offset + 8] == bytes(8)  # no note
+    n_read, rest = snapshot[offset + 8 : offset + 12], snapshot[offset + 12 :]
     n_logits = int.from_bytes(rest[:8], "little")
-    assert rest[8 + 4 * n_logits :][:24] == bytes(24)  # no random state, nothing held
+    assert rest[8 + 4 * n_logits :][:24] == bytes(24)  # no random state, no held text
     body = snapshot[28 : 44 + 4 * n_tokens] + len(note).to_bytes(8, "little") + note + n_read
     body += rest[: 8 + 4 * n_logits] + rest[8 + 4 * n_logits + 24 :]
     return b"h2o snap" + struct.pack("<IQQ", 2, len(body), checksum(body)) + body
@@ -293,28 +295,28 @@ def test_snapshots_of_version_2(tiny_opt: Path) -> None:
         rest = "".join(stream)
         state = new.data.index(new.random_state.encode())
         n = len(new.random_state)
-        bare = sealed(new.data[: state - 8] + bytes(8) + new.data[state + n :])
+        without_state = sealed(new.data[: state - 8] + bytes(8) + new.data[state + n :])
         note = f'{{"random_state": "{new.random_state}", "note": [1, "a"]}}'
-        old = Snapshot.of(version_2(bare, note.encode()))
+        old = Snapshot.of(version_2(without_state, note.encode()))
         assert (old.note, old.random_state, old.tokens) == ([1, "a"], new.random_state, new.tokens)
         for snapshot in (new, old):
-            again = generator.stream("", after=snapshot, max_tokens=30 - 6, ignore_eos=True)
-            assert "".join(again).startswith(rest[:20])
+            restored = generator.stream("", after=snapshot, max_tokens=30 - 6, ignore_eos=True)
+            assert "".join(restored).startswith(rest[:20])
         for damaged in (b"", b"[]", b"{}", b'{"random_state": "x"'):
             with pytest.raises(ValueError, match=r"the snapshot was not saved by h2o"):
-                Snapshot.of(version_2(bare, damaged))
-        wrong = Snapshot.of(version_2(bare, b'{"random_state": "x", "note": null}'))
+                Snapshot.of(version_2(without_state, damaged))
+        invalid = Snapshot.of(version_2(without_state, b'{"random_state": "x", "note": null}'))
         with pytest.raises(ValueError, match="random state is invalid"):
-            next(generator.stream("a", after=wrong))
+            next(generator.stream("a", after=invalid))
 
 
-def test_what_is_held_back_is_not_lost(tiny_opt: Path) -> None:
-    """A snapshot between the beginning of a stop string and what shows that it is none."""
+def test_held_back_text_is_saved(tiny_opt: Path) -> None:
+    """A snapshot after the beginning of a possible stop string."""
     with Generator(tiny_opt, n_ctx=200, threads=1) as generator:
         options: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
-        whole = generator.generate("The old man", max_tokens=40, **options).text
+        expected_text = generator.generate("The old man", max_tokens=40, **options).text
         for at in range(3, 25):
-            for stop in (whole[at : at + 3] + "\0", whole[at : at + 4]):
+            for stop in (expected_text[at : at + 3] + "\0", expected_text[at : at + 4]):
                 stream = generator.stream("The old man", max_tokens=40, stop=stop, **options)
                 expected = "".join(stream)
                 for n in range(1, 8):
@@ -324,37 +326,37 @@ def test_what_is_held_back_is_not_lost(tiny_opt: Path) -> None:
                     if stream.finish_reason is not None:
                         break
                     snapshot = stream.save()
-                    again = generator.stream(
+                    restored = generator.stream(
                         "", after=snapshot, max_tokens=40 - n_tokens, stop=stop, **options
                     )
-                    assert first + "".join(again) == expected
+                    assert first + "".join(restored) == expected
 
 
 # ---- Conversations ----
 
 
-def test_a_fork_goes_its_own_way(tiny_opt: Path, tmp_path: Path) -> None:
+def test_forks_are_independent(tiny_opt: Path, tmp_path: Path) -> None:
     with Generator(tiny_opt, hh=40, n_ctx=400) as generator:
         options = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True}
 
-        def hear(chat: Chat, text: str) -> str:
+        def say(chat: Chat, text: str) -> str:
             return "".join(chat.say(text, **options))  # type: ignore[arg-type]
 
         chat = Chat(generator, system="Be brief.", template=TEMPLATE)
         with pytest.raises(RuntimeError, match="has not begun"):
             chat.fork()
-        hear(chat, "Who are you?")
+        say(chat, "Who are you?")
         fork = chat.fork()
         chat.save(tmp_path / "chat")
-        alone = [hear(chat, "And then?"), hear(chat, "Why?")]
-        assert [hear(fork, "And then?"), hear(fork, "Why?")] == alone
+        alone = [say(chat, "And then?"), say(chat, "Why?")]
+        assert [say(fork, "And then?"), say(fork, "Why?")] == alone
         assert fork.messages == chat.messages
         loaded = Chat.load(generator, tmp_path / "chat", template=TEMPLATE)
         assert loaded.messages == chat.messages[:3]
-        again = loaded.fork()
-        assert [hear(loaded, "And then?"), hear(loaded, "Why?")] == alone
-        assert hear(again, "Something else?") != alone[0]
-        assert again.messages[:3] == chat.messages[:3]
+        restored = loaded.fork()
+        assert [say(loaded, "And then?"), say(loaded, "Why?")] == alone
+        assert say(restored, "Something else?") != alone[0]
+        assert restored.messages[:3] == chat.messages[:3]
         generator.generate("Once", max_tokens=2)
         with pytest.raises(RuntimeError, match="does not hold"):
             chat.fork()
@@ -363,7 +365,7 @@ def test_a_fork_goes_its_own_way(tiny_opt: Path, tmp_path: Path) -> None:
             Chat.load(generator, tmp_path / "text", template=TEMPLATE)
 
 
-def test_a_system_prompt_is_read_once(tiny_opt: Path) -> None:
+def test_system_prompt_is_read_once(tiny_opt: Path) -> None:
     system = "You are an old sailor who tells stories of the sea. " * 5
     with Generator(tiny_opt, hh=40, n_ctx=400) as generator:
         first = Chat(generator, system=system, template=TEMPLATE).say("Hello", max_tokens=3)

@@ -19,7 +19,7 @@ TOKENS = np.arange(5, 30)
 
 @pytest.fixture
 def parts(tiny_opt: Path, tmp_path: Path) -> list[Path]:
-    """The bundled model as gguf-py splits it, 40 tensors to a file."""
+    """The bundled model, split by gguf-py with 40 tensors per file."""
     source = GGUFReader(tiny_opt)
     with closing(GGUFWriter(tmp_path / "m.gguf", "opt", split_max_tensors=40)) as writer:
         for key, field in source.fields.items():
@@ -34,43 +34,43 @@ def parts(tiny_opt: Path, tmp_path: Path) -> list[Path]:
     return sorted(tmp_path.glob("m-*.gguf"))
 
 
-def test_gives_the_logits_of_the_whole(tiny_opt: Path, parts: list[Path]) -> None:
+def test_logits_equal_those_of_the_unsplit_model(tiny_opt: Path, parts: list[Path]) -> None:
     assert [path.name for path in parts] == [f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
-    with Generator(tiny_opt) as whole, Generator(parts[0]) as split:
-        np.testing.assert_array_equal(split.logits(TOKENS), whole.logits(TOKENS))
+    with Generator(tiny_opt) as full, Generator(parts[0]) as split:
+        np.testing.assert_array_equal(split.logits(TOKENS), full.logits(TOKENS))
 
 
-def test_opens_at_the_first_file_only(parts: list[Path]) -> None:
+def test_only_the_first_file_opens_the_model(parts: list[Path]) -> None:
     with pytest.raises(ValueError, match="file 2 of 3 of a split model, open the first"):
         Generator(parts[1])
 
 
-def test_needs_every_file(parts: list[Path]) -> None:
+def test_missing_file(parts: list[Path]) -> None:
     parts[2].unlink()
     with pytest.raises(FileNotFoundError, match=parts[2].name):
         Generator(parts[0])
 
 
-def test_refuses_files_in_each_others_place(parts: list[Path]) -> None:
+def test_swapped_files_are_rejected(parts: list[Path]) -> None:
     parts[1].write_bytes(parts[2].read_bytes())
     with pytest.raises(ValueError, match=rf"{parts[1].name}: is not file 2 of 3"):
         Generator(parts[0])
 
 
-def test_refuses_a_file_that_was_renamed(parts: list[Path]) -> None:
+def test_renamed_file_is_rejected(parts: list[Path]) -> None:
     renamed = parts[0].rename(parts[0].with_name("first.gguf"))
     with pytest.raises(ValueError, match=r"must end in -00001-of-00003\.gguf"):
         Generator(renamed)
 
 
-def test_refuses_a_file_that_was_truncated(parts: list[Path]) -> None:
+def test_truncated_file_is_rejected(parts: list[Path]) -> None:
     parts[1].write_bytes(parts[1].read_bytes()[:-1000])
     with pytest.raises(ValueError, match=parts[1].name):
         Generator(parts[0])
 
 
 def with_keys(source: Path, output: Path, keys: dict[str, tuple[Any, GGUFValueType]]) -> Path:
-    """A GGUF file with more metadata."""
+    """A copy of a GGUF file with additional metadata."""
     reader = GGUFReader(source)
     with closing(GGUFWriter(output, "opt")) as writer:
         for key, field in reader.fields.items():
@@ -92,15 +92,15 @@ U16, I32, STRING = GGUFValueType.UINT16, GGUFValueType.INT32, GGUFValueType.STRI
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_opens_a_model_put_together_again(tiny_opt: Path, tmp_path: Path, count: int) -> None:
-    """llama.cpp leaves the keys of the first part, with a count of 0."""
+def test_opens_a_merged_model(tiny_opt: Path, tmp_path: Path, count: int) -> None:
+    """llama.cpp keeps the keys of the first part, with a count of 0."""
     keys = {"split.no": (0, U16), "split.count": (count, U16)}
     keys["split.tensors.count"] = (N_TENSORS, I32)
-    whole = with_keys(tiny_opt, tmp_path / "merged.gguf", keys)
-    with Generator(tiny_opt) as expected, Generator(whole) as merged:
+    full = with_keys(tiny_opt, tmp_path / "merged.gguf", keys)
+    with Generator(tiny_opt) as expected, Generator(full) as merged:
         np.testing.assert_array_equal(merged.logits(TOKENS), expected.logits(TOKENS))
     stored: dict[str, Any] = {"hh": 0.01, "policy": "window", "n_ctx": 512, "loss": 0.0}
-    store_budget(whole, tmp_path / "advised.gguf", **stored)
+    store_budget(full, tmp_path / "advised.gguf", **stored)
 
 
 @pytest.mark.parametrize(
@@ -115,26 +115,26 @@ def test_opens_a_model_put_together_again(tiny_opt: Path, tmp_path: Path, count:
     ],
     ids=str,
 )
-def test_refuses_wrong_counts(
+def test_invalid_split_metadata(
     tiny_opt: Path, tmp_path: Path, keys: dict[str, tuple[Any, GGUFValueType]], message: str
 ) -> None:
-    wrong = with_keys(tiny_opt, tmp_path / "wrong.gguf", keys)
+    invalid = with_keys(tiny_opt, tmp_path / "wrong.gguf", keys)
     with pytest.raises(ValueError, match=message):
-        Generator(wrong)
-    assert main(["info", str(wrong)]) == 0  # says what is there
+        Generator(invalid)
+    assert main(["info", str(invalid)]) == 0  # info only prints the metadata
     if keys.get("split.count", (1,))[0] != 1:
         stored: dict[str, Any] = {"hh": 0.01, "policy": "window", "n_ctx": 512, "loss": 0.0}
         with pytest.raises(ValueError, match=r"expected the name wrong\.gguf"):
-            store_budget(wrong, tmp_path / "advised.gguf", **stored)
+            store_budget(invalid, tmp_path / "advised.gguf", **stored)
 
 
-def test_keeps_a_stored_budget(tiny_opt: Path, parts: list[Path]) -> None:
-    """In the first file, under its own name, as the others look for it."""
+def test_store_budget_in_the_first_file(tiny_opt: Path, parts: list[Path]) -> None:
+    """Under its own name, which the other files expect."""
     stored: dict[str, Any] = {"hh": 0.01, "policy": "window", "n_ctx": 512, "loss": 0.0}
     store_budget(parts[0], **stored)
     options: dict[str, Any] = {"hh": 0.01, "policy": "window"}
-    with Generator(tiny_opt, **options) as whole, Generator(parts[0], hh="auto") as split:
-        assert split.policy == whole.policy
-        np.testing.assert_array_equal(split.logits(TOKENS), whole.logits(TOKENS))
+    with Generator(tiny_opt, **options) as full, Generator(parts[0], hh="auto") as split:
+        assert split.policy == full.policy
+        np.testing.assert_array_equal(split.logits(TOKENS), full.logits(TOKENS))
     with pytest.raises(ValueError, match=f"expected the name {parts[0].name}"):
         store_budget(parts[0], parts[0].with_name("advised.gguf"), **stored)

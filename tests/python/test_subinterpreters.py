@@ -1,4 +1,4 @@
-"""Subinterpreters are rejected with one sentence; the main interpreter continues."""
+"""Importing in a subinterpreter is an error; the main interpreter continues."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ print(generator.generate("a", max_tokens=3, ignore_eos=True).completion_tokens)
 """
 
 
-def test_they_are_refused(tiny_opt: Path) -> None:
+def test_import_in_a_subinterpreter_fails(tiny_opt: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tiny_opt)],
         capture_output=True,

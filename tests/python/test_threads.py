@@ -1,4 +1,4 @@
-"""Threads that share a Generator: concurrent streams, which other threads may close."""
+"""Threads that share a Generator: concurrent streams, closed by other threads."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from h2o_cpp import Generator
 from support.background import GREEDY, PATIENCE, PROMPT, Background, assert_usable, greedy
 
 
-class TestTogether:
+class TestConcurrentUse:
     @pytest.mark.parametrize("n_threads", [2, 4])
     @pytest.mark.parametrize("hh", [None, 0.01])
-    def test_each_gets_the_text_that_it_would_get_alone(
+    def test_outputs_equal_those_of_separate_generators(
         self, tiny_opt: Path, n_threads: int, hh: float | None
     ) -> None:
         def texts(generator: Generator, thread: int) -> list[str]:
-            """By several ways to generate, and after abandoned streams."""
+            """Outputs of several methods, with abandoned streams in between."""
             out = []
             for n in range(4):
                 options: dict[str, Any] = {"seed": 10 * thread + n, "max_tokens": 30}
@@ -32,36 +32,38 @@ class TestTogether:
                 next(generator.stream("Another text"))
             return out
 
-        alone = [texts(Generator(tiny_opt, hh=hh, threads=1), n) for n in range(n_threads)]
-        assert len(set(itertools.chain(*alone))) == 8 * n_threads
+        outputs = [texts(Generator(tiny_opt, hh=hh, threads=1), n) for n in range(n_threads)]
+        assert len(set(itertools.chain(*outputs))) == 8 * n_threads
         shared = Generator(tiny_opt, hh=hh, threads=1)
         together = [Background(lambda n=n: texts(shared, n)) for n in range(n_threads)]  # type: ignore[misc]
-        assert [thread.result() for thread in together] == alone
+        assert [thread.result() for thread in together] == outputs
 
-    def test_logits_beside_streams(self, generator: Generator, expected: str) -> None:
-        """While other threads stream and look at the cache."""
+    def test_logits_during_streams(self, generator: Generator, expected: str) -> None:
+        """While other threads stream and read the cache's statistics."""
         tokens = np.arange(5, 105)
         logits = generator.logits(tokens)
         done = threading.Event()
 
-        def look() -> int:
-            looks = 0
+        def read_stats() -> int:
+            n_reads = 0
             while not done.is_set():
                 stats = generator.stats()
                 assert stats.tokens_seen - stats.tokens_kept == stats.evictions
-                looks += generator.kept(1, 2)[0].size <= 2048
-            return looks
+                n_reads += generator.kept(1, 2)[0].size <= 2048
+            return n_reads
 
-        looks = Background(look)
+        n_reads = Background(read_stats)
         texts = [Background(lambda: greedy(generator)) for _ in range(5)]
         scores = [Background(lambda: generator.logits(tokens)) for _ in range(5)]
         for score in scores:
             np.testing.assert_array_equal(score.result(), logits)
         assert {text.result() for text in texts} == {expected}
         done.set()
-        assert looks.result() > 0
+        assert n_reads.result() > 0
 
-    def test_streams_go_on_beside_one_that_waits(self, generator: Generator, expected: str) -> None:
+    def test_streams_continue_beside_a_paused_one(
+        self, generator: Generator, expected: str
+    ) -> None:
         first = generator.stream("Another text", max_tokens=50, seed=1)
         next(first)
         assert Background(lambda: greedy(generator)).result() == expected
@@ -73,8 +75,8 @@ class TestTogether:
         assert first.text == text
 
     @pytest.mark.parametrize("n_sequences", [1, 2, 4])
-    def test_streams_of_one_thread(self, tiny_opt: Path, n_sequences: int) -> None:
-        """With fewer sequences than streams, those that wait are copied away and back."""
+    def test_interleaved_streams_of_one_thread(self, tiny_opt: Path, n_sequences: int) -> None:
+        """With fewer sequences than streams, paused streams are copied out and back in."""
         prompts = ["The old man", "It was", "Once upon a time"]
         options: dict[str, Any] = {"max_tokens": 25, "seed": 2, "ignore_eos": True}
         with Generator(tiny_opt, hh=20, threads=1) as alone:
@@ -85,14 +87,12 @@ class TestTogether:
                 assert any(pieces)
             assert [stream.text for stream in streams] == expected
 
-    def test_a_stream_may_change_threads(self, generator: Generator, expected: str) -> None:
+    def test_stream_may_change_threads(self, generator: Generator, expected: str) -> None:
         stream = generator.stream(PROMPT, **GREEDY)
         pieces = [Background(lambda: next(stream)).result() for _ in range(3)]
         assert "".join(pieces + list(stream)) == expected
 
-    def test_generators_of_one_file_have_nothing_in_common(
-        self, tiny_opt: Path, expected: str
-    ) -> None:
+    def test_generators_of_one_file_are_independent(self, tiny_opt: Path, expected: str) -> None:
         generators = [Generator(tiny_opt, threads=1) for _ in range(2)]
         streams = [generator.stream(PROMPT, **GREEDY) for generator in generators]
         pairs = list(zip(*streams, strict=True))
@@ -100,7 +100,7 @@ class TestTogether:
 
 
 class TestClosing:
-    def test_a_stream_by_another_thread(self, generator: Generator, expected: str) -> None:
+    def test_close_stream_from_another_thread(self, generator: Generator, expected: str) -> None:
         stream = generator.stream("Another text", max_tokens=500, seed=1)
         next(stream)
         Background(stream.close).result()
@@ -108,24 +108,24 @@ class TestClosing:
         assert next(stream, None) is None
         assert_usable(generator, expected)
 
-    def test_a_stream_that_computes(self, generator: Generator, expected: str) -> None:
-        """Closing it does not wait, and ends it after the token that is being computed."""
+    def test_close_stream_during_generation(self, generator: Generator, expected: str) -> None:
+        """close() returns at once; the stream ends after the current token."""
         stream = generator.stream("Another text", ignore_eos=True, seed=1)
-        begun = threading.Event()
+        started = threading.Event()
 
         def consume() -> int:
             for _ in stream:
-                begun.set()
+                started.set()
             return len(stream.tokens)
 
         n_tokens = Background(consume)
-        assert begun.wait(PATIENCE)
+        assert started.wait(PATIENCE)
         stream.close()
         assert n_tokens.result() < 2000
         assert stream.finish_reason == "cancelled"
         assert_usable(generator, expected)
 
-    def test_a_stream_that_reads_its_prompt(self, tiny_opt: Path, expected: str) -> None:
+    def test_close_stream_during_prefill(self, tiny_opt: Path, expected: str) -> None:
         generator = Generator(tiny_opt, n_batch=1, threads=1)
         stream = generator.stream([5 + i % 4000 for i in range(2000)])
         pieces = Background(lambda: list(stream))
@@ -136,7 +136,7 @@ class TestClosing:
         assert generator.stats().tokens_seen < 2000
         assert_usable(generator, expected)
 
-    def test_a_stream_that_waits_for_a_sequence(self, llama: Path) -> None:
+    def test_close_queued_stream(self, llama: Path) -> None:
         generator = Generator(llama, hh=12, threads=1, max_sequences=1)
         short: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True, "seed": 1}
         expected = generator.generate([5], **short).text
@@ -151,17 +151,17 @@ class TestClosing:
             assert stream.finish_reason == "cancelled"
         assert generator.generate([5], **short).text == expected
 
-    def test_the_generator_ends_the_streams_of_other_threads(self, llama: Path) -> None:
+    def test_close_generator_ends_streams_of_other_threads(self, llama: Path) -> None:
         generator = Generator(llama, hh=12, threads=1)
         stream = generator.stream([5, 6], max_tokens=10**9, ignore_eos=True)
-        begun = threading.Event()
+        started = threading.Event()
 
         def consume() -> None:
             for _ in stream:
-                begun.set()
+                started.set()
 
         reading = Background(consume)
-        assert begun.wait(PATIENCE)
+        assert started.wait(PATIENCE)
         generator.close()
         with pytest.raises(RuntimeError, match="closed"):
             reading.result()
@@ -173,11 +173,11 @@ class TestClosing:
 
 
 @pytest.mark.parametrize("work", ["logits", "prefill"])
-def test_the_gil_is_released(tiny_opt: Path, work: str) -> None:
-    """Another thread runs while one call into C++ computes.
+def test_gil_is_released(tiny_opt: Path, work: str) -> None:
+    """Another thread runs during one call into C++.
 
-    Were the GIL held, the other one would have next to no processor time; otherwise the system
-    gives both alike, however busy it is.
+    If the GIL were held, the other thread would get almost no processor time; otherwise both get
+    equal shares, however busy the machine is.
     """
     generator = Generator(tiny_opt, n_batch=1000, threads=1)
     tokens = [5 + i for i in range(1000)]
@@ -188,8 +188,8 @@ def test_the_gil_is_released(tiny_opt: Path, work: str) -> None:
         else:
             next(generator.stream(tokens, temperature=0, max_tokens=1), None)
 
-    def share_of_the_other() -> float:
-        """Its processor time, as a share of that of the computation."""
+    def relative_cpu_time() -> float:
+        """CPU time of the other thread relative to the computation's."""
         running, done = threading.Event(), threading.Event()
 
         def run() -> float:
@@ -207,4 +207,4 @@ def test_the_gil_is_released(tiny_opt: Path, work: str) -> None:
         done.set()
         return other.result() / seconds
 
-    assert sorted(share_of_the_other() for _ in range(5))[2] > 0.3
+    assert sorted(relative_cpu_time() for _ in range(5))[2] > 0.3

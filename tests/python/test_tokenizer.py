@@ -1,4 +1,4 @@
-"""Tokenization: text round-trips, and tokens equal those of Hugging Face and llama.cpp."""
+"""Tokenization: text round-trips; tokens equal those of Hugging Face and llama.cpp."""
 
 from __future__ import annotations
 
@@ -54,35 +54,35 @@ def generator(tiny_opt: Path) -> Generator:
 
 @pytest.fixture(scope="module")
 def hugging_face(shared: Path) -> Any:
-    """What transformers makes of the bundled model's checkpoint."""
+    """The transformers tokenizer of the bundled model's checkpoint."""
     import transformers
 
     return transformers.AutoTokenizer.from_pretrained(shared / "models" / "tiny-opt-hf")
 
 
 def change(**changes: Any) -> dict[str, Any]:
-    """METADATA with changes of the keys tokenizer.ggml.*; None takes one out."""
+    """METADATA with changed tokenizer.ggml.* keys; None removes a key."""
     metadata = METADATA | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
     return {key: value for key, value in metadata.items() if value is not None}
 
 
 @settings(max_examples=examples(100))
 @given(any_text)
-def test_text_survives(generator: Generator, text: str) -> None:
+def test_random_text_round_trips(generator: Generator, text: str) -> None:
     tokens = generator.tokenize(text, add_special=False)
     assert all(0 <= token < 4096 for token in tokens)
     assert generator.detokenize(tokens) == text
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_text_of_any_language_survives(generator: Generator, text: str) -> None:
+def test_text_round_trips(generator: Generator, text: str) -> None:
     tokens = generator.tokenize(text, add_special=False)
     assert generator.detokenize(tokens) == text
     assert generator.tokenize(text) == [2, *tokens]  # </s> in front
     assert generator.detokenize([2, *tokens]) == text
 
 
-def test_bytes_that_are_no_text_become_replacement_characters(generator: Generator) -> None:
+def test_incomplete_utf8_becomes_replacement_characters(generator: Generator) -> None:
     tokens = generator.tokenize("🦙", add_special=False)
     assert len(tokens) > 1
     assert generator.detokenize(tokens[:-1]) == "\ufffd"
@@ -101,12 +101,12 @@ def test_same_tokens_as_hugging_face(generator: Generator, hugging_face: Any, te
 
 @packages("transformers")
 @pytest.mark.parametrize("token", ["</s>", "<pad>"])
-def test_control_tokens_in_text_are_read_as_hugging_face_does(
+def test_parse_special_equals_hugging_face(
     generator: Generator, hugging_face: Any, token: str
 ) -> None:
-    """Where that is asked for; there it is the default, here it is not."""
-    for form in ("{}", "a{}b", " {} ", "\n{}{}!", "<{}>", "{} {}"):
-        text = form.replace("{}", token)
+    """Parsing them is the default in Hugging Face, but not here."""
+    for pattern in ("{}", "a{}b", " {} ", "\n{}{}!", "<{}>", "{} {}"):
+        text = pattern.replace("{}", token)
         assert generator.tokenize(text, parse_special=True) == hugging_face(text)["input_ids"], text
         assert generator.detokenize(generator.tokenize(text)) == text
 
@@ -120,7 +120,9 @@ def test_control_tokens_have_no_text(generator: Generator) -> None:
 
 
 @packages("transformers")
-def test_a_book_and_wikipedia(generator: Generator, hugging_face: Any, shared: Path) -> None:
+def test_long_texts_equal_hugging_face(
+    generator: Generator, hugging_face: Any, shared: Path
+) -> None:
     for name in ("wiki.test.raw", "l-frank-baum_the-wonderful-wizard-of-oz.txt"):
         text = (shared / "text" / name).read_text(encoding="utf-8")[:100_000]
         assert generator.tokenize(text) == hugging_face(text)["input_ids"]
@@ -134,7 +136,7 @@ def test_reference_vectors_of_llama_cpp(shared: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udfffb"], ids=ascii)
-def test_lone_surrogates_are_no_text(generator: Generator, text: str) -> None:
+def test_lone_surrogates_are_rejected(generator: Generator, text: str) -> None:
     with pytest.raises(ValueError, match="Unicode"):
         generator.tokenize(text)
     with pytest.raises(ValueError, match="Unicode"):
@@ -147,7 +149,7 @@ def test_tokens_out_of_range(generator: Generator, token: int) -> None:
         generator.detokenize([5, token])
 
 
-def test_tokens_are_any_integers(generator: Generator) -> None:
+def test_numpy_integers_and_iterables_are_accepted(generator: Generator) -> None:
     tokenizer = generator.tokenizer
     tokens = tokenizer.encode("Hello world")
     assert tokenizer.decode(np.array(tokens)) == tokenizer.decode(iter(tokens)) == "Hello world"
@@ -157,7 +159,7 @@ def test_tokens_are_any_integers(generator: Generator) -> None:
 
 
 @pytest.mark.parametrize("token", [-1, 4096, 2**31, -(2**64)])
-def test_every_method_refuses_tokens_out_of_range(generator: Generator, token: int) -> None:
+def test_every_method_rejects_tokens_out_of_range(generator: Generator, token: int) -> None:
     t = generator.tokenizer
     calls: list[Callable[[], object]] = [
         lambda: t.decode([5, token]),
@@ -171,18 +173,18 @@ def test_every_method_refuses_tokens_out_of_range(generator: Generator, token: i
 
 
 @pytest.mark.parametrize("text", [5, None, b"a", ["a"]])
-def test_what_is_no_text(generator: Generator, text: Any) -> None:
+def test_text_must_be_str(generator: Generator, text: Any) -> None:
     with pytest.raises(ValueError, match=r"text=.*, expected a str"):
         generator.tokenize(text)
 
 
 @pytest.mark.parametrize("tokens", [["a"], [1.0], [None]])
-def test_what_is_no_token(generator: Generator, tokens: Any) -> None:
+def test_tokens_must_be_integers(generator: Generator, tokens: Any) -> None:
     with pytest.raises(TypeError):
         generator.tokenizer.decode(tokens)
 
 
-def test_the_beginning_of_text() -> None:
+def test_bos_token() -> None:
     assert tokenizer_of(METADATA).encode("ab") == [2]
     for add in (True, False):
         tokenizer = tokenizer_of(change(bos_token_id=3, add_bos_token=add))
@@ -191,14 +193,14 @@ def test_the_beginning_of_text() -> None:
         assert tokenizer.encode("") == ([3] if add else [])
 
 
-def test_ends_of_text() -> None:
+def test_end_tokens() -> None:
     assert tokenizer_of(METADATA).end_tokens == frozenset()
     assert tokenizer_of(change(eos_token_id=3)).end_tokens == {3}
     assert tokenizer_of(change(eos_token_id=3, eot_token_id=1)).end_tokens == {1, 3}
 
 
 @pytest.mark.parametrize("kind", [2, 3, 5])
-def test_no_text_becomes_a_silent_token(kind: int) -> None:
+def test_text_never_becomes_a_token_without_text(kind: int) -> None:
     metadata = change(tokens=["a", "b", "ab", "c"], token_type=[1, 1, 1, kind])
     assert tokenizer_of(metadata).encode("cabc") == [2]
 
@@ -207,7 +209,7 @@ def test_no_text_becomes_a_silent_token(kind: int) -> None:
     ("kind", "data"), [(1, b" \xc3b"), (2, b""), (3, b""), (4, "Ġ\xc3b".encode()), (5, b"")]
 )
 def test_bytes_of_token_types(kind: int, data: bytes) -> None:
-    """Normal tokens are bytes in GPT-2's form, user-defined ones text; the others say nothing."""
+    """Normal tokens are in GPT-2's byte encoding, user-defined ones are text, others are empty."""
     metadata = change(tokens=["a", "b", "ab", "Ġ\xc3b"], token_type=[1, 1, 1, kind])
     assert tokenizer_of(metadata).token_bytes(3) == data
 
@@ -262,6 +264,6 @@ def test_bad_metadata(changes: dict[str, Any], message: str) -> None:
     assert message in str(error.value)
 
 
-def test_size_of_the_vocabulary() -> None:
+def test_vocabulary_size_mismatch() -> None:
     with pytest.raises(ValueError, match="the model has 5"):
         tokenizer_of(METADATA, 5)

@@ -1,4 +1,4 @@
-"""Tokenizers from metadata alone: pre-tokenization, spaces, bytes, special tokens, and errors."""
+"""Tokenizers from metadata only: pre-tokenization, spaces, bytes, special tokens, errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WITH_PREFIX, WITHOUT_PREFIX = (
 
 
 def text_bytes(text: str) -> list[int]:
-    """Tokens of sentence_pieces() for bytes without a piece."""
+    """The byte tokens of sentence_pieces() for text without pieces."""
     return [3 + byte for byte in text.encode()]
 
 
@@ -39,11 +39,11 @@ def text_bytes(text: str) -> list[int]:
         ("default", "I|'|LL| we|'|ll| |123|45½| | x|\n\n\t| y|!!|\n  "),
     ],
 )
-def test_cuts(name: str, pieces: str) -> None:
+def test_pre_tokenizer_splits(name: str, pieces: str) -> None:
     text = pieces.replace("|", "")
     visible = "".join(VISIBLE[byte] for byte in text.encode())
     n = len(visible)
-    # Every part of the text is a token and every way to merge it a merge: only cuts divide it.
+    # Every part of the text is a token and every pair a merge, so only the pre-tokenizer splits.
     parts = dict.fromkeys(visible[i:j] for i in range(n) for j in range(i + 2, n + 1))
     merges = [f"{part[:i]} {part[i:]}" for part in parts for i in range(1, len(part))]
     extra = [(part, 1) for part in parts]
@@ -73,20 +73,20 @@ def test_aliases(alias: str, name: str) -> None:
         assert one.encode(text) == other.encode(text)
 
 
-def test_llama_bpe_takes_whole_tokens_before_merges() -> None:
-    extra = ("abc", 1)  # no merge makes it
+def test_llama_bpe_prefers_whole_tokens_to_merges() -> None:
+    extra = ("abc", 1)  # no merge produces it
     assert tokenizer(byte_pairs(extra)).encode("abc") == [257, ord("c")]
     assert tokenizer(byte_pairs(extra, pre="llama-bpe", add_bos_token=False)).encode("abc") == [258]
 
 
 @pytest.mark.parametrize("pre", ["olmo", "mpt", "qwen2"])
-def test_normalised_where_the_model_was_trained_so(pre: str) -> None:
+def test_nfc_normalization(pre: str) -> None:
     assert tokenizer(byte_pairs(pre=pre)).encode("e\u0301") == [0xC3, 0xA9]
     assert tokenizer(byte_pairs()).encode("e\u0301") == [ord("e"), 0xCC, 0x81]
 
 
 @pytest.mark.parametrize("pre", ["nonsense", "GPT-2", "", "llama"])
-def test_unknown_pre_tokenizers_are_refused(pre: str) -> None:
+def test_unknown_pre_tokenizers_are_rejected(pre: str) -> None:
     with pytest.raises(ValueError, match=f"tokenizer.ggml.pre is '{pre}', supported: default, "):
         tokenizer(byte_pairs(pre=pre))
 
@@ -94,7 +94,7 @@ def test_unknown_pre_tokenizers_are_refused(pre: str) -> None:
 @pytest.mark.parametrize(
     ("architecture", "e"), [("gpt2", [101, 0xCC, 0x81]), ("gptneox", [0xC3, 0xA9])]
 )
-def test_pre_tokenizers_of_old_files(architecture: str, e: list[int]) -> None:
+def test_pre_tokenizers_of_files_without_the_key(architecture: str, e: list[int]) -> None:
     metadata = byte_pairs()
     del metadata["tokenizer.ggml.pre"]
     assert tokenizer(metadata | {"general.architecture": architecture}).encode("e\u0301") == e
@@ -102,14 +102,14 @@ def test_pre_tokenizers_of_old_files(architecture: str, e: list[int]) -> None:
         tokenizer(metadata | {"general.architecture": "llama"})
 
 
-def test_merges_of_spaces() -> None:
+def test_merges_with_spaces() -> None:
     assert tokenizer(byte_pairs((" ", 1), (" a", 1), merges=["  a"])).encode("a") == [97]
     with pytest.raises(ValueError, match="has '  ', expected two parts and a space"):
         tokenizer(byte_pairs((" ", 1), merges=["  "]))
 
 
 class TestSentencePieces:
-    def test_a_space_is_put_in_front(self) -> None:
+    def test_add_space_prefix(self) -> None:
         t = tokenizer(sentence_pieces())
         assert t.encode("ab ab", add_special=False) == [263, 263]
         assert t.encode(" ab", add_special=False) == [259, 263]
@@ -118,24 +118,24 @@ class TestSentencePieces:
         t = tokenizer(sentence_pieces(add_space_prefix=False))
         assert t.encode("ab ab", add_special=False) == [262, 263]
 
-    def test_characters_without_a_piece_are_bytes(self) -> None:
+    def test_byte_fallback(self) -> None:
         t = tokenizer(sentence_pieces())
         assert t.encode("a🦙", add_special=False) == [264, *text_bytes("🦙")]
         assert [t.token_bytes(i) for i in text_bytes("é")] == [b"\xc3", b"\xa9"]
 
     @given(any_text)
-    def test_text_survives(self, text: str) -> None:
-        text = text.replace(S, "")  # which SentencePiece takes for a space
+    def test_random_text_round_trips(self, text: str) -> None:
+        text = text.replace(S, "")  # SentencePiece treats it as a space
         for t in WITH_PREFIX, WITHOUT_PREFIX:
             assert t.decode(t.encode(text)) == text
 
-    def test_bytes_of_pieces(self) -> None:
+    def test_token_bytes(self) -> None:
         t = tokenizer(sentence_pieces(("x y", 4), ("u", 5)))
         assert [t.token_bytes(i) for i in (0, 1, 2, 259, 263, 265, 266)] == [
             *[b""] * 3, b" ", b" ab", b"x y", b"",
         ]  # fmt: skip
 
-    def test_only_the_first_space_of_a_text_is_left_out(self) -> None:
+    def test_decode_removes_only_the_first_space(self) -> None:
         t = tokenizer(sentence_pieces())
         assert t.decode([1, 263, 263]) == "ab ab"
         assert t.decode([259, 263]) == " ab"
@@ -144,23 +144,23 @@ class TestSentencePieces:
         assert t.token_bytes(263) == b" ab"
         assert tokenizer(sentence_pieces(add_space_prefix=False)).decode([263]) == " ab"
 
-    def test_user_defined_tokens_are_read_whole(self) -> None:
+    def test_user_defined_tokens_are_matched_first(self) -> None:
         for text in ("ba  ab", f"ba{S}{S}ab"):
             t = tokenizer(sentence_pieces((text, 4)))
             assert t.encode("ba  abb", add_special=False) == [259, 265, 261]
 
-    def test_extra_spaces_may_be_removed(self) -> None:
+    def test_remove_extra_whitespaces(self) -> None:
         t = tokenizer(sentence_pieces(remove_extra_whitespaces=True))
         assert t.encode("  ab   ab ", add_special=False) == [263, 263]
 
-    def test_text_that_goes_on_gets_no_space(self) -> None:
+    def test_continued_text_gets_no_space(self) -> None:
         t = tokenizer(sentence_pieces())
         assert t.encode_parts(["ab"], begins=False) == [262]
         assert t.encode_parts([" ab", 2, "ab"], begins=False) == [263, 2, 263]
 
     @pytest.mark.parametrize("unknown", [0, 1, 259])
-    def test_one_token_is_unknown(self, unknown: int) -> None:
-        """Files may declare none, or several."""
+    def test_unknown_token(self, unknown: int) -> None:
+        """Files may declare none or several of this type."""
         metadata = sentence_pieces(unknown_token_id=unknown)
         for kind in (1, 2, 3):
             metadata["tokenizer.ggml.token_type"][:2] = [kind, kind]
@@ -200,22 +200,22 @@ SPECIAL = tokenizer(byte_pairs(("<|x|>", 2), (">", 3)))
 
 
 class TestSpecialTokens:
-    def test_only_where_asked_for(self) -> None:
+    def test_control_tokens_need_parse_special(self) -> None:
         t = tokenizer(byte_pairs(("<x>", 2), ("<y>", 5)))
         assert t.encode("a</s>b<x>", parse_special=True) == [97, 256, 98, 258]
         assert t.decode(t.encode("a</s>b<x><y>")) == "a</s>b<x><y>"
         assert t.encode("<y>", parse_special=True) == [*b"<y>"]  # unused
 
-    def test_user_defined_tokens_always(self) -> None:
+    def test_user_defined_tokens_are_always_parsed(self) -> None:
         t = tokenizer(byte_pairs(("<x>", 4), ("  ", 4)))
         assert t.encode("a<x>   b") == [97, 258, 259, 32, 98]
         assert t.decode([97, 258, 259, 98]) == "a<x>  b"
 
-    def test_the_longest_wins(self) -> None:
+    def test_longest_token_wins(self) -> None:
         t = tokenizer(byte_pairs(("</s", 3), ("</s>>", 3)))
         assert t.encode("</s></s>></s", parse_special=True) == [256, 259, 258]
 
-    def test_sentence_pieces_put_a_space_after_them(self) -> None:
+    def test_sentence_pieces_add_a_space_after_special_tokens(self) -> None:
         t = tokenizer(sentence_pieces())
         assert t.encode("ab</s>ab", parse_special=True) == [1, 263, 2, 263]
         assert t.encode("<s>ab", add_special=False, parse_special=True) == [1, 263]
@@ -223,27 +223,27 @@ class TestSpecialTokens:
         assert t.decode(t.encode("</s>")) == "</s>"
 
     @given(st.lists(st.sampled_from(["</s>", "<", "</", "s>", ">", "a", "\U000f0000"])))
-    def test_escaped_text_has_none(self, fragments: list[str]) -> None:
+    def test_escaped_text_has_no_special_tokens(self, fragments: list[str]) -> None:
         text = "".join(fragments)
         escape = SpecialTokenEscape(SPECIAL.special_texts, unused_characters([text]))
         escaped = escape.escape(text)
-        for cut in range(len(escaped) + 1):  # however a template takes it apart
+        for cut in range(len(escaped) + 1):  # however a template splits it
             for part in SPECIAL.split_special(escaped[cut:] + escaped[:cut]):
                 assert isinstance(part, str)
         assert escape.unescape(escaped) == text
 
-    def test_text_is_split_at_them(self) -> None:
+    def test_split_special(self) -> None:
         assert SPECIAL.special_texts == ["</s>", "<|x|>", ">"]
         assert SPECIAL.split_special("a</s><|x|>>") == ["a", 256, 258, 259]
         assert SPECIAL.split_special("") == []
 
-    def test_a_vocabulary_without_any(self) -> None:
+    def test_vocabulary_without_special_tokens(self) -> None:
         t = tokenizer(byte_pairs(token_type=[1] * 258))
         assert t.split_special("a</s>") == ["a</s>"]
         assert SpecialTokenEscape(t.special_texts, unused_characters([])).escape("a") == "a"
 
 
-class TestBeginningAndEnd:
+class TestBosAndEos:
     @pytest.mark.parametrize(
         ("metadata", "ids"),
         [
@@ -258,27 +258,27 @@ class TestBeginningAndEnd:
             (sentence_pieces(bos_token_id=2), [2, 264]),
         ],
     )
-    def test_added_tokens(self, metadata: dict[str, Any], ids: list[int]) -> None:
+    def test_bos_and_eos_are_added(self, metadata: dict[str, Any], ids: list[int]) -> None:
         t = tokenizer(metadata)
         assert t.encode("a") == ids
         assert t.encode("a", add_special=False) == [i for i in ids if i in (97, 264)]
 
     @pytest.mark.parametrize("name", ["bos", "eos"])
-    def test_added_tokens_must_be_known(self, name: str) -> None:
+    def test_missing_bos_or_eos_id(self, name: str) -> None:
         metadata = byte_pairs() | {f"tokenizer.ggml.add_{name}_token": True}
         del metadata["tokenizer.ggml.eos_token_id"]
         with pytest.raises(ValueError, match=f"{name}_token_id is missing"):
             tokenizer(metadata)
 
-    def test_ends_of_turn(self) -> None:
+    def test_end_tokens(self) -> None:
         assert tokenizer(byte_pairs()).end_tokens == {256}
         assert tokenizer(byte_pairs(eot_token_id=5, eom_token_id=6)).end_tokens == {5, 6, 256}
         assert tokenizer(sentence_pieces()).end_tokens == {2}
 
     @pytest.mark.parametrize("text", ["<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>"])
     @pytest.mark.parametrize("kind", [1, 3, 4])
-    def test_ends_of_turn_by_text(self, text: str, kind: int) -> None:
-        """They are control tokens, whatever the file says."""
+    def test_end_tokens_by_text(self, text: str, kind: int) -> None:
+        """They are control tokens whatever type the file gives them."""
         t = tokenizer(byte_pairs((text, kind)))
         assert t.end_tokens == {256, 258}
         assert 258 not in t.encode(text)
@@ -288,12 +288,12 @@ class TestBeginningAndEnd:
 
 @pytest.mark.parametrize("metadata", [byte_pairs(), sentence_pieces()], ids=["gpt2", "llama"])
 @pytest.mark.parametrize("text", ["\ud800", "a\udfffb"], ids=ascii)
-def test_lone_surrogates_are_no_text(metadata: dict[str, Any], text: str) -> None:
+def test_lone_surrogates_are_rejected(metadata: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match="text is not valid Unicode"):
         tokenizer(metadata).encode(text)
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=ascii)
-def test_text_survives_byte_pairs(text: str) -> None:
+def test_text_round_trips_with_byte_pairs(text: str) -> None:
     t = tokenizer(byte_pairs())
     assert t.decode(t.encode(text)) == text

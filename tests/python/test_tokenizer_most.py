@@ -1,4 +1,4 @@
-"""Tokenizer.encode(most=n): rejects longer texts exactly, without encoding all of them."""
+"""Tokenizer.encode(most=n) rejects exactly the texts of more tokens, without encoding all."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def without_bytes() -> dict[str, Any]:
-    """Pieces of which none is a byte: any run of other characters is one unknown token."""
+    """No byte tokens: each run of other characters is one unknown token."""
     tokens = ["<unk>", "<s>", "</s>", "\u2581", "a", "b", "ab"]
     return {
         "tokenizer.ggml.model": "llama",
@@ -46,7 +46,7 @@ KINDS["few bytes"] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_is_exact(kind: str) -> None:
+def test_most_is_exact(kind: str) -> None:
     t = tokenizer_of(KINDS[kind])
 
     @given(any_text, st.booleans())
@@ -66,7 +66,7 @@ def test_is_exact(kind: str) -> None:
     check()
 
 
-def test_of_a_conversation() -> None:
+def test_most_in_encode_parts() -> None:
     t = tokenizer_of(byte_pairs())
     parts: list[int | str] = [256, "abc", 256, "d"]
     assert t.encode_parts(parts, most=5) == [256, 257, 99, 256, 100]
@@ -76,20 +76,20 @@ def test_of_a_conversation() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bytes", "composed", "pieces"])
-def test_does_not_read_all_of_it(kind: str) -> None:
-    """Processor time of refusing a text, against tokenizing it."""
+def test_long_texts_are_rejected_early(kind: str) -> None:
+    """CPU time of rejecting a text, compared with tokenizing it."""
     t = tokenizer_of(KINDS[kind])
     text = "ab ba abba " * 20_000
 
-    def refuse() -> None:
+    def reject() -> None:
         with pytest.raises(ContextFullError):
             t.encode(text, most=1000)
 
-    assert fastest(refuse) < fastest(lambda: t.encode(text)) / 4
+    assert min_seconds(reject) < min_seconds(lambda: t.encode(text)) / 4
 
 
-def fastest(call: Callable[[], object]) -> float:
-    """Seconds of this thread's processor time, of several calls."""
+def min_seconds(call: Callable[[], object]) -> float:
+    """The minimum CPU time of this thread over several calls, in seconds."""
 
     def once() -> float:
         begin = time.thread_time()

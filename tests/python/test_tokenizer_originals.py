@@ -37,7 +37,7 @@ from test_tokenizer import TEXTS as MORE_TEXTS
 thorough = settings(
     max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-# What the tables of Unicode are asked about, and characters near their edges.
+# Characters that Unicode tables decide about, and their neighbours.
 hard_text = st.text(
     st.one_of(
         st.characters(exclude_categories=["Cs"]),
@@ -49,10 +49,10 @@ hard_text = st.text(
 
 @dataclass(frozen=True)
 class Case:
-    """A tokenizer of ours and the original."""
+    """One of our tokenizers and the original."""
 
     ours: Tokenizer
-    ids: Callable[[str], list[int]]  # by the original, special tokens not read
+    ids: Callable[[str], list[int]]  # of the original, without parsing special tokens
     decode: Callable[[list[int]], str]
 
 
@@ -90,7 +90,7 @@ def case(request: pytest.FixtureRequest, shared: Path) -> Case:
 
 @dataclass(frozen=True)
 class Pair:
-    """A tokenizer of ours and what a library makes of the same metadata."""
+    """One of our tokenizers, and a library's tokenizer with the same metadata."""
 
     ours: Tokenizer
     theirs: Original
@@ -102,17 +102,17 @@ def pair(metadata: dict[str, Any]) -> Pair:
 
 @pytest.fixture(scope="module", params=["bundled", "gpt-2", "gpt-neox", "llama-spm"])
 def file(request: pytest.FixtureRequest, shared: Path, tiny_opt: Path) -> Pair:
-    """A GGUF file: what it says of special tokens and of spaces counts too."""
+    """A GGUF file, with its special tokens and space options."""
     name = request.param
     vocabulary = shared / "tokenizers" / "ggml-vocab" / f"ggml-vocab-{name}.gguf"
     ours, metadata = tokenizer_of_file(tiny_opt if name == "bundled" else vocabulary)
     return Pair(ours, original(metadata))
 
 
-def showing_cuts(pre: str) -> dict[str, Any]:
-    """A vocabulary that merges across characters, so that its tokens show where text was cut."""
-    seams = [VISIBLE[byte] for byte in b"as1!' \n"]
-    pairs = dict.fromkeys((a, b) for x in seams for y in VISIBLE for a, b in ((x, y), (y, x)))
+def merging_vocabulary(pre: str) -> dict[str, Any]:
+    """A vocabulary that merges across characters, so its tokens show the pre-tokenizer's splits."""
+    border = [VISIBLE[byte] for byte in b"as1!' \n"]
+    pairs = dict.fromkeys((a, b) for x in border for y in VISIBLE for a, b in ((x, y), (y, x)))
     tokens = [a + b for a, b in pairs if a + b != "ab"]
     extra = [("<u>", 4), ("e\u0301", 4), ("<|end|>", 1)]
     metadata = byte_pairs(*((token, 1) for token in tokens), *extra, pre=pre, bos_token_id=256)
@@ -121,7 +121,7 @@ def showing_cuts(pre: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", params=CUTS)
 def cut(request: pytest.FixtureRequest) -> Pair:
-    return pair(showing_cuts(request.param))
+    return pair(merging_vocabulary(request.param))
 
 
 class TestPublished:
@@ -132,7 +132,7 @@ class TestPublished:
         assert case.ours.encode(text, add_special=False) == case.ids(text)
 
     @pytest.mark.parametrize("text", [*TEXTS, *MORE_TEXTS], ids=ascii)
-    def test_same_tokens_and_text_on_the_lists(self, case: Case, text: str) -> None:
+    def test_same_tokens_and_text_of_listed_texts(self, case: Case, text: str) -> None:
         ids = case.ours.encode(text, add_special=False)
         assert ids == case.ids(text)
         assert case.ours.decode(ids) == case.decode(ids)
@@ -150,7 +150,7 @@ class TestPublished:
 
     @thorough
     @given(any_text)
-    def test_streamed_text_is_the_whole_text(self, case: Case, text: str) -> None:
+    def test_streamed_text_equals_decoded_text(self, case: Case, text: str) -> None:
         ids = case.ours.encode(text)
         pieces, out, begins = Detokenizer(), [], True
         for token in ids:
@@ -160,7 +160,7 @@ class TestPublished:
 
     @thorough
     @given(any_text)
-    def test_no_text_becomes_a_special_token(self, case: Case, text: str) -> None:
+    def test_text_never_becomes_a_special_token(self, case: Case, text: str) -> None:
         ids = case.ours.encode(text, add_special=False)
         assert {i for i in ids if not case.ours.token_bytes(i)} == set()
 
@@ -173,7 +173,7 @@ class TestFiles:
         check(file.ours, file.theirs, text)
 
     @pytest.mark.parametrize("text", [*TEXTS, *MORE_TEXTS], ids=ascii)
-    def test_same_tokens_and_text_on_the_lists(self, file: Pair, text: str) -> None:
+    def test_same_tokens_and_text_of_listed_texts(self, file: Pair, text: str) -> None:
         check(file.ours, file.theirs, text)
         ids = file.ours.encode(text, add_special=False)
         assert file.ours.decode(ids) == file.theirs.library.decode(ids)
@@ -196,7 +196,7 @@ class TestFiles:
     @given(any_text)
     @example("".join(TEXTS))
     def test_gpt_neox_without_a_pre_tokenizer(self, neox: Case, text: str) -> None:
-        """From before the key: the architecture tells."""
+        """For a file without tokenizer.ggml.pre, the architecture decides."""
         assert neox.ours.encode(text) == neox.ids(text)
 
 
@@ -218,33 +218,33 @@ def test_vectors_of_llama_cpp(shared: Path, name: str) -> None:
         assert tokenizer.decode(ids) == text
 
 
-@pytest.mark.parametrize("letter", ["a", "é"])  # é alone is no piece
+@pytest.mark.parametrize("letter", ["a", "é"])  # é itself has no piece
 def test_long_pieces(letter: str) -> None:
-    """Longer, in bytes, than those whose pairs are in a table."""
+    """Pieces longer in bytes than those in the table of pairs."""
     both = pair(sentence_pieces(*((letter * 2**i, 1) for i in range(1, 8))))
     for n in (*range(1, 40), 63, 64, 65, 127, 128, 129, 300):
         check(both.ours, both.theirs, letter * n)
         check(both.ours, both.theirs, f"ab {letter * n}b")
 
 
-class TestCuts:
+class TestPreTokenizers:
     @thorough
     @given(st.one_of(any_text, hard_text))
     @example("1²34567 12 1234!!\n\n  x '\u017f 'S a'LL é<u>e\u0301<|end|>")
     def test_same_tokens(self, cut: Pair, text: str) -> None:
         check(cut.ours, cut.theirs, text)
 
-    def test_every_name(self) -> None:
+    def test_error_lists_every_name(self) -> None:
         with pytest.raises(ValueError, match="nonsense") as error:
             tokenizer_of(byte_pairs(pre="nonsense"))
         assert str(error.value).endswith(f"supported: {', '.join(CUTS)}")
 
 
 def test_every_character() -> None:
-    """Nearly: those that Unicode has assigned; a newer library may know more of the others."""
-    both = pair(showing_cuts("default"))  # which asks for letters, numbers, punctuation
+    """All assigned ones; a newer library may assign more."""
+    both = pair(merging_vocabulary("default"))  # depends on letters, numbers and punctuation
     categories = [unicodedata.category(chr(c)) for c in range(0x110000)]
-    # By default the ends of each run of one category, and every eighth.
+    # By default the ends of each run of one category, and every eighth character.
     assigned = [
         chr(c)
         for c, category in enumerate(categories)
@@ -252,12 +252,12 @@ def test_every_character() -> None:
         and (NEW_EXAMPLES or c % 8 == 0 or {category} != {*categories[c - 1 : c + 2]})
     ]
     for begin in range(0, len(assigned), 2048):
-        # Between spaces a letter, a number, a space and anything else are cut apart differently.
+        # Letters, numbers, spaces and other characters are split differently.
         text = "".join(f"  {c}a 1{c}1 {c}!" for c in assigned[begin : begin + 2048])
         assert both.ours.encode(text) == both.theirs.encode(text)
 
 
-def test_every_composition() -> None:
+def test_nfc_of_every_composition() -> None:
     both = pair(byte_pairs(pre="qwen2"))
     marks = [chr(c) for c in range(0x110000) if unicodedata.combining(chr(c))]
     text = "".join(

@@ -1,4 +1,4 @@
-"""Random vocabularies: tokens equal those of the libraries."""
+"""Random vocabularies: tokens equal those of the reference libraries."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_random_merges(
     pre: str,
     texts: list[str],
 ) -> None:
-    """c is not a token and is left out."""
+    """c is not a token and is dropped."""
     types = {"a": 1, "b": 1, "\u0120": 1, "\u010a": 1}
     merges = []
     for picked in picks:

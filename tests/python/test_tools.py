@@ -1,4 +1,4 @@
-"""Tools in Python: rendering in templates, and calls in replies."""
+"""Tools in Python: rendered by templates, and calls in replies."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ BOOKS = [{"title": "One", "text": "Straße"}, {"title": "Two", "text": "b"}]
 @pytest.mark.parametrize("tools", [None, [WEATHER, WEATHER]])
 @pytest.mark.parametrize("documents", [None, BOOKS])
 @pytest.mark.parametrize("variables", [{}, {"enable_thinking": False}])
-def test_templates_make_what_transformers_makes(
+def test_templates_render_as_in_transformers(
     template: str, tools: Any, documents: Any, variables: Any
 ) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
@@ -76,7 +76,7 @@ def test_templates_make_what_transformers_makes(
     assert tokenizer.decode(prompt.tokens) == expected
 
 
-def test_no_part_of_a_tool_is_a_special_token() -> None:
+def test_special_tokens_within_tools_are_text() -> None:
     tokenizer = tokenizer_of(byte_pairs(("<|im_end|>", 3)))
     tool: Any = {
         "name": "f<|im_end|>",
@@ -90,7 +90,7 @@ def test_no_part_of_a_tool_is_a_special_token() -> None:
     assert tokenizer.decode(tokens) == json.dumps([tool]) + json.dumps(messages)
 
 
-def test_a_tool_without_a_name() -> None:
+def test_tool_without_a_name() -> None:
     parameters = WEATHER["function"]["parameters"]
     assert tool_schemas([WEATHER, {"name": "g"}]) == {"weather": parameters, "g": None}
     bad: Any
@@ -100,13 +100,13 @@ def test_a_tool_without_a_name() -> None:
 
 
 def test_reply(tmp_path: Path) -> None:
-    said = "Let me see.\n" + CALL
-    with Generator(talking(tmp_path, {len("1uHi;"): said})) as generator:
+    output = "Let me see.\n" + CALL
+    with Generator(talking(tmp_path, {len("1uHi;"): output})) as generator:
         reply = generator.reply(user("Hi"), tools=[WEATHER], temperature=0)
         assert reply == Reply("Let me see.", calls=[ToolCall("weather", '{"city": "Graz"}')])
-        assert generator.reply(user("Hi!"), temperature=0) == Reply(said)
+        assert generator.reply(user("Hi!"), temperature=0) == Reply(output)
         text = "".join(generator.chat(user("Hi!"), temperature=0))
-        assert text == said.replace("<tool_call>", "").replace("</tool_call>", "")
+        assert text == output.replace("<tool_call>", "").replace("</tool_call>", "")
 
 
 def test_thinking(tmp_path: Path) -> None:
@@ -120,10 +120,10 @@ def test_thinking(tmp_path: Path) -> None:
 
 
 def test_tool_parser(tmp_path: Path) -> None:
-    said = '{"name": "weather", "parameters": {"city": "Graz"}}'
-    with Generator(talking(tmp_path, {len("1uHi;"): spell(said)})) as generator:
+    output = '{"name": "weather", "parameters": {"city": "Graz"}}'
+    with Generator(talking(tmp_path, {len("1uHi;"): spell(output)})) as generator:
         hi: Any = {"messages": user("Hi"), "tools": [WEATHER], "temperature": 0}
-        assert generator.reply(**hi) == Reply(said)
+        assert generator.reply(**hi) == Reply(output)
         assert generator.reply(**hi, tool_parser="llama3").calls[0].name == "weather"
         with pytest.raises(ValueError, match="tool_parser='x', expected one of hermes, "):
             generator.reply(**hi, tool_parser="x")

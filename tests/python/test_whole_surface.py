@@ -1,4 +1,4 @@
-"""Random sequences of a Generator's operations, against a Generator per text."""
+"""Random sequences of a Generator's operations, compared with single generations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from support.random_search import examples
 
 LLAMA = Path(__file__).parents[1] / "data" / "golden" / "llama_gqa2_tied.gguf"
 N_VOCAB = 61
-MAY_INTERRUPT = hasattr(signal, "SIGUSR1")
+HAS_SIGNALS = hasattr(signal, "SIGUSR1")
 
 
 def open_generator(max_sequences: int) -> Generator:
@@ -37,15 +37,15 @@ def open_generator(max_sequences: int) -> Generator:
 
 
 @dataclass(frozen=True)
-class Text:
-    """A prompt, how it is continued, and where its text ends."""
+class Request:
+    """A prompt, its generation options, and the position of its stop string."""
 
     prompt: tuple[int, ...]
     seed: int
     temperature: float
     max_tokens: int
     ignore_eos: bool
-    stop_at: int | None  # where the text has its stop string, if it is so long
+    stop_at: int | None  # where in the output its stop string starts
 
     def options(self) -> dict[str, Any]:
         return {
@@ -55,28 +55,28 @@ class Text:
         }
 
     def stop(self) -> list[str]:
-        """A string that occurs, one that only begins to, and one that never does."""
+        """A stop string that occurs, one that only starts to, and one that never occurs."""
         if self.stop_at is None:
             return []
-        whole = expected(Text(**{**self.__dict__, "stop_at": None})).text
+        whole = expected(Request(**{**self.__dict__, "stop_at": None})).text
         found = whole[self.stop_at : self.stop_at + 3]
         return [found, found[:2] + "\0", "\0"] if len(found) == 3 else ["\0"]
 
 
 @cache
-def alone() -> Generator:
+def reference() -> Generator:
     return open_generator(1)
 
 
 @cache
-def expected(text: Text) -> Generation:
-    return alone().generate(
+def expected(text: Request) -> Generation:
+    return reference().generate(
         text.prompt, seed=text.seed, max_tokens=text.max_tokens, **text.options()
     )
 
 
 TEXTS = st.builds(
-    Text,
+    Request,
     prompt=st.lists(st.integers(3, N_VOCAB - 1), min_size=1, max_size=20).map(tuple),
     seed=st.integers(0, 3),
     temperature=st.sampled_from([0.0, 1.5]),
@@ -88,13 +88,13 @@ TEXTS = st.builds(
 
 @dataclass(eq=False)
 class Reading:
-    """A text that is being read."""
+    """An output that is being read."""
 
-    text: Text
+    text: Request
     source: Stream | Completion
     so_far: str = ""
-    n_before: int = 0  # tokens that were generated before the snapshot that it goes on from
-    is_open: bool = True  # its Generator, and its Engine
+    n_before: int = 0  # tokens generated before the snapshot from which it continues
+    is_open: bool = True  # its Generator and its Engine
     others: list[Reading] = field(default_factory=list)
 
     @property
@@ -102,7 +102,7 @@ class Reading:
         return self.n_before + len(self.source.tokens)
 
     def read(self, n: int | None) -> None:
-        """At most n pieces; what it amounts to if that was all."""
+        """Read at most n pieces (None: all) and compare with the expected output."""
         if not self.is_open:
             return
         pieces = list(itertools.islice(self.source, n))
@@ -118,16 +118,16 @@ class Reading:
 
 @dataclass
 class Saved:
-    """A snapshot within a text, whose first characters have been read."""
+    """A snapshot within an output whose first characters have been read."""
 
-    reading: Text
+    reading: Request
     so_far: str
     n_tokens: int
     snapshot: Snapshot
 
 
 class WholeSurface(RuleBasedStateMachine):
-    """With two sequences, so that streams are parked, and an engine beside them."""
+    """With two sequences, so that streams are paused, and an engine beside them."""
 
     streams = Bundle("streams")
     completions = Bundle("completions")
@@ -135,7 +135,7 @@ class WholeSurface(RuleBasedStateMachine):
 
     @initialize()
     def open(self) -> None:
-        gc.freeze()  # what other tests have left takes time at each collection
+        gc.freeze()  # objects of other tests would slow down each collection
         self.folder = tempfile.TemporaryDirectory()
         self.generator = open_generator(2)
         self.engine: Engine | None = None
@@ -147,59 +147,62 @@ class WholeSurface(RuleBasedStateMachine):
         self.folder.cleanup()
         gc.unfreeze()
 
-    def stream_of(self, text: Text) -> Reading:
+    def stream_of(self, text: Request) -> Reading:
         options = {"seed": text.seed, "max_tokens": text.max_tokens, **text.options()}
         self.of_generator.append(Reading(text, self.generator.stream(text.prompt, **options)))
         return self.of_generator[-1]
 
     @rule(target=streams, text=TEXTS)
-    def stream(self, text: Text) -> Reading:
+    def stream(self, text: Request) -> Reading:
         return self.stream_of(text)
 
-    @rule(of=streams, n=st.integers(1, 6))
-    def read(self, of: Reading, n: int) -> None:
-        of.read(n)
+    @rule(reading=streams, n=st.integers(1, 6))
+    def read(self, reading: Reading, n: int) -> None:
+        reading.read(n)
 
-    @rule(of=consumes(streams))
-    def read_all(self, of: Reading) -> None:
-        of.read(None)
+    @rule(reading=consumes(streams))
+    def read_all(self, reading: Reading) -> None:
+        reading.read(None)
 
-    @rule(of=consumes(streams), how=st.sampled_from(["close", "drop", "cycle"]))
-    def leave(self, of: Reading, how: str) -> None:
-        if of in self.of_generator:
-            self.of_generator.remove(of)
-        of.is_open = False
+    @rule(reading=consumes(streams), how=st.sampled_from(["close", "drop", "cycle"]))
+    def leave(self, reading: Reading, how: str) -> None:
+        if reading in self.of_generator:
+            self.of_generator.remove(reading)
+        reading.is_open = False
         if how == "close":
-            of.source.close()
-            assert of.source.finish_reason is not None
+            reading.source.close()
+            assert reading.source.finish_reason is not None
         elif how == "cycle":
-            of.others.append(of)
+            reading.others.append(reading)
 
     @rule()
     def collect_garbage(self) -> None:
         gc.collect()
 
-    @rule(target=snapshots, of=streams, by_file=st.booleans())
-    def save(self, of: Reading, by_file: bool) -> Any:
-        if isinstance(of.source, Completion) or not (of.is_open and of.source.began):
+    @rule(target=snapshots, reading=streams, by_file=st.booleans())
+    def save(self, reading: Reading, by_file: bool) -> Any:
+        if isinstance(reading.source, Completion) or not (reading.is_open and reading.source.began):
             return multiple()
-        if of.source.finish_reason is not None:
+        if reading.source.finish_reason is not None:
             return multiple()
         path = Path(self.folder.name) / "snapshot"
-        snapshot = of.source.save(path)
+        snapshot = reading.source.save(path)
         if by_file:
             snapshot = self.generator.load(path)
-        return Saved(of.text, of.so_far, of.n_tokens, snapshot)
+        return Saved(reading.text, reading.so_far, reading.n_tokens, snapshot)
 
-    @rule(target=streams, of=snapshots)
-    def go_on(self, of: Saved) -> Reading:
-        options = {"max_tokens": of.reading.max_tokens - of.n_tokens, **of.reading.options()}
-        stream = self.generator.stream("", after=of.snapshot, **options)
-        self.of_generator.append(Reading(of.reading, stream, of.so_far, of.n_tokens))
+    @rule(target=streams, saved=snapshots)
+    def continue_from(self, saved: Saved) -> Reading:
+        options = {
+            "max_tokens": saved.reading.max_tokens - saved.n_tokens,
+            **saved.reading.options(),
+        }
+        stream = self.generator.stream("", after=saved.snapshot, **options)
+        self.of_generator.append(Reading(saved.reading, stream, saved.so_far, saved.n_tokens))
         return self.of_generator[-1]
 
     @rule(texts=st.lists(TEXTS, min_size=1, max_size=4))
-    def batch(self, texts: list[Text]) -> None:
+    def batch(self, texts: list[Request]) -> None:
         each: list[Any] = [
             {"seed": t.seed, "max_tokens": t.max_tokens, **t.options()} for t in texts
         ]
@@ -213,22 +216,22 @@ class WholeSurface(RuleBasedStateMachine):
 
     @precondition(lambda self: self.engine is not None)
     @rule(target=completions, text=TEXTS)
-    def submit(self, text: Text) -> Reading:
+    def submit(self, text: Request) -> Reading:
         assert self.engine is not None
         options = {"seed": text.seed, "max_tokens": text.max_tokens, **text.options()}
         self.of_engine.append(Reading(text, self.engine.submit(text.prompt, **options)))
         return self.of_engine[-1]
 
-    @rule(of=consumes(completions), n=st.none() | st.integers(0, 5))
-    def read_completion(self, of: Reading, n: int | None) -> None:
-        """All of it, or some before it is dropped."""
+    @rule(reading=consumes(completions), n=st.none() | st.integers(0, 5))
+    def read_completion(self, reading: Reading, n: int | None) -> None:
+        """Read all of it, or a part before it is dropped."""
         if n is None:
-            of.read(None)
+            reading.read(None)
         else:
-            of.so_far += "".join(itertools.islice(of.source, n))
-            assert not of.is_open or expected(of.text).text.startswith(of.so_far)
-        if of in self.of_engine:
-            self.of_engine.remove(of)
+            reading.so_far += "".join(itertools.islice(reading.source, n))
+            assert not reading.is_open or expected(reading.text).text.startswith(reading.so_far)
+        if reading in self.of_engine:
+            self.of_engine.remove(reading)
 
     @precondition(lambda self: self.engine is not None)
     @rule()
@@ -240,10 +243,10 @@ class WholeSurface(RuleBasedStateMachine):
             reading.is_open = False
         self.engine, self.of_engine = None, []
 
-    @precondition(lambda _: MAY_INTERRUPT)
-    @rule(of=streams, other=TEXTS)
-    def interrupt(self, of: Reading, other: Text) -> None:
-        """Between pieces, by a handler that generates and raises; the stream can go on."""
+    @precondition(lambda _: HAS_SIGNALS)
+    @rule(reading=streams, other=TEXTS)
+    def interrupt(self, reading: Reading, other: Request) -> None:
+        """A handler between pieces generates and raises; the stream can continue."""
 
         def handle(*_: object) -> None:
             self.stream_of(other).read(None)
@@ -251,22 +254,22 @@ class WholeSurface(RuleBasedStateMachine):
 
         before = signal.signal(signal.SIGUSR1, handle)
         try:
-            of.read(1)
+            reading.read(1)
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGUSR1)
-            of.read(1)
+            reading.read(1)
         finally:
             signal.signal(signal.SIGUSR1, before)
 
     @rule(text=TEXTS)
-    def look(self, text: Text) -> None:
+    def look(self, text: Request) -> None:
         self.generator.stats(layers=True)
         assert self.generator.logits(text.prompt).shape == (len(text.prompt), N_VOCAB)
         assert list(self.generator.read(text.prompt).tokens) == list(text.prompt)
 
     @rule()
     def close_and_open(self) -> None:
-        """Streams end, snapshots stay good."""
+        """Streams end, snapshots remain valid."""
         stream = self.generator.stream([5], seed=1, ignore_eos=True)
         next(stream)
         self.generator.close()
@@ -281,7 +284,7 @@ class WholeSurface(RuleBasedStateMachine):
             if isinstance(reading.source, Stream):
                 with pytest.raises(RuntimeError, match="closed"):
                     list(reading.source)
-            else:  # what was there already
+            else:  # pieces already in its queue
                 text = reading.so_far + "".join(reading.source)
                 assert expected(reading.text).text.startswith(text)
         self.generator, self.engine = open_generator(2), None

@@ -26,20 +26,20 @@ pytestmark = packages("torch", "transformers")
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
-    """Of a recipe, its file and the model of transformers."""
-    made = {}
+    """By recipe: the GGUF file and the transformers model."""
+    by_name = {}
     for name in ("mistral_window", "qwen2_windows"):
         path = tmp_path_factory.mktemp(name)
         model = make_model(RECIPES[name], 3)
         save_checkpoint(model, path)
         convert(path, path / "model.gguf", "f32")
-        made[name] = (path / "model.gguf", model)
-    return made
+        by_name[name] = (path / "model.gguf", model)
+    return by_name
 
 
 @pytest.mark.parametrize("n_batch", [1, 3, 16, N_CTX])
 @pytest.mark.parametrize("name", ["mistral_window", "qwen2_windows"])
-def test_it_does_not_matter_how_a_text_was_cut(
+def test_logits_do_not_depend_on_n_batch(
     models: dict[str, tuple[Path, Any]], name: str, n_batch: int
 ) -> None:
     file, model = models[name]
@@ -61,10 +61,10 @@ def test_it_does_not_matter_how_a_text_was_cut(
         ({"policy": [Policy.h2o(4, 4), Policy.full(), Policy.sinks(1, 2)]}, [8, 4, 3]),
     ],
 )
-def test_what_the_layers_keep(
+def test_tokens_kept_per_layer(
     models: dict[str, tuple[Path, Any]], options: dict[str, Any], kept: list[int]
 ) -> None:
-    """Layers without a window what their policy says; those with one, the newest tokens in it."""
+    """Layers without a window follow their policy; those with one keep its newest tokens."""
     with Generator(models["qwen2_windows"][0], **options) as generator:
         stream = generator.stream(random_tokens(1)[:25].tolist(), max_tokens=6, ignore_eos=True)
         list(stream)
@@ -75,16 +75,16 @@ def test_what_the_layers_keep(
         assert {head.heaviest for head in layer.heads} == {-1}
 
 
-def test_a_window_needs_no_more_than_its_own_slots(models: dict[str, tuple[Path, Any]]) -> None:
+def test_cache_is_as_large_as_the_window(models: dict[str, tuple[Path, Any]]) -> None:
     with Generator(models["mistral_window"][0]) as generator:
         stats = generator.stats()
     assert (
         stats.cache_bytes < stats.full_cache_bytes / 3
-    )  # 7 slots of 40, and what each array is padded by
+    )  # 7 slots of 40, plus padding of each array
 
 
-def test_a_mistral_with_windows_never_ends(models: dict[str, tuple[Path, Any]]) -> None:
-    """Every layer evicts, so positions may roll."""
+def test_windowed_mistral_generates_past_n_ctx(models: dict[str, tuple[Path, Any]]) -> None:
+    """Every layer evicts, so positions can roll."""
     with Generator(models["mistral_window"][0]) as generator:
         stream = generator.stream(random_tokens(1).tolist(), max_tokens=2 * N_CTX, ignore_eos=True)
         list(stream)
