@@ -184,12 +184,9 @@ def test_equal_prompts_are_read_once(tiny_opt: Path, monkeypatch: pytest.MonkeyP
     ):
         options: dict[str, Any] = {"max_tokens": 10, "ignore_eos": True}
         together = generator.generate([prompt] * 6, each=each, **options)
-        alone = [
-            plain.generate(prompt, **seed_and_temperature, **options)
-            for seed_and_temperature in each
-        ]
-        assert [one.text for one in together] == [one.text for one in alone]
-        assert sum(one.prompt_tokens for one in together) == len(prompt)
+        alone = [plain.generate(prompt, **chosen, **options) for chosen in each]
+        assert [result.text for result in together] == [result.text for result in alone]
+        assert sum(result.prompt_tokens for result in together) == len(prompt)
         assert generator.stats().tokens_seen == len(prompt) + 9
 
 
@@ -203,10 +200,10 @@ def test_concurrent_prompts_share_their_prefix(tiny_opt: Path) -> None:
     ):
         options: dict[str, Any] = {"max_tokens": 10, "ignore_eos": True, "seed": 3}
         together = generator.generate(prompts, **options)
-        assert [one.text for one in together] == [
+        assert [result.text for result in together] == [
             plain.generate(prompt, **options).text for prompt in prompts
         ]
-        assert [one.cached_tokens for one in together] == [0, *[3 * CHUNK] * 4]
+        assert [result.cached_tokens for result in together] == [0, *[3 * CHUNK] * 4]
 
 
 def test_concurrent_threads(tiny_opt: Path) -> None:

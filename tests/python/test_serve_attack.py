@@ -1,4 +1,4 @@
-"""Legitimate clients among attackers: they get replies, and memory stays bounded.
+"""Legitimate clients among attackers: they get replies, and memory is bounded.
 
 tools/bench/measure_attack measures latencies.
 """

@@ -76,8 +76,8 @@ def test_restored_session_continues_identically(
     assert _core.read_snapshot(data) == (tokens[:n_before], b"a note", n_before, None)
     assert copy.save(0, tokens[:n_before], "a note") == data
     for token in tokens[n_before:]:
-        one, other = (s.step([(0, np.array([token], np.int32))]) for s in sessions)
-        np.testing.assert_array_equal(one, other)
+        expected, found = (s.step([(0, np.array([token], np.int32))]) for s in sessions)
+        np.testing.assert_array_equal(found, expected)
     for layer in range(llama_model.n_layers):
         for head in range(llama_model.n_kv_heads):
             for a, b in zip(*(s.kept(layer, head, 0) for s in sessions), strict=True):

@@ -1,4 +1,4 @@
-"""Tokenizer.encode(most=n) rejects exactly the texts of more tokens, without encoding all."""
+"""Tokenizer.encode(most=n) rejects exactly the texts with more than n tokens, and early."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class Saved:
 
 
 class WholeSurface(RuleBasedStateMachine):
-    """With two sequences, so that streams are paused, and an engine beside them."""
+    """With two sequences, so that streams are paused, and sometimes an engine."""
 
     streams = Bundle("streams")
     completions = Bundle("completions")
@@ -207,7 +207,7 @@ class WholeSurface(RuleBasedStateMachine):
             {"seed": t.seed, "max_tokens": t.max_tokens, **t.options()} for t in texts
         ]
         found = self.generator.generate([list(t.prompt) for t in texts], each=each)
-        assert [one.text for one in found] == [expected(t).text for t in texts]
+        assert [generation.text for generation in found] == [expected(t).text for t in texts]
 
     @precondition(lambda self: self.engine is None)
     @rule()
