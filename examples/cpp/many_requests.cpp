@@ -1,4 +1,4 @@
-// Continues several prompts at once, and prints each when it is complete.
+// Continues several prompts concurrently, and prints each when it is complete.
 //
 //   many_requests MODEL.gguf PROMPT...
 #include <h2o.hpp>
@@ -11,7 +11,7 @@ int run(int argc, char** argv) {
   h2o_session_options options = H2O_SESSION_OPTIONS;
   options.hh = 0.2;
   options.n_ctx = 512;
-  h2o::api::Engine engine(model, 4, options);  // more than four wait
+  h2o::api::Engine engine(model, 4, options);  // further requests are queued
 
   h2o_stream_options limits = H2O_STREAM_OPTIONS;
   limits.max_tokens = 40;

@@ -1,9 +1,9 @@
-// Continues a text on the console: chat window, server or editor plug-in do the same.
+// Continues a text on the console, as a chat window, server or editor plug-in would.
 //
 //   stream_text MODEL.gguf "The old man" [BUDGET [MAX_TOKENS]]
 //
-// BUDGET is what the cache keeps, as a fraction of the context (0.2) or a number of tokens.
-// Ctrl-C ends the text, not the program.
+// BUDGET is the number of tokens to keep, or a fraction of the context (0.2).
+// Ctrl-C cancels the generation, not the program.
 #include <csignal>
 #include <cstdlib>
 #include <h2o.hpp>
@@ -11,10 +11,10 @@
 
 namespace {
 
-h2o_session* running = nullptr;  // that Ctrl-C cancels
+h2o_session* running = nullptr;  // cancelled by Ctrl-C
 
 void print_summary(const h2o_generation& text, const h2o_session_stats& cache) {
-  std::cerr << "\n[" << text.n_prompt << " tokens read, " << text.n_generated << " generated";
+  std::cerr << "\n[" << text.n_prompt << " prompt tokens, " << text.n_generated << " generated";
   if (text.decode_seconds > 0) {
     std::cerr << ", " << static_cast<int>((text.n_generated - 1) / text.decode_seconds) << "/s";
   }

@@ -1,5 +1,5 @@
-// Node-API over h2o.h: what index.js makes Model and Session of. Whatever computes does so in
-// another thread, and settles a promise.
+// Node-API bindings of h2o.h, on which index.js builds Model and Session. Long-running calls run in
+// another thread and return a promise.
 #include <h2o.h>
 #include <node_api.h>
 
@@ -15,7 +15,7 @@
 namespace h2o_node {
 namespace {
 
-// Handles as JavaScript has them. One that is closed has nullptr.
+// The objects behind JavaScript handles; closed ones have a null handle.
 struct Model {
   h2o_model* handle = nullptr;
   ~Model() { h2o_model_free(handle); }
@@ -32,7 +32,7 @@ std::shared_ptr<T>& shared(napi_env env, napi_value value) {
   if (napi_get_value_external(env, value, &data) != napi_ok) type_error(env, "expected a handle");
   auto& object = *static_cast<std::shared_ptr<T>*>(data);
   if (object == nullptr || object->handle == nullptr) {
-    napi_throw_error(env, "H2O_CLOSED", "it is closed");
+    napi_throw_error(env, "H2O_CLOSED", "the model or session is closed");
     throw Pending();
   }
   return object;
@@ -49,7 +49,7 @@ napi_value external(napi_env env, const std::shared_ptr<T>& object) {
   return value;
 }
 
-// The body of a function of the module, with its arguments.
+// Wraps a function of the module: reads its arguments and converts exceptions.
 template <size_t kArguments, napi_value (*kBody)(napi_env, napi_value*)>
 napi_value entry(napi_env env, napi_callback_info info) {
   napi_value arguments[kArguments];
@@ -64,7 +64,7 @@ napi_value entry(napi_env env, napi_callback_info info) {
   return nullptr;
 }
 
-// Work for a thread of Node's pool, and the promise of its result.
+// Work for Node's thread pool, and the promise of its result.
 struct Task {
   virtual ~Task() = default;
   virtual void run() = 0;
@@ -243,7 +243,7 @@ napi_value cancel(napi_env env, napi_value* arguments) {
   return nullptr;
 }
 
-// Frees now what the collector would free later.
+// Frees it without waiting for the garbage collector.
 napi_value close_model(napi_env env, napi_value* arguments) {
   shared<Model>(env, arguments[0]).reset();
   return nullptr;
@@ -255,8 +255,8 @@ napi_value close_session(napi_env env, napi_value* arguments) {
   return nullptr;
 }
 
-// A stream has a thread of its own, which hands its pieces to JavaScript's. The end comes the same
-// way, so that it comes last.
+// A stream runs in its own thread, which passes pieces to the JavaScript thread. The end is passed
+// in the same way, so that it arrives last.
 class Stream {
  public:
   std::shared_ptr<Session> session;
@@ -267,7 +267,7 @@ class Stream {
   napi_threadsafe_function pieces = nullptr;
 
   void run(napi_env env) {
-    check(env, napi_add_env_cleanup_hook(env, leave, this));  // also of process.exit()
+    check(env, napi_add_env_cleanup_hook(env, leave, this));  // also runs on process.exit()
     env_ = env;
     session->is_busy = true;
     thread_ = std::thread([this] {
@@ -282,11 +282,11 @@ class Stream {
     });
   }
 
-  // In JavaScript's thread: a piece, or nullptr for the end.
+  // In the JavaScript thread: a piece, or nullptr at the end.
   static void arrive(napi_env env, napi_value callback, void* context, void* data) {
     const std::unique_ptr<std::string> piece(static_cast<std::string*>(data));
     auto* stream = static_cast<Stream*>(context);
-    if (env == nullptr) return;  // it is being torn down
+    if (env == nullptr) return;  // the environment is being torn down
     try {
       if (piece == nullptr) return stream->end(env);
       napi_value self, argument = string(env, piece->data(), piece->size());
@@ -307,7 +307,7 @@ class Stream {
     return 0;
   }
 
-  // Called last of all, whichever way it ends.
+  // The cleanup hook: called only if the environment exits during the stream.
   static void leave(void* data) {
     const std::unique_ptr<Stream> stream(static_cast<Stream*>(data));
     h2o_cancel(stream->session->handle);
@@ -344,7 +344,7 @@ class Stream {
   std::string message_;
 };
 
-// stream(session, prompt, options, onPiece): the promise of how it ended.
+// stream(session, prompt, options, onPiece): a promise of the generation's result.
 napi_value stream(napi_env env, napi_value* arguments) {
   auto stream = std::make_unique<Stream>();
   stream->session = shared<Session>(env, arguments[0]);

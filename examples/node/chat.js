@@ -1,4 +1,4 @@
-// node chat.js MODEL.gguf "The old man": streams a text; Ctrl-C ends it.
+// node chat.js MODEL.gguf "The old man": streams the continuation; Ctrl-C cancels it.
 'use strict';
 
 const { Model } = require('.');

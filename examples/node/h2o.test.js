@@ -15,7 +15,7 @@ async function open(options = {}) {
   return model.session({ hh: 20, sampling: greedy, ...options });
 }
 
-test('pieces are the text, and it ends as it should', async () => {
+test('pieces join to the output, and the generation has the expected result', async () => {
   const session = await open();
   const pieces = [];
   const stream = session.stream(PROMPT, { maxTokens: 30, ignoreEnd: true });
@@ -34,7 +34,7 @@ test('pieces are the text, and it ends as it should', async () => {
   assert.equal(scores.length, 20);
 });
 
-test('leaving the loop ends the stream, and the session goes on', async () => {
+test('leaving the loop cancels the stream, and the session can continue', async () => {
   const session = await open();
   for await (const piece of session.stream(PROMPT, { maxTokens: -1, ignoreEnd: true })) {
     assert.ok(piece.length > 0);
@@ -46,7 +46,7 @@ test('leaving the loop ends the stream, and the session goes on', async () => {
   assert.equal(session.stats().tokens, n + 3);
 });
 
-test('an AbortSignal ends it, from within and before', async () => {
+test('an AbortSignal cancels a stream, during it and before it', async () => {
   const session = await open();
   const controller = new AbortController();
   const options = { maxTokens: -1, ignoreEnd: true, signal: controller.signal };
@@ -57,7 +57,7 @@ test('an AbortSignal ends it, from within and before', async () => {
   await session.close();
 });
 
-test('two sessions stream at once; one streams once at a time', async () => {
+test('two sessions stream concurrently; one session has one stream at a time', async () => {
   const model = await Model.open(MODEL, { device: 'cpu', threads: 1 });
   const sessions = await Promise.all([1, 2].map(() => model.session({ sampling: greedy })));
   model.close();
@@ -70,7 +70,7 @@ test('two sessions stream at once; one streams once at a time', async () => {
   await first.return();
 });
 
-test('a seed repeats a text; a stop string ends it', async () => {
+test('a seed reproduces an output; a stop string ends it', async () => {
   const sampling = { temperature: 1, seed: 7 };
   const options = { maxTokens: 30, ignoreEnd: true };
   const [a, b] = [await open({ sampling }), await open({ sampling })];
@@ -82,7 +82,7 @@ test('a seed repeats a text; a stop string ends it', async () => {
   assert.equal(await a.generate(PROMPT, { ...options, stop: [stop] }), text.split(stop)[0]);
 });
 
-test('errors say what is wrong, and have a code', async () => {
+test('errors have a message and a code', async () => {
   await assert.rejects(Model.open('nowhere.gguf'), { code: 'H2O_CANNOT_OPEN', message: /nowhere/ });
   await assert.rejects(Model.open(__filename), { code: 'H2O_BAD_FORMAT' });
   await assert.rejects(Model.open(7), { name: 'TypeError', message: /path: expected a string/ });
@@ -100,7 +100,7 @@ test('errors say what is wrong, and have a code', async () => {
   await assert.rejects(model.session(), { code: 'H2O_CLOSED' });
 });
 
-test('a process may end while a stream goes on', () => {
+test('a process may exit during a stream', () => {
   const script = `const { Model } = require('.');
     Model.open(${JSON.stringify(MODEL)}, { device: 'cpu' }).then(async (model) => {
       const session = await model.session({ hh: 20 });

@@ -1,9 +1,9 @@
-/** Errors of the library have a code: H2O_CANNOT_OPEN, H2O_CONTEXT_FULL, ... as in h2o.h. */
+/** Errors of the library have a code as in h2o.h: H2O_CANNOT_OPEN, H2O_CONTEXT_FULL, ... */
 
 export interface ModelOptions {
   /** "cpu" (the default), "cuda" or "cuda:N". */
   device?: string;
-  /** Of the CPU; 0: one for each core. */
+  /** CPU threads; 0: one per core. */
   threads?: number;
 }
 
@@ -24,36 +24,36 @@ export interface Sampling {
   minP?: number;
   repeatPenalty?: number;
   repeatLastN?: number;
-  /** Up to 2^53; without it texts differ each time. */
+  /** Up to 2^53; random by default. */
   seed?: number;
 }
 
 export interface SessionOptions {
-  /** What the cache keeps: up to 1 a fraction of the context, from 2 on tokens; 0: everything. */
+  /** Tokens to keep: up to 1 a fraction of the context, from 2 on a number; 0: all (full cache). */
   hh?: number;
-  /** How much of hh is recent tokens, likewise; the default is half of it. */
+  /** Recent tokens within hh, as a fraction of the context or a number; by default half of hh. */
   recent?: number;
-  /** How many first tokens are kept besides. */
+  /** Number of first tokens that are always kept, in addition to hh. */
   sinks?: number;
-  /** In tokens; the default is as trained, up to 4096. */
+  /** In tokens; by default the trained length, up to 4096. */
   context?: number;
-  /** Prompt tokens that are read at a time. */
+  /** Maximum prompt tokens per step. */
   batch?: number;
   positions?: 'auto' | 'original' | 'rolling';
-  /** Of the cached keys: "f16" (the default), "f32", "bf16", "q8_0" or "q4_0". */
+  /** Type of the cached keys: "f16" (the default), "f32", "bf16", "q8_0" or "q4_0". */
   keyType?: string;
   valueType?: string;
   sampling?: Sampling;
 }
 
 export interface StreamOptions {
-  /** 0: up to the end of the context; -1: until the model ends. */
+  /** 0: up to the end of the context; -1: no limit, where the cache allows it. */
   maxTokens?: number;
   ignoreEnd?: boolean;
   parseSpecial?: boolean;
-  /** Strings that end the text, and are not part of it. */
+  /** Strings that end the output and are not part of it. */
   stop?: string[];
-  /** Ends the stream after its current step; the loop then throws the signal's reason. */
+  /** Cancels the stream after its current step; the loop then throws the signal's reason. */
   signal?: AbortSignal;
 }
 
@@ -81,22 +81,22 @@ export class Model {
   readonly info: ModelInfo;
   session(options?: SessionOptions): Promise<Session>;
   tokenize(text: string): Int32Array;
-  /** Frees it once its sessions are closed too. */
+  /** Frees the model once its sessions are closed too. */
   close(): void;
 }
 
-/** A sequence of tokens, and its cache. While it streams other calls but cancel() throw H2O_BUSY. */
+/** A sequence and its cache. During a stream, all calls except cancel() throw H2O_BUSY. */
 export class Session {
   private constructor();
-  /** Goes on after what was streamed before. Leaving the loop ends it. */
+  /** Continues the sequence with a prompt and its output. Leaving the loop cancels the stream. */
   stream(prompt: string, options?: StreamOptions): AsyncGenerator<string, Generation, void>;
   generate(prompt: string, options?: StreamOptions): Promise<string>;
   cancel(): void;
   setSampling(options: Sampling): void;
   stats(): Stats;
-  /** The positions that a KV head of a layer keeps, and the attention that each has received. */
+  /** Positions kept by a KV head of a layer, and the scores (accumulated attention) of each. */
   kept(layer: number, head: number): { positions: Int32Array; scores: Float32Array };
   reset(): void;
-  /** Cancels, waits and frees. */
+  /** Cancels, waits for the stream to end, and frees the session. */
   close(): Promise<void>;
 }

@@ -1,4 +1,4 @@
-// Model and Session over the add-on; the types are in index.d.ts.
+// Model and Session on top of the add-on; the types are in index.d.ts.
 'use strict';
 
 const addon = require(process.env.H2O_ADDON ?? './build/h2o.node');
@@ -42,13 +42,13 @@ class Model {
 
 class Session {
   #handle;
-  #running; // the promise of the stream that is in progress
+  #running; // the promise of the active stream
 
   constructor(handle) {
     this.#handle = handle;
   }
 
-  // The library's thread fills a queue, which the loop of the caller empties.
+  // The library's thread fills a queue, which the caller's loop drains.
   async *stream(prompt, options) {
     const signal = options?.signal;
     signal?.throwIfAborted();
@@ -63,7 +63,7 @@ class Session {
       ended = true;
       wake();
     });
-    done.catch(() => {}); // it is awaited below
+    done.catch(() => {}); // awaited below
     this.#running = done;
     const cancel = () => addon.cancel(this.#handle);
     signal?.addEventListener('abort', cancel);

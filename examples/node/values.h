@@ -1,4 +1,4 @@
-// JavaScript's values as C++ has them, and back. What fails leaves a JavaScript exception pending.
+// Conversion between JavaScript and C++ values. On failure a JavaScript exception is pending.
 #pragma once
 
 #include <h2o.h>
@@ -13,7 +13,7 @@
 
 namespace h2o_node {
 
-// A JavaScript exception is pending; what returns to JavaScript next throws it.
+// Thrown in C++ while a JavaScript exception is pending, which is raised on return to JavaScript.
 struct Pending {};
 
 inline void check(napi_env env, napi_status status) {
@@ -48,7 +48,7 @@ inline void set(napi_env env, napi_value object, const char* name, napi_value va
   check(env, napi_set_named_property(env, object, name, value));
 }
 
-// A typed array of n elements of 4 bytes.
+// A typed array of n elements of 4 bytes each.
 inline napi_value array(napi_env env, napi_typedarray_type type, const void* data, size_t n) {
   void* to = nullptr;
   napi_value buffer, value;
@@ -94,12 +94,12 @@ inline double number_of(napi_env env, napi_value value, const std::string& what)
 inline int32_t integer_of(napi_env env, napi_value value, const std::string& what) {
   const double x = number_of(env, value, what);
   if (!(std::fabs(x) <= std::numeric_limits<int32_t>::max()) || x != std::trunc(x)) {
-    type_error(env, what + ": expected an integer of 32 bits");
+    type_error(env, what + ": expected a 32-bit integer");
   }
   return static_cast<int32_t>(x);
 }
 
-// The properties of an object of options; those that are undefined leave what is there.
+// The properties of an options object; undefined ones leave the value unchanged.
 class Options {
  public:
   Options(napi_env env, napi_value object) : env_(env), object_(object) {

@@ -1,4 +1,4 @@
-// The window, used as people do: h2o_window_test MODEL.gguf BROKEN.gguf [PICTURE.png]
+// Tests the window by simulated input: h2o_window_test MODEL.gguf BROKEN.gguf [SCREENSHOT.png]
 #include <QApplication>
 #include <QLineEdit>
 #include <QPlainTextEdit>
@@ -35,34 +35,34 @@ int main(int argc, char** argv) {
   auto* kept = static_cast<KeptBar*>(window.centralWidget()->findChild<QWidget*>("kept"));
 
   window.open("nowhere.gguf");
-  check(window.status().contains("nowhere.gguf"), "a missing file is not named");
-  check(!button->isEnabled(), "there is no model to send to");
+  check(window.status().contains("nowhere.gguf"), "the error does not name the missing file");
+  check(!button->isEnabled(), "the button is enabled without a model");
 
   window.open(arguments[1]);
-  check(window.status().contains("MiB"), "the cache is not described");
+  check(window.status().contains("MiB"), "the status has no cache size");
   QTest::keyClicks(prompt, "The old man went to the sea with his boat");
   QTest::keyClick(prompt, Qt::Key_Return);
-  check(window.is_streaming(), "Enter does not send");
-  check(!prompt->isEnabled() && button->text() == "Stop", "it does not show that it streams");
+  check(window.is_streaming(), "Enter does not start the generation");
+  check(!prompt->isEnabled() && button->text() == "Stop", "the window does not show the stream");
   wait(window);
   const QString first = text->toPlainText();
-  check(first.startsWith("The old man") && first.size() > 100, "no text");
-  check(!kept->positions().empty(), "what is kept is not shown");
-  if (arguments.size() > 3) check(window.grab().save(arguments[3]), "no picture");
+  check(first.startsWith("The old man") && first.size() > 100, "no output");
+  check(!kept->positions().empty(), "kept tokens are not shown");
+  if (arguments.size() > 3) check(window.grab().save(arguments[3]), "the screenshot is not saved");
 
   window.open(arguments[2]);
-  check(window.status().contains("gguf"), "a broken file is not named");
-  check(text->toPlainText() == first, "the text of the model that is open is lost");
+  check(window.status().contains("gguf"), "the error does not name the broken file");
+  check(text->toPlainText() == first, "a failed open cleared the text");
 
-  window.open(arguments[1]);  // again, for room
+  window.open(arguments[1]);  // a new session with an empty cache
   QTest::keyClicks(prompt, "The");
   QTest::keyClick(prompt, Qt::Key_Return);
   QTest::mouseClick(button, Qt::LeftButton);
   wait(window);
-  check(window.status().contains("tokens"), "what was stopped is not summed up");
+  check(window.status().contains("tokens"), "no summary after Stop");
 
   QTest::keyClicks(prompt, " and");
   QTest::keyClick(prompt, Qt::Key_Return);
-  window.close();  // while it streams
+  window.close();  // during the stream
   return 0;
 }

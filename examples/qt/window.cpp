@@ -15,8 +15,8 @@
 
 namespace {
 
-constexpr double kBudget = 0.1;       // of the context
-constexpr int32_t kMostTokens = 300;  // of one answer
+constexpr double kBudget = 0.1;      // fraction of the context
+constexpr int32_t kMaxTokens = 300;  // per output
 
 QString message_of(const std::exception& error) { return QString::fromUtf8(error.what()); }
 
@@ -51,10 +51,10 @@ Window::Window() {
   text_ = new QPlainTextEdit(central);
   text_->setReadOnly(true);
   prompt_ = new QLineEdit(central);
-  prompt_->setPlaceholderText("Write how it begins, or nothing to go on");
+  prompt_->setPlaceholderText("Text to continue, or nothing to generate more");
   button_ = new QPushButton(central);
   kept_ = new KeptBar(central);
-  status_ = new QLabel("Ctrl+O opens a model", central);
+  status_ = new QLabel("Open a model with Ctrl+O", central);
   status_->setWordWrap(true);
 
   auto* row = new QHBoxLayout;
@@ -113,7 +113,7 @@ void Window::open(const QString& path) {
   show_state(false);
 }
 
-// The library computes in a thread of the window's; what it gives goes to the window's event loop.
+// Generates in a separate thread, which posts pieces to the window's event loop.
 void Window::send() {
   if (session_ == nullptr || is_streaming()) return;
   const QString prompt = prompt_->text();
@@ -125,10 +125,10 @@ void Window::send() {
     QString status;
     try {
       h2o_stream_options options = H2O_STREAM_OPTIONS;
-      options.max_tokens = kMostTokens;
+      options.max_tokens = kMaxTokens;
       const auto on_piece = [this](std::string_view piece) {
         const QString text = QString::fromUtf8(piece.data(), static_cast<qsizetype>(piece.size()));
-        // Both may be asked for while it streams, in this thread.
+        // The session allows both calls in the callback.
         std::vector<int32_t> kept = session_->kept(0, 0);
         const int32_t n_tokens = session_->stats().n_tokens;
         QMetaObject::invokeMethod(this, [this, text, kept = std::move(kept), n_tokens] {
@@ -169,6 +169,6 @@ void Window::show_state(bool is_streaming) {
 }
 
 void Window::closeEvent(QCloseEvent* event) {
-  stop();  // the destructor waits for it
+  stop();  // the destructor waits for the thread
   event->accept();
 }

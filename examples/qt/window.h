@@ -1,4 +1,4 @@
-// A window that continues a text, and shows which of its tokens the cache keeps.
+// A window that continues a text and shows which of its tokens the cache keeps.
 #pragma once
 
 #include <QMainWindow>
@@ -13,7 +13,7 @@ class QLineEdit;
 class QPlainTextEdit;
 class QPushButton;
 
-// What the cache keeps: a bar with a place for each token of the sequence.
+// A bar with one column per token of the sequence; kept ones are highlighted.
 class KeptBar : public QWidget {
  public:
   explicit KeptBar(QWidget* parent);
@@ -33,7 +33,7 @@ class Window : public QMainWindow {
   Window();
   ~Window() override;
 
-  // Opens a model in place of the one that is open, which stays if that fails.
+  // Opens a model. On failure the current one stays open, and status() is the error.
   void open(const QString& path);
   void send();
   void stop();
@@ -47,8 +47,8 @@ class Window : public QMainWindow {
   void show_state(bool is_streaming);
   void finish(const QString& status);
 
-  std::unique_ptr<h2o::api::Session> session_;  // it keeps what it needs of its model
-  std::thread thread_;                          // of the stream that is in progress
+  std::unique_ptr<h2o::api::Session> session_;  // owns what it needs of its model
+  std::thread thread_;                          // of the active stream
   QPlainTextEdit* text_;
   QLineEdit* prompt_;
   QPushButton* button_;

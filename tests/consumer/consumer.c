@@ -1,4 +1,4 @@
-/* A C program that streams a text, and is told what is wrong when something is. */
+/* A C program that streams an output, and checks error messages. */
 #include <h2o.h>
 #include <stdio.h>
 #include <string.h>
@@ -51,7 +51,7 @@ int main(int argc, char** argv) {
   options.hh = 0.2;
   CHECK(h2o_session_open(model, &options, &session) == H2O_OK);
   CHECK(h2o_engine_open(model, &options, 2, &engine) == H2O_OK);
-  CHECK(h2o_model_free(model) == H2O_OK); /* the session keeps what it needs */
+  CHECK(h2o_model_free(model) == H2O_OK); /* session and engine keep what they need of it */
 
   sampling.seeded = 1;
   CHECK(h2o_set_sampling(session, &sampling) == H2O_OK);
@@ -78,7 +78,7 @@ int main(int argc, char** argv) {
     CHECK(h2o_request_next(request, &piece, &n_piece) == H2O_OK);
     n_streamed += n_piece;
   } while (n_piece > 0);
-  CHECK(n_streamed == n_bytes); /* as the session's */
+  CHECK(n_streamed == n_bytes); /* equals the session's output */
   CHECK(h2o_request_result(request, &generation) == H2O_OK);
   CHECK(generation.n_generated == 20);
   CHECK(h2o_request_logprobs(request, 19, &logprob, likeliest, 2, &n_likeliest) == H2O_OK);

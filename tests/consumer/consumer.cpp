@@ -1,4 +1,4 @@
-// A C++ program that streams a text, saves it and goes on with it elsewhere.
+// A C++ program that streams an output, saves the session and continues in another one.
 #include <h2o.hpp>
 #include <iostream>
 #include <stdexcept>
@@ -30,25 +30,25 @@ void run(const char* path) {
   on_cpu.device = "cpu";
   const h2o::api::Model model(path, on_cpu);
   const std::vector<int32_t> tokens = model.tokenize("naïve café 🦙");
-  check(model.detokenize(tokens) == "naïve café 🦙", "text does not survive");
+  check(model.detokenize(tokens) == "naïve café 🦙", "text does not round-trip");
 
   h2o_session_options options = H2O_SESSION_OPTIONS;
   options.hh = 20;
   h2o::api::Session session(model, options), other(model, options);
   stream(session, "The old man");
   other.load(session.save());
-  check(stream(session, " and") == stream(other, " and"), "a snapshot does not go on as it was");
+  check(stream(session, " and") == stream(other, " and"), "a loaded snapshot differs");
   check(session.tokens() == other.tokens(), "tokens differ");
-  check(session.kept(0, 0).size() == 20, "not all that may be is kept");
+  check(session.kept(0, 0).size() == 20, "fewer tokens are kept than hh");
 
   try {
     session.stream("", [](std::string_view) -> bool { throw Stopped(); });
-    check(false, "what a callback throws is lost");
+    check(false, "an exception of the callback is lost");
   } catch (const Stopped&) {
   }
   try {
     const h2o::api::Model none("nowhere.gguf");
-    check(false, "a file that is not there is loaded");
+    check(false, "a missing file is loaded");
   } catch (const h2o::api::Error& error) {
     check(error.status() == H2O_CANNOT_OPEN, error.what());
   }

@@ -1,4 +1,4 @@
-// h2o.h, and nothing else, in a C++ that is older or newer than the library's.
+// Includes only h2o.h, with an older and a newer C++ standard than the library's.
 #include <h2o.h>
 
 int main(int argc, char** argv) {

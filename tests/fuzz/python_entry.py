@@ -1,7 +1,7 @@
 """Fuzz Python's entry points with atheris: python_entry.py [libFuzzer's options] [CORPUS].
 
-Texts, options of sampling, chat templates and GGUF files: whatever they are, the answer is a result
-or a ValueError (TypeError for what has the wrong type).
+Texts, sampling options, chat templates and GGUF files: any input gives a result or a ValueError
+(TypeError if it has the wrong type).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-/* What is Windows' own, with h2o.dll: paths in UTF-8 and longer than 260 characters, files that are
- * deleted or replaced while they are mapped, and Ctrl-C. windows MODEL.gguf [ctrl-c] */
+/* Windows specifics with h2o.dll: paths in UTF-8 and longer than 260 characters, deleting or
+ * replacing files while they are mapped, and Ctrl-C. Usage: windows MODEL.gguf [ctrl-c] */
 #include <h2o.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,17 +51,17 @@ static void try_in(const char* model_path, const wchar_t* directory) {
   CHECK(load(utf8, &model) == H2O_OK);
   generates(model);
 
-  /* Windows does not delete a file that is mapped; Wine does, when it is unmapped. */
+  /* Windows does not delete a mapped file; Wine deletes it once it is unmapped. */
   const BOOL deleted = DeleteFileW(path);
-  CHECK(!CopyFileW(from, path, FALSE)); /* nor is it replaced */
+  CHECK(!CopyFileW(from, path, FALSE)); /* nor is a mapped file replaced */
   CHECK(load(utf8, &again) == H2O_OK);
   CHECK(h2o_model_free(again) == H2O_OK);
   generates(model);
   CHECK(h2o_model_free(model) == H2O_OK);
-  CHECK(deleted || DeleteFileW(path)); /* nothing holds it any more */
+  CHECK(deleted || DeleteFileW(path)); /* the file is unmapped */
 
   CHECK(load(utf8, &model) == H2O_CANNOT_OPEN);
-  CHECK(strstr(h2o_model_error(model), "\xf0\x9f\xa6\x99") != NULL); /* the message has its name */
+  CHECK(strstr(h2o_model_error(model), "\xf0\x9f\xa6\x99") != NULL); /* names the file */
   CHECK(h2o_model_free(model) == H2O_OK);
   CHECK(RemoveDirectoryW(directory));
 }
@@ -112,7 +112,7 @@ int main(int argc, char** argv) {
   try_in(argv[1], directory);
   puts("a path in UTF-8");
 
-  /* As an application does that has no manifest: with the prefix. */
+  /* The prefix that applications without a manifest need for long paths. */
   CHECK(CreateDirectoryW(directory, NULL));
   swprintf(directory, 4096, L"\\\\?\\%lsh2o-%lu\\", temporary, GetCurrentProcessId());
   while (wcslen(directory) < 240) wcscat(directory, L"long");

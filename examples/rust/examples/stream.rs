@@ -1,4 +1,4 @@
-//! cargo run --example stream MODEL.gguf "The old man": streams a text.
+//! cargo run --example stream MODEL.gguf "The old man": streams the continuation of a prompt.
 use h2o::{EngineOptions, Error, Model, Request};
 use std::io::{stdout, Write};
 

@@ -1,5 +1,5 @@
-//! The part of h2o.h that this package uses. Structures may end early: the library takes the
-//! defaults for the rest, by `size`. None ends with padding, which would count as given.
+//! The part of h2o.h that this package uses. Structures may be truncated: `size` tells the library
+//! to use defaults for the rest. None ends with padding, which would count as set.
 use std::ffi::c_char;
 
 pub enum Model {}
@@ -25,7 +25,7 @@ pub struct SessionOptions {
     pub positions: i32,
 }
 
-/// What an engine does now: streams that it computes, and that wait for it.
+/// The state of an engine: active and queued streams, context and cache.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EngineInfo {
@@ -67,7 +67,7 @@ pub struct RequestOptions {
     pub limits: *const StreamOptions,
 }
 
-/// What a stream has read and generated, in tokens and seconds.
+/// Token counts and times of a stream.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Generation {

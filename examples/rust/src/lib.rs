@@ -15,7 +15,7 @@ use std::ffi::{c_char, CStr, CString};
 use std::mem::size_of;
 use std::{fmt, ptr};
 
-/// What went wrong, by the status codes of h2o.h.
+/// The kind of an error, from the status codes of h2o.h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -44,7 +44,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// A call's result; `message` gives the library's, which is a string or NULL.
+/// Converts a status; `message` returns the library's error message, a string or NULL.
 fn check(status: i32, message: impl FnOnce() -> *const c_char) -> Result<(), Error> {
     let kind = match status {
         0 => return Ok(()),
@@ -56,13 +56,13 @@ fn check(status: i32, message: impl FnOnce() -> *const c_char) -> Result<(), Err
         6 => ErrorKind::Cancelled,
         _ => ErrorKind::Internal,
     };
-    // SAFETY: strings of the library, which end with NUL and live until the next call.
-    let text = unsafe {
-        let said = message();
-        let empty = said.is_null() || *said == 0;
-        CStr::from_ptr(if empty { ffi::h2o_status_text(status) } else { said })
+    // SAFETY: NUL-terminated strings of the library, valid until the next call.
+    let message = unsafe {
+        let text = message();
+        let empty = text.is_null() || *text == 0;
+        CStr::from_ptr(if empty { ffi::h2o_status_text(status) } else { text })
     };
-    Err(Error { kind, message: text.to_string_lossy().into_owned() })
+    Err(Error { kind, message: message.to_string_lossy().into_owned() })
 }
 
 fn c_string(name: &str, text: &str) -> Result<CString, Error> {
@@ -72,12 +72,12 @@ fn c_string(name: &str, text: &str) -> Result<CString, Error> {
     })
 }
 
-/// Where and how a model computes.
+/// Device and threads of a model.
 #[derive(Clone, Debug, Default)]
 pub struct ModelOptions {
     /// "cpu", "cuda" or "cuda:N"; by default the CPU.
     pub device: Option<String>,
-    /// Threads of the CPU; 0: one for each core.
+    /// CPU threads; 0: one per core.
     pub threads: i32,
 }
 
@@ -99,7 +99,7 @@ impl Model {
             reserved: 0,
         };
         let mut model = Model(ptr::null_mut());
-        // SAFETY: the pointers live until the call returns; the handle is freed by Drop.
+        // SAFETY: the pointers are valid during the call; Drop frees the handle.
         unsafe {
             assert_eq!(ffi::h2o_abi_version(), ffi::ABI_VERSION, "libh2o has another ABI");
             let status = ffi::h2o_model_load(path.as_ptr(), &given, &mut model.0);
@@ -119,7 +119,7 @@ impl Model {
             positions: 0,
         };
         let mut engine = Engine(ptr::null_mut());
-        // SAFETY: as in open.
+        // SAFETY: as in Model::open.
         unsafe {
             let n = options.sequences + i32::from(options.sequences == 0);
             let status = ffi::h2o_engine_open(self.0, &given, n, &mut engine.0);
@@ -137,25 +137,25 @@ impl Drop for Model {
 
 #[derive(Clone, Debug, Default)]
 pub struct EngineOptions {
-    /// What the cache keeps of each sequence: up to 1 a fraction of the context, from 2 on a number
-    /// of tokens; 0: everything.
+    /// Tokens kept per sequence: up to 1 a fraction of the context, from 2 on a number of tokens;
+    /// 0: all (full cache).
     pub hh: f64,
-    /// In tokens; 0: as trained, up to 4096.
+    /// Context length in tokens; 0: the trained length, up to 4096.
     pub context: i32,
-    /// Streams that are computed at a time, more wait; 0: one.
+    /// Streams that are computed concurrently; further ones are queued. 0: one.
     pub sequences: i32,
 }
 
-/// Computes streams together, from any number of threads.
+/// Computes streams in batches; can be used from any number of threads.
 #[derive(Debug)]
 pub struct Engine(*mut ffi::Engine);
 
-// SAFETY: calls with an engine may be made at any time, from any thread.
+// SAFETY: an engine may be called at any time, from any thread.
 unsafe impl Send for Engine {}
 unsafe impl Sync for Engine {}
 
 impl Engine {
-    /// Generates text after a prompt; it begins at once, in the engine's threads.
+    /// Continues a prompt; generation starts at once, in the engine's threads.
     pub fn stream(&self, prompt: &str, request: &Request) -> Result<Stream, Error> {
         let stop = request.stop.iter().map(|text| c_string("stop", text));
         let stop = stop.collect::<Result<Vec<_>, _>>()?;
@@ -202,30 +202,30 @@ impl Engine {
 }
 
 impl Drop for Engine {
-    /// Ends all streams.
+    /// Cancels all streams.
     fn drop(&mut self) {
         unsafe { ffi::h2o_engine_free(self.0) };
     }
 }
 
-/// How much text is generated, and how tokens are chosen.
+/// Generation and sampling options.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// 0: up to the context; -1: until the model ends, where the cache allows it.
+    /// 0: up to the end of the context; -1: no limit, where the cache allows it.
     pub max_tokens: i32,
-    /// Go on after tokens that end a text or a turn.
+    /// Continue after end-of-text and end-of-turn tokens.
     pub ignore_end: bool,
-    /// Special tokens that are spelled in the prompt are those tokens.
+    /// Parse special tokens in the prompt, such as `</s>`.
     pub parse_special: bool,
     /// Strings that end the output and are not part of it.
     pub stop: Vec<String>,
     /// 0: greedy.
     pub temperature: f32,
-    /// 0: all.
+    /// 0: no limit.
     pub top_k: i32,
     pub top_p: f32,
     pub min_p: f32,
-    /// Of the random numbers; None: they differ each time.
+    /// Seed of the random numbers; None: random.
     pub seed: Option<u64>,
 }
 
@@ -245,19 +245,19 @@ impl Default for Request {
     }
 }
 
-/// Why a stream has ended.
+/// Why a stream ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// The model has ended, or a stop string.
+    /// An end token or a stop string.
     Stop,
-    /// `max_tokens`, or the end of the context.
+    /// `max_tokens`, or the context is full.
     Length,
-    /// By an error, or because the engine was dropped.
+    /// An error, or the engine was dropped.
     Cancelled,
 }
 
 impl Generation {
-    /// None: the stream goes on.
+    /// None: the stream has not ended.
     pub fn finish(&self) -> Option<Finish> {
         match self.finish {
             0 => None,
@@ -268,16 +268,16 @@ impl Generation {
     }
 }
 
-/// The pieces of a text: whole characters, never empty. `next` waits for one; an error ends the
-/// stream. Dropping it cancels it, after the step that is being computed.
+/// The pieces of an output: whole characters, never empty. `next` blocks until there is one; an
+/// error ends the stream. Dropping the stream cancels it after the current step.
 #[derive(Debug)]
 pub struct Stream(*mut ffi::Request);
 
-// SAFETY: as of Model.
+// SAFETY: as for Model.
 unsafe impl Send for Stream {}
 
 impl Stream {
-    /// What has become of it so far.
+    /// Token counts, times and finish reason so far.
     pub fn generation(&self) -> Result<Generation, Error> {
         let mut result = Generation { size: size_of::<Generation>(), ..Default::default() };
         let status = unsafe { ffi::h2o_request_result(self.0, &mut result) };
@@ -291,7 +291,7 @@ impl Iterator for Stream {
 
     fn next(&mut self) -> Option<Self::Item> {
         let (mut piece, mut n) = (ptr::null(), 0);
-        // SAFETY: the piece lives until the next call with the handle.
+        // SAFETY: the piece is valid until the next call with the handle.
         unsafe {
             let status = ffi::h2o_request_next(self.0, &mut piece, &mut n);
             if let Err(error) = check(status, || ffi::h2o_request_error(self.0)) {

@@ -1,4 +1,4 @@
-//! What the wrapper promises, with the bundled model or $H2O_MODEL.
+//! Tests of the wrapper, with the bundled model or $H2O_MODEL.
 use h2o::{Engine, EngineOptions, ErrorKind, Finish, Model, ModelOptions, Request};
 use std::thread;
 
@@ -23,7 +23,7 @@ fn text(engine: &Engine, request: &Request) -> String {
 }
 
 #[test]
-fn pieces_are_the_text() {
+fn pieces_join_to_the_output() {
     let engine = engine(1);
     let mut stream = engine.stream(PROMPT, &greedy(30)).unwrap();
     let pieces: Vec<_> = stream.by_ref().map(Result::unwrap).collect();
@@ -36,7 +36,7 @@ fn pieces_are_the_text() {
 }
 
 #[test]
-fn threads_stream_at_once() {
+fn threads_stream_concurrently() {
     let engine = engine(2);
     let alone = text(&engine, &greedy(20));
     thread::scope(|scope| {
@@ -63,7 +63,7 @@ fn dropping_cancels() {
 }
 
 #[test]
-fn an_engine_ends_its_streams() {
+fn dropping_the_engine_cancels_its_streams() {
     let engine = engine(1);
     let mut stream = engine.stream(PROMPT, &greedy(-1)).unwrap();
     assert!(stream.next().unwrap().is_ok());
@@ -73,7 +73,7 @@ fn an_engine_ends_its_streams() {
 }
 
 #[test]
-fn seeds_repeat_and_stop_strings_end() {
+fn seeds_and_stop_strings() {
     let engine = engine(1);
     let request = Request { seed: Some(7), temperature: 1.0, ..greedy(30) };
     let whole = text(&engine, &request);
@@ -88,7 +88,7 @@ fn seeds_repeat_and_stop_strings_end() {
 }
 
 #[test]
-fn errors_say_what_is_wrong() {
+fn errors_have_a_kind_and_a_message() {
     let error_of = |path: &str| Model::open(path, &Default::default()).unwrap_err();
     let missing = error_of("nowhere.gguf");
     assert_eq!(missing.kind, ErrorKind::CannotOpen);

@@ -17,7 +17,7 @@ async function checked(response) {
   let message = text;
   try {
     message = JSON.parse(text).error.message;
-  } catch { /* no answer of the server's own */ }
+  } catch { /* not an error response of this server */ }
   throw new Refused(response.status, message);
 }
 
@@ -26,8 +26,8 @@ export async function models(key) {
   return (await response.json()).data;
 }
 
-// Gives the first choice of every chunk. A body that is not JSON's own text cannot say 1.0, so hh is
-// put into it as it was typed.
+// Yields the first choice of each chunk. JSON.stringify writes 1.0 as 1, which means one token, so
+// hh is inserted into the body as typed.
 export async function* stream(path, body, { hh, key, signal }) {
   let text = JSON.stringify({ ...body, stream: true });
   if (hh) text = `${text.slice(0, -1)},"hh":${hh}}`;
@@ -45,10 +45,10 @@ export async function* stream(path, body, { hh, key, signal }) {
       if (chunk.choices.length) yield chunk.choices[0];
     }
   }
-  throw new Refused(0, "the server has closed the stream");
+  throw new Refused(0, "the server closed the stream");
 }
 
-// Not every browser can iterate over a stream.
+// Not every browser supports async iteration over streams.
 async function* decoded(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   try {

@@ -1,4 +1,4 @@
-// Conversations, which the browser keeps, and none of which the server does.
+// Conversations, stored only in the browser, not on the server.
 
 const KEY = "h2o.conversations";
 const MOST = 50;
@@ -9,7 +9,7 @@ function read() {
   try {
     const found = JSON.parse(localStorage.getItem(KEY));
     return Array.isArray(found) ? found.filter((one) => Array.isArray(one.messages)) : [];
-  } catch { // none yet, or not ours
+  } catch { // no entry, or not a valid one
     return [];
   }
 }
@@ -30,7 +30,7 @@ export function remove(conversation) {
 export function save() {
   try {
     localStorage.setItem(KEY, JSON.stringify(all.filter((one) => !isEmpty(one))));
-  } catch { // there is no room: it is kept while the page is open
+  } catch { // storage is full: conversations last until the page is closed
   }
 }
 

@@ -1,4 +1,4 @@
-// Markdown as elements. All text goes into text nodes, and links lead to http and https alone.
+// Renders Markdown as elements. All text goes into text nodes; links are http or https only.
 
 const INLINE = /(`+)([^]*?[^`])\1(?!`)|\*\*([^*]+)\*\*|\*([^*\s][^*]*)\*|\[([^\]]+)\]\((https?:\/\/[^\s)]+)\)/g;
 const ITEM = /^\s*(?:[-*+]|(\d+)[.)])\s+(.*)$/;

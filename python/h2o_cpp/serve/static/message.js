@@ -1,4 +1,4 @@
-// A message as it is shown: what it thinks and calls is folded, what it says is Markdown.
+// A displayed message: reasoning and tool calls are collapsed, content is rendered as Markdown.
 
 import { element, render } from "./markdown.js";
 
@@ -13,7 +13,7 @@ export class Message {
     this.update();
   }
 
-  // Once for all that changes before the next frame.
+  // Updates once per frame, however many changes there are.
   change() {
     this.waiting ??= requestAnimationFrame(() => this.update());
   }

@@ -1,11 +1,11 @@
-// The tokens that the cache has seen, shaded by how many heads keep them.
+// The tokens that the cache has seen, shaded by the share of heads that keep them.
 
 const text = document.getElementById("tokens");
 const detail = document.getElementById("detail");
 const hint = detail.textContent;
 
-let kept = null; // the last look at the cache
-let current = -1; // the token that the details are about
+let kept = null; // the last report of kept tokens
+let current = -1; // the position shown in the details
 
 export function clear() {
   kept = null;
@@ -43,7 +43,7 @@ function describe() {
     `Position ${current}`,
     JSON.stringify(text.children[current].textContent.replaceAll("↵\n", "\n")),
     role(current).replace("heavy", "heavy hitter"),
-    share > 0 ? `kept by ${Math.round(100 * share)} % of the heads` : "kept by none",
+    share > 0 ? `kept by ${Math.round(100 * share)} % of the heads` : "kept by no head",
   ].join(" · ");
 }
 
