@@ -6,30 +6,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from importlib import import_module
+from typing import NamedTuple, Protocol, cast
 
 from h2o_cpp import __version__
-from h2o_cpp.cli import (
-    advise,
-    bench,
-    chat,
-    completion,
-    convert,
-    embed,
-    eval,
-    generate,
-    imatrix,
-    info,
-    inspect,
-    models,
-    perplexity,
-    plan,
-    pull,
-    quantize,
-    retrieve,
-    run,
-    serve,
-)
 from h2o_cpp.cli.parser import Parser
 
 
@@ -39,85 +19,68 @@ class _Module(Protocol):
 
 
 class _Command(NamedTuple):
-    module: _Module
     summary: str
     example: str
 
 
 _GROUPS: dict[str, dict[str, _Command]] = {
     "generate text": {
-        "run": _Command(run, "continue a text", 'run "The old man" --hh 0.2 -n 300'),
-        "chat": _Command(chat, "chat with a model", "chat -m model.gguf --hh 0.2"),
+        "run": _Command("continue a text", 'run "The old man" --hh 0.2 -n 300'),
+        "chat": _Command("chat with a model", "chat -m model.gguf --hh 0.2"),
         "generate": _Command(
-            generate,
             "continue many prompts, from a file to a file",
             "generate --input prompts.jsonl --output outputs.jsonl -m model.gguf --hh 0.2",
         ),
-        "embed": _Command(
-            embed, "print the embedding of a text", 'embed "The old man" -m model.gguf'
-        ),
+        "embed": _Command("print the embedding of a text", 'embed "The old man" -m model.gguf'),
         "serve": _Command(
-            serve,
             "serve models over OpenAI's API, with a page to chat",
             "serve -m model.gguf --hh 0.2 --memory 4GiB",
         ),
     },
     "model files": {
         "pull": _Command(
-            pull, "download a model from the Hugging Face Hub", "pull hf://OWNER/REPO:Q4_K_M"
+            "download a model from the Hugging Face Hub", "pull hf://OWNER/REPO:Q4_K_M"
         ),
-        "models": _Command(models, "list the pulled models", "models"),
-        "info": _Command(info, "describe a GGUF file", "info model.gguf --memory 4GiB"),
+        "models": _Command("list the pulled models", "models"),
+        "info": _Command("describe a GGUF file", "info model.gguf --memory 4GiB"),
         "convert": _Command(
-            convert,
             "convert a Hugging Face checkpoint to GGUF",
             "convert CHECKPOINT_DIR -o model.gguf",
         ),
-        "quantize": _Command(
-            quantize, "make a GGUF file smaller", "quantize model.gguf small.gguf Q4_K_M"
-        ),
+        "quantize": _Command("make a GGUF file smaller", "quantize model.gguf small.gguf Q4_K_M"),
         "imatrix": _Command(
-            imatrix,
             "measure which weights matter, for quantize --imatrix",
             "imatrix model.gguf book.txt -o imatrix.gguf",
         ),
     },
     "what a small cache costs": {
         "advise": _Command(
-            advise,
             "find the smallest cache that costs little on a text",
             "advise model.gguf book.txt --write",
         ),
         "perplexity": _Command(
-            perplexity,
             "measure what eviction costs on a text",
             "perplexity model.gguf book.txt --budget 0.1,0.2",
         ),
         "inspect": _Command(
-            inspect, "show what the cache keeps of a text", "inspect -f book.txt --hh 0.2 -c 512"
+            "show what the cache keeps of a text", "inspect -f book.txt --hh 0.2 -c 512"
         ),
         "retrieve": _Command(
-            retrieve,
             "measure how well facts in a prompt are found",
             "retrieve model.gguf --budget 0.2",
         ),
         "eval": _Command(
-            eval,
             "score a model on benchmark tasks under eviction",
             "eval model.gguf --data DIR --tasks copa,piqa --hh 0.2",
         ),
     },
     "this machine": {
-        "bench": _Command(
-            bench, "measure the speed of a model", "bench -m model.gguf --hh 0.2 --json"
-        ),
+        "bench": _Command("measure the speed of a model", "bench -m model.gguf --hh 0.2 --json"),
         "plan": _Command(
-            plan,
             "plan how many sequences run, and which weights stay in memory",
             "plan model.gguf --memory 4GiB -p 512 -n 512 --hh 0.2",
         ),
         "completion": _Command(
-            completion,
             "print a shell completion script",
             "completion bash > ~/.local/share/bash-completion/completions/h2o-cpp",
         ),
@@ -136,7 +99,8 @@ exit status:
   130  interrupted by Ctrl-C"""
 
 
-def make_parser() -> Parser:
+def make_parser(command: str | None = None) -> Parser:
+    """The parser with the arguments of one command, or of all, which take longer to import."""
     parser = Parser(
         prog="h2o-cpp",
         description="LLM inference with a bounded, heavy-hitter (H2O) KV cache.",
@@ -145,24 +109,22 @@ def make_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for group in _GROUPS.values():
-        for name, (module, summary, example) in group.items():
-            one = commands.add_parser(
-                name,
-                help=summary,
-                description=module.__doc__,
-                epilog=f"example:\n  h2o-cpp {example}",
-            )
-            module.add_arguments(one)
-            one.set_defaults(module=module)
+        for name, (summary, example) in group.items():
+            one = commands.add_parser(name, help=summary, epilog=f"example:\n  h2o-cpp {example}")
+            if command in (None, name):
+                module = _module(name)
+                one.description = module.__doc__
+                module.add_arguments(one)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns 0, 1 after an error, 130 after Ctrl-C. Usage errors exit 2."""
-    args = make_parser().parse_args(argv)
-    module: _Module = args.module
+    argv = sys.argv[1:] if argv is None else argv
+    command = next((word for word in argv if not word.startswith("-")), "")
+    args = make_parser(command).parse_args(argv)
     try:
-        return module.run(args)
+        return _module(args.command).run(args)
     except BrokenPipeError:  # the reader of the output has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -172,6 +134,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _module(command: str) -> _Module:
+    return cast(_Module, import_module(f"h2o_cpp.cli.{command}"))
 
 
 def _list_commands() -> str:
