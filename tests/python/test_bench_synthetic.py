@@ -11,8 +11,8 @@ import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
-from h2o_bench.shapes import SHAPES, Config
-from h2o_bench.synthetic import N_SPECIAL, RANDOM, write_model
+from h2o_bench.shapes import N_SPECIAL, SHAPES, Config
+from h2o_bench.synthetic import RANDOM, write_model
 from h2o_cpp import Generator, _core
 from h2o_cpp.convert.conversion import FAMILIES
 from h2o_cpp.quantize import quantize

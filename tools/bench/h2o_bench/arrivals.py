@@ -12,7 +12,7 @@ import numpy as np
 
 from h2o_bench.baselines import OURS
 from h2o_bench.records import Record
-from h2o_bench.synthetic import N_SPECIAL
+from h2o_bench.shapes import N_SPECIAL
 from h2o_bench.throughput import ARRIVALS, SHARE, Bench, memory_of
 from h2o_cpp import capacity
 from h2o_cpp.generation.batch import run_batch

@@ -6,6 +6,10 @@ from typing import Any
 
 Config = dict[str, Any]
 
+# The special tokens of all synthetic models, with OPT's ids.
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
+N_SPECIAL = len(SPECIAL)
+
 
 def _llama(**sizes: Any) -> Config:
     return {

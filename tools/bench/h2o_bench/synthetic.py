@@ -26,7 +26,7 @@ from gguf import (
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from h2o_bench.shapes import Config
+from h2o_bench.shapes import N_SPECIAL, SPECIAL, Config
 from h2o_cpp import _core
 from h2o_cpp.convert.conversion import FAMILIES
 from h2o_cpp.convert.family import TensorSpec
@@ -47,10 +47,6 @@ RANDOM = {
 
 # Types of the weight matrices: also those of the converter and the quantiser.
 TYPES = ("F32", "F16", *MIXES, *RANDOM)
-
-# <s>, <pad>, </s> and <unk>, with OPT's ids.
-_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
-N_SPECIAL = len(_SPECIAL)
 
 _PIECE = 1 << 22  # random values to generate and quantise; every tensor is made of them
 
@@ -240,7 +236,7 @@ def _add_vocabulary(writer: GGUFWriter, n_vocab: int, *, add_bos: bool) -> None:
     merges = list(islice(chain(pairs, triples), n_merges))
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([*_SPECIAL, *characters, *(left + right for left, right in merges)])
+    writer.add_token_list([*SPECIAL, *characters, *(left + right for left, right in merges)])
     writer.add_token_types(
         [TokenType.CONTROL] * N_SPECIAL + [TokenType.NORMAL] * (n_vocab - N_SPECIAL)
     )

@@ -8,7 +8,7 @@ from time import perf_counter
 import numpy as np
 
 from h2o_bench.engines.serving import Tokens
-from h2o_bench.synthetic import N_SPECIAL
+from h2o_bench.shapes import N_SPECIAL
 from h2o_cpp import _core
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import chunks, open_session

@@ -25,7 +25,7 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from h2o_bench.synthetic import N_SPECIAL
+from h2o_bench.shapes import N_SPECIAL
 from h2o_cpp.measure.machine import peak_rss_bytes
 
 Tokens = NDArray[np.int32]
