@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from h2o_cpp import Generator, _core
+from h2o_cpp.measure import machine
 from h2o_cpp.model.tokenizer import Tokenizer
 from support import not_collected
 from support.background import greedy
@@ -25,6 +27,10 @@ load_profile()
 # Tests must not see the user's pulled models.
 os.environ["H2O_MODELS"] = str(ROOT / "build" / "no-models")
 
+# numpy starts one thread of OpenBLAS per processor, which takes longer than the programs that the
+# tests start; for this process it is too late, but not for the workers of pytest-xdist.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # Background jobs of a shell ignore SIGINT; so would the programs that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -33,6 +39,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_configure(config: pytest.Config) -> None:
     # pytest_plugins would be too late.
     config.pluginmanager.register(not_collected)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests need no look at every garbage collection."""
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _small_machine_measurements() -> Iterator[None]:
+    """`bench` and `plan` compare with the machine's limits, of which no test needs a good value."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "_READ_BYTES", 1 << 20)
+        patch.setattr(machine, "_MATMUL_WIDTH", 64)
+        yield
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=CUDA)])

@@ -22,11 +22,13 @@ _SECONDS = 2.0
 
 # Operations per second of a large product. In a subprocess, because BLAS libraries set their
 # threads when they are loaded.
+_MATMUL_WIDTH = 2048
 _MATMUL = """
-import numpy
+import numpy, sys
 from timeit import repeat
-a = numpy.ones((2048, 2048), numpy.float32)
-print(2 * 2048**3 / min(repeat(lambda: a @ a, number=1, repeat=5)))
+n = int(sys.argv[1])
+a = numpy.ones((n, n), numpy.float32)
+print(2 * n**3 / min(repeat(lambda: a @ a, number=1, repeat=5)))
 """
 
 
@@ -54,7 +56,7 @@ def matmul_flops(threads: int) -> float:
     """Operations per second of numpy's f32 matrix product; a multiply-add counts as two."""
     limits = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
     done = subprocess.run(
-        [sys.executable, "-c", _MATMUL],
+        [sys.executable, "-c", _MATMUL, str(_MATMUL_WIDTH)],
         check=True,
         capture_output=True,
         text=True,
