@@ -37,10 +37,7 @@ import h2o_cpp.ray.data  # noqa: E402
 from h2o_cpp.ray import Continue, application, deployment, generate  # noqa: E402
 from h2o_cpp.ray.routing import beginning_of  # noqa: E402
 
-pytestmark = [
-    pytest.mark.filterwarnings("default"),  # Ray emits warnings
-    pytest.mark.xdist_group("ray"),  # one cluster for all tests
-]
+pytestmark = pytest.mark.filterwarnings("default")  # Ray emits warnings
 
 LLAMA = Path(__file__).parents[1] / "data" / "golden" / "llama_gqa2_tied.gguf"
 CACHE: dict[str, Any] = {"hh": 12, "n_batch": 8}
