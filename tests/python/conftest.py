@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from h2o_bench.shapes import SHAPES
+from h2o_bench.synthetic import write_model
 from h2o_cpp import Generator, _core
 from h2o_cpp.measure import machine
 from h2o_cpp.model.tokenizer import Tokenizer
@@ -114,6 +116,16 @@ def llama(data: Path) -> Path:
 def llama_model(llama: Path) -> _core.Model:
     """The model of `llama`, loaded."""
     return _core.Model(llama, device="cpu", threads=1)
+
+
+@pytest.fixture(scope="session")
+def whole_blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model with a tokenizer. Its rows are whole blocks of every type."""
+    path = tmp_path_factory.mktemp("whole_blocks") / "model.gguf"
+    sizes = {"num_hidden_layers": 1, "hidden_size": 256, "intermediate_size": 512}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2}
+    write_model(path, SHAPES["TinyLlama-1.1B"] | sizes | heads | {"vocab_size": 300}, "F32")
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -177,6 +177,7 @@ def test_bisection_finds_edge(
 
     monkeypatch.setattr("h2o_cpp.measure.advice.open_session", recording_open_session)
     monkeypatch.setattr("h2o_cpp.measure.advice.perplexity", step_perplexity)
+    monkeypatch.setattr("h2o_cpp.measure.advice._NEEDLES", 1)
     (tmp_path / "text").write_text(text)
     arguments = ["advise", str(tiny_opt), str(tmp_path / "text"), "-c", "200", "--policy", "sinks"]
     arguments += ["--kv-dtypes", "f16"]

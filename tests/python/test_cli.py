@@ -322,7 +322,7 @@ def names_in(value: object) -> Iterator[str]:
         ["info", "MODEL", "--memory", "1GiB"],
         ["run", "The", "-m", "MODEL", "-n", "2"],
         ["generate", "-m", "MODEL", "-i", "LINES", "-o", "OUT", "-n", "2"],
-        ["advise", "MODEL", "TEXT", "-c", "100"],
+        ["advise", "MODEL", "TEXT", "-c", "100", "--policy", "mean", "--kv-dtypes", "f16"],
         ["perplexity", "MODEL", "TEXT", "-c", "32", "--budget", "0.5", "--policy", "h2o"],
         ["retrieve", "MODEL", "--budget", "0.5", "--length", "128", "--samples", "1"],
         ["plan", "MODEL", "--memory", "1GiB", "-p", "64", "-n", "16"],

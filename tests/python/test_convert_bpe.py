@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from support.opt_checkpoint import MERGES, TOKENS, read_metadata, write_json, write_tokenizer_json
+from h2o_cpp._core import GgufFile
+from support.opt_checkpoint import MERGES, TOKENS, write_json, write_tokenizer_json
 from support.tokenizer_files import CONTROL, NORMAL, UNUSED, USER_DEFINED, read_tokens, template
 
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
@@ -142,7 +143,8 @@ def test_gpt_neox(shared: Path, tmp_path: Path) -> None:
     source = shared / "tokenizers" / "gpt-neox" / "20B_tokenizer.json"
     shutil.copy(source, tmp_path / "tokenizer.json")
     vocabulary = read_tokens(tmp_path, 50432)
-    expected = read_metadata(shared / "tokenizers/ggml-vocab/ggml-vocab-gpt-neox.gguf")
+    file = shared / "tokenizers/ggml-vocab/ggml-vocab-gpt-neox.gguf"
+    expected = GgufFile(file).metadata()
     assert vocabulary.pre == "olmo"
     assert vocabulary.merges == expected["tokenizer.ggml.merges"]
     # This tokenizer has four more tokens; older converters marked padding as user-defined.

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from sentencepiece import SentencePieceProcessor
 
-from support.opt_checkpoint import read_metadata, write_json
+from h2o_cpp._core import GgufFile
+from support.opt_checkpoint import write_json
 from support.tokenizer_files import (
     BYTE,
     BYTES,
@@ -210,7 +211,8 @@ def test_missing_byte_tokens_are_rejected(tmp_path: Path) -> None:
 
 def test_llama_2(shared: Path) -> None:
     vocabulary = read_tokens(shared / "tokenizers" / "llama2", 32000)
-    expected = read_metadata(shared / "tokenizers/ggml-vocab/ggml-vocab-llama-spm.gguf")
+    file = shared / "tokenizers/ggml-vocab/ggml-vocab-llama-spm.gguf"
+    expected = GgufFile(file).metadata()
     assert vocabulary.tokens == expected["tokenizer.ggml.tokens"]
     assert vocabulary.types == expected["tokenizer.ggml.token_type"]
     assert vocabulary.scores == expected["tokenizer.ggml.scores"]

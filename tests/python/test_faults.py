@@ -49,10 +49,11 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def writers(work: Path) -> dict[str, Arguments]:
     """All commands that write a file, and a program that saves a snapshot."""
     prompts, book = work / "prompts.jsonl", work / "book.txt"
+    one_search = ("-c", "100", "--policy", "mean", "--kv-dtypes", "f16")
     return {
         "convert": lambda to: program("convert", work / "checkpoint", "-o", to, "--force"),
         "quantize": lambda to: program("quantize", BUNDLED_MODEL, to, "Q4_0", "--force"),
-        "advise": lambda to: program("advise", BUNDLED_MODEL, book, "-c", "128", "--output", to),
+        "advise": lambda to: program("advise", BUNDLED_MODEL, book, *one_search, "--output", to),
         "generate": lambda to: program(
             "generate", "--input", prompts, "--output", to, "-n", "40", "--ignore-eos"
         ),

@@ -139,14 +139,15 @@ def test_file_has_llama_cpp_format(tmp_path: Path) -> None:
     assert counts.data.ravel().tolist() == [n_read]
 
 
-def test_quantising_with_imatrix_reduces_weighted_error(tmp_path: Path) -> None:
-    assert main(["imatrix", str(BUNDLED_MODEL), "-f", str(_text(tmp_path)),
+def test_quantising_with_imatrix_reduces_weighted_error(whole_blocks: Path, tmp_path: Path) -> None:
+    assert main(["imatrix", str(whole_blocks), "-f", str(_text(tmp_path)),
                  "-o", str(tmp_path / "im.gguf"), "-c", "128"]) == 0  # fmt: skip
     importance = read_imatrix(tmp_path / "im.gguf")
+    exact = read_tensors(whole_blocks)
     errors = []
     for imatrix in (None, tmp_path / "im.gguf"):
-        quantize(BUNDLED_MODEL, tmp_path / "q.gguf", "IQ4_NL", imatrix=imatrix, overwrite=True)
-        exact, rounded = read_tensors(BUNDLED_MODEL), read_tensors(tmp_path / "q.gguf")
+        quantize(whole_blocks, tmp_path / "q.gguf", "IQ4_NL", imatrix=imatrix, overwrite=True)
+        rounded = read_tensors(tmp_path / "q.gguf")
         errors.append(sum(
             float((weight * (exact[name][1] - rounded[name][1]) ** 2).sum())
             for name, weight in importance.items()

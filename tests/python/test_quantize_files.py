@@ -311,10 +311,15 @@ def test_f16_overflow_is_rejected(tmp_path: Path) -> None:
 
 # One mix for each type.
 @pytest.mark.parametrize("mix", {mix.type: name for name, mix in MIXES.items()}.values())
-def test_every_type_generates(tiny_opt: Path, tmp_path: Path, mix: str) -> None:
+def test_every_type_generates(whole_blocks: Path, tmp_path: Path, mix: str) -> None:
     from h2o_cpp import Generator
 
-    quantize(tiny_opt, tmp_path / "out.gguf", mix)
+    quantize(whole_blocks, tmp_path / "out.gguf", mix)
+    assert MIXES[mix].type.name in types(tmp_path / "out.gguf").values()
     with Generator(tmp_path / "out.gguf", threads=2) as generator:
-        stream = generator.stream("The old man", max_tokens=8, temperature=0.0)
+        logits = generator.logits(generator.tokenize("The old man"))
+        assert np.isfinite(logits).all()
+        assert logits.std() > 0
+        stream = generator.stream("The old man", max_tokens=8, temperature=0.0, ignore_eos=True)
         assert "".join(stream)
+        assert len(stream.tokens) == 8

@@ -206,12 +206,12 @@ with Generator(sys.argv[1], hh=0.5) as g:
     endless = {"max_tokens": -1, "ignore_eos": True}
     stream = g.stream([5] * 10, temperature=1.0, top_p=1, seed=1, **endless)
     cache_bytes = g.stats().cache_bytes
-    for _ in stream:
-        if len(stream.tokens) >= 2000:
+    for n, _ in enumerate(stream):
+        if n % 100 == 0 and len(stream.tokens) >= 2000:
             break
     before = rss_bytes()
-    for _ in stream:
-        if len(stream.tokens) >= 20000:
+    for n, _ in enumerate(stream):
+        if n % 100 == 0 and len(stream.tokens) >= 20000:
             break
     grown = rss_bytes() - before
     # The output grows by 18,000 tokens, stored twice, and their text; a full cache by 3.4 MB.

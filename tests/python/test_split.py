@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,17 @@ from h2o_cpp.model.stored_budget import store_budget
 TOKENS = np.arange(5, 30)
 
 
-@pytest.fixture
-def parts(tiny_opt: Path, tmp_path: Path) -> list[Path]:
+@cache
+def read(path: Path) -> GGUFReader:
+    return GGUFReader(path)
+
+
+@pytest.fixture(scope="module")
+def written_parts(tiny_opt: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundled model, split by gguf-py with 40 tensors per file."""
-    source = GGUFReader(tiny_opt)
-    with closing(GGUFWriter(tmp_path / "m.gguf", "opt", split_max_tensors=40)) as writer:
+    folder = tmp_path_factory.mktemp("parts")
+    source = read(tiny_opt)
+    with closing(GGUFWriter(folder / "m.gguf", "opt", split_max_tensors=40)) as writer:
         for key, field in source.fields.items():
             if not key.startswith(("GGUF.", "general.architecture")):
                 sub_type = field.types[1] if len(field.types) > 1 else None
@@ -31,7 +39,13 @@ def parts(tiny_opt: Path, tmp_path: Path) -> list[Path]:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
-    return sorted(tmp_path.glob("m-*.gguf"))
+    return folder
+
+
+@pytest.fixture
+def parts(written_parts: Path, tmp_path: Path) -> list[Path]:
+    """Copies, which a test may damage."""
+    return sorted(Path(shutil.copy(part, tmp_path)) for part in written_parts.iterdir())
 
 
 def test_logits_equal_those_of_the_unsplit_model(tiny_opt: Path, parts: list[Path]) -> None:
@@ -71,7 +85,7 @@ def test_truncated_file_is_rejected(parts: list[Path]) -> None:
 
 def with_keys(source: Path, output: Path, keys: dict[str, tuple[Any, GGUFValueType]]) -> Path:
     """A copy of a GGUF file with additional metadata."""
-    reader = GGUFReader(source)
+    reader = read(source)
     with closing(GGUFWriter(output, "opt")) as writer:
         for key, field in reader.fields.items():
             if not key.startswith(("GGUF.", "general.architecture")):

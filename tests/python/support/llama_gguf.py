@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
@@ -110,4 +110,4 @@ def decoded(dtype: str, values: Array) -> Array:
 
 
 def types(path: Path) -> dict[str, str]:
-    return {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(path).tensors}
+    return {name: dtype for name, dtype, _, _ in _core.GgufFile(path).tensors()}
