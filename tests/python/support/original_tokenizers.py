@@ -199,9 +199,12 @@ def _with_one_unknown(types: list[int], unknown: int) -> list[int]:
     return fixed
 
 
+_VISIBLE_BYTES = {c: byte for byte, c in enumerate(VISIBLE)}
+
+
 def _byte_level(token: str, kind: int) -> bytes:
-    if kind != USER_DEFINED and all(c in VISIBLE for c in token):
-        return bytes(VISIBLE.index(c) for c in token)
+    if kind != USER_DEFINED and all(c in _VISIBLE_BYTES for c in token):
+        return bytes(_VISIBLE_BYTES[c] for c in token)
     return token.encode("utf-8", "surrogateescape")
 
 
