@@ -200,8 +200,6 @@ struct Format {
   }
 };
 
-inline bool is_quantized(DType dtype) { return info(dtype).block_size > 1; }
-
 // Calls f.template operator()<Format>() for a quantized type. Throws InvalidArgument for types that
 // only the CPU supports.
 template <class F>
