@@ -108,6 +108,50 @@ TEST_CASE("decoding heads of more than 256 elements") {
   CHECK(totals.n_evictions > 20);
 }
 
+// A device splits the keys of a short chunk over blocks, also where the chunk begins within a
+// split.
+TEST_CASE("short chunks over many keys") {
+  const KvPolicy evicting{.sinks = 3, .heavy = 200, .recent = 150};
+  int32_t n_sinks = 0;
+  for (const auto& [dtype, head_dim] :
+       {std::pair(DType::f16, 64), std::pair(DType::q8_0, 64), std::pair(DType::f32, 20)}) {
+    for (const KvPolicy& policy : {kFull, evicting}) {
+      Totals totals;
+      Random random(11);
+      KvShape shape = shape_of(head_dim, 3, dtype);
+      shape.n_heads = 3;
+      shape.n_kv_heads = 1;
+      shape.max_rows = 300;
+      LogitRules rules{.softcap = 2};
+      if (++n_sinks % 2 == 0) rules.sinks = {0.5f, -3, 4};
+      const int32_t rows[] = {290, 16, 130, 2, 1, 9};
+      int step = 0;
+      const auto pieces = [&](Random&, const KvCache&) {
+        return std::vector<Piece>{{0, rows[step++]}};
+      };
+      check_against_reference(random, policy, shape, 6, pieces, totals, rules);
+      CHECK(totals.n_evictions == (policy.heavy > 0 ? 448 - 353 : 0));
+    }
+  }
+}
+
+TEST_CASE("a short chunk over many keys does not depend on the rest of the batch") {
+  KvShape shape = shape_of(64, 2, DType::f16);
+  shape.max_rows = 300;
+  const KvPolicy policy{.sinks = 0, .heavy = 340, .recent = 5};
+  Rig alone(policy, shape), together(policy, shape);
+  Random random(12);
+  const int64_t width = shape.n_heads * shape.head_dim;
+  for (const int32_t n : {290, 16, 2, 80}) {
+    const Qkv in = random_qkv(random, shape, n + 7);
+    const std::vector<float> out = alone.attend({{0, n}}, in.rows(shape, 0, n));
+    std::vector<float> both = together.attend({{0, n}, {1, 7}}, in);
+    both.resize(n * width);
+    CHECK(same_bits(out, both));
+    CHECK(same_entries(alone, 0, together, 0, shape.n_kv_heads));
+  }
+}
+
 // A few thousand keys: many times what a block reads.
 TEST_CASE("decoding with many keys") {
   for (const KvPolicy& policy : {kFull, KvPolicy{.sinks = 4, .heavy = 1500, .recent = 700}}) {

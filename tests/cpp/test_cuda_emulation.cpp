@@ -94,6 +94,58 @@ TEST_CASE("a context of a million tokens, in batches of 65,536 rows" * doctest::
   }
 }
 
+// The attention to 32,768 keys of a chunk of `n_rows`: its blocks, and launches of the whole pass.
+std::pair<uint64_t, size_t> attention_to_many_keys(Rig& rig, int32_t n_rows) {
+  constexpr int32_t kKeys = 1 << 15;
+  Random random(1);
+  rig.cache().set_length(0, kKeys);
+  const Qkv rows = random_qkv(random, rig.cache().shape(), n_rows);
+  take_launches();
+  rig.attend({{0, n_rows}}, rows);
+  const std::vector<Launch> launches = take_launches();
+  const auto& [x, y, z] = launches.at(1).grid;  // the first stores K and V
+  return {x * y * z, launches.size()};
+}
+
+TEST_CASE("short chunks over a long cache fill 132 multiprocessors" * doctest::skip(!on_cuda())) {
+  constexpr uint64_t kMultiprocessors = 132;
+  constexpr int32_t kHeads = 32;
+  // Tensor-core tiles, and f32 kernels.
+  for (const auto& [dtype, head_dim] : {std::pair(DType::f16, 64), std::pair(DType::f32, 4)}) {
+    for (const int32_t n_kv_heads : {1, 8, 32}) {
+      CAPTURE(info(dtype).name);
+      CAPTURE(n_kv_heads);
+      const KvShape shape{.n_layers = 1,
+                          .n_sequences = 1,
+                          .n_heads = kHeads,
+                          .n_kv_heads = n_kv_heads,
+                          .head_dim = head_dim,
+                          .max_tokens = 36'000,
+                          .max_rows = 2048,
+                          .k_dtype = dtype,
+                          .v_dtype = dtype};
+      const Skipping skipping;
+      Rig rig(KvPolicy{}, shape);
+      for (const uint64_t n_rows : {2, 16, 100, 2048}) {
+        CAPTURE(n_rows);
+        const uint64_t tile = dtype == DType::f16 ? 128 : 16;  // queries
+        const uint64_t n_tiles = (n_rows * kHeads / n_kv_heads + tile - 1) / tile * n_kv_heads;
+        const auto [n_blocks, n_launches] = attention_to_many_keys(rig, n_rows);
+        CHECK(n_blocks >= kMultiprocessors);
+        if (n_tiles >= kMultiprocessors) {  // not split
+          CHECK(n_blocks == n_tiles);
+          CHECK(n_launches == 4);  // stores, attends, and the two of admit()
+        } else {
+          CHECK(n_blocks <= 2 * kMultiprocessors);
+          CHECK(n_launches == 5);  // and merges
+        }
+      }
+      // A single row: decode.
+      CHECK(attention_to_many_keys(rig, 1).first >= kMultiprocessors);
+    }
+  }
+}
+
 TEST_CASE("a token of each of 65,536 sequences" * doctest::skip(!on_cuda())) {
   constexpr int32_t kSequences = 1 << 16;
   const KvShape shape{.n_layers = 1,
