@@ -3,6 +3,7 @@
 #include <array>
 
 #include "attention_check.h"
+#include "cpu/cpu_backend.h"
 
 namespace h2o {
 namespace {
@@ -88,6 +89,52 @@ TEST_CASE("decoding in every type") {
     }
   }
   CHECK(totals.n_evictions > 100);
+}
+
+// Keys are rotated when read: compared with the scalar CPU, whose cache has the same bits. A logit
+// is the sum of up to 96 products below 1 / sqrt(96), each with fewer than 16 roundings: it is off
+// by at most 9.8 * (96 + 16) * 2^-24 < 1e-4 on either side, and outputs, below 1, by 4 times that.
+TEST_CASE("decoding with rolling positions in every type" * doctest::skip(!on_cuda())) {
+  const auto check = [](DType k, DType v, int32_t head_dim, const Rope& rope, int32_t group) {
+    CAPTURE(info(k).name);
+    CAPTURE(info(v).name);
+    CAPTURE(head_dim);
+    CAPTURE(rope.frequencies.cols);
+    KvShape shape = shape_of(head_dim, group, k);
+    shape.v_dtype = v;
+    shape.rope = rope;
+    const KvPolicy policy{.sinks = 2, .heavy = 0, .recent = 70};
+    Rig device(policy, shape), cpu(make_cpu_backend(1, "scalar"), {&policy, 1}, shape);
+    Random random(13);
+    for (const int32_t n : {71, 1, 1, 1}) {
+      const Qkv in = random_qkv(random, shape, n);
+      const std::vector<float> a = device.attend({{0, n}}, in), b = cpu.attend({{0, n}}, in);
+      double worst = 0;
+      for (size_t i = 0; i < a.size(); ++i) {
+        const double off = std::abs(double{a[i]} - b[i]);
+        worst = off <= worst ? worst : off;  // or NaN
+      }
+      if (n == 1) CHECK(worst <= 4e-4);
+      CHECK(same_entries(device, 0, cpu, 0, shape.n_kv_heads));
+    }
+  };
+  int32_t group = 0;
+  for (const auto& [k, v] :
+       {std::pair(DType::f32, DType::f32), std::pair(DType::f16, DType::f16),
+        std::pair(DType::bf16, DType::bf16), std::pair(DType::q8_0, DType::q8_0),
+        std::pair(DType::q8_0, DType::q4_0), std::pair(DType::q4_0, DType::q4_0)}) {
+    for (const int32_t head_dim : {32, 96}) {
+      // All of a head, a part, and a part without whole octets.
+      for (const int32_t n_rot : {head_dim, 16, 12}) {
+        Rope rope = rope_of(n_rot);
+        for (const RopeLayout layout : {RopeLayout::halves, RopeLayout::pairs}) {
+          rope.layout = layout;
+          group = group % 5 + 1;
+          check(k, v, head_dim, rope, group);
+        }
+      }
+    }
+  }
 }
 
 // Longer rows than the device reads whole: an element at a time.

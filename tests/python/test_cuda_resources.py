@@ -76,7 +76,8 @@ def test_recorded_kernels_do_not_spill(script: dict[str, Any]) -> None:
     assert {kernel.arch for kernel in recorded} == {"sm_80", "sm_90"}
     assert not [kernel for kernel, found in recorded.items() if found.spilled]
     decode = {k: r for k, r in recorded.items() if k.name.startswith("decode_kernel")}
-    assert len(decode) == 2 * (6 * 9 + 10)  # types, head and group sizes; the element-wise kernel
+    # Types, head and group sizes: original and rolling positions; and the element-wise kernel.
+    assert len(decode) == 2 * ((5 * 9 + 6) + 6 * 6 + 10)
     assert not [kernel for kernel, found in decode.items() if found.stack]
     # Only the sines of large angles use an indexed array.
     stacks = {kernel.name for kernel, found in recorded.items() if found.stack}
