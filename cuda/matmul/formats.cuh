@@ -99,6 +99,9 @@ struct Format {
   static constexpr int kWide = kBits == 8 ? 32 : kBits >= 4 ? 16 : 0;  // bytes per group, see above
   static constexpr int kTwo = kBits == 2 || kBits == 3 || kBits == 6 ? 8 : 0;
   static constexpr int kOne = kBits == 3 || kBits == 5 ? 4 : 0;
+  // Bytes of eight groups.
+  static constexpr int kBytesOf8 =
+      8 * (kWide + kTwo + kOne + Scales::kGroupBytes) + Scales::kBlockBytes;
   // groups in a Block
   static constexpr int kBlockGroups = Scales::kBlockBytes > 0 ? kSuperblock : 1;
 
