@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "cuda_resources"
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "tools" / "cuda_resources"
+CUDA = ROOT / "cuda"
 
 LOG = """\
 ptxas info    : 0 bytes gmem
@@ -65,14 +67,39 @@ def test_regressions_are_reported(script: dict[str, Any]) -> None:
 def test_file_round_trip(script: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(script["written"].__globals__, "compiler", lambda: "nvcc 1.2")
     table = {script["Kernel"]("sm_80", "a.cu", "f<X, 4>"): script["Resources"](1, 2, 3, 4)}
-    text = script["written"](table)
+    digests = {"a.cu": "0123", "b/c.cu": "4567"}
+    text = script["written"](table, digests)
     assert text.splitlines()[0] == "# nvcc 1.2"
-    assert script["read"](text) == table
+    assert script["read"](text) == (table, digests)
+
+
+def test_digests_are_of_the_code(
+    script: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file and what it includes from cuda/ and cpp/kv/; not of comments."""
+    digest = script["digest"]
+    monkeypatch.setitem(digest.__globals__, "ROOT", tmp_path)
+    paths = [tmp_path / name for name in ("cuda/a.cu", "cuda/b.cuh", "cpp/kv/c.h", "cpp/io/d.h")]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    a, b, c, d = paths
+    a.write_text('#include "cuda/b.cuh"\n#include "io/d.h"\nint a;\n')
+    b.write_text('#include "kv/c.h"\n#include "cuda/b.cuh"\nint b;\n')
+    c.write_text("int c;\n")
+    d.write_text("int d;\n")
+    before = digest(a)
+    c.write_text("// c\n  int c;\n")
+    d.write_text("int e;\n")
+    assert digest(a) == before
+    c.write_text("int e;\n")
+    assert digest(a) != before
 
 
 def test_recorded_kernels_do_not_spill(script: dict[str, Any]) -> None:
     """In the recorded table of both architectures; decode attention uses no stack at all."""
-    recorded = script["read"](script["RECORDED"].read_text(encoding="utf-8"))
+    recorded, digests = script["read"](script["RECORDED"].read_text(encoding="utf-8"))
+    files = {p.relative_to(CUDA).as_posix() for p in CUDA.rglob("*.cu")}
+    assert files == set(digests)
     assert {kernel.arch for kernel in recorded} == {"sm_80", "sm_90"}
     assert not [kernel for kernel, found in recorded.items() if found.spilled]
     decode = {k: r for k, r in recorded.items() if k.name.startswith("decode_kernel")}
