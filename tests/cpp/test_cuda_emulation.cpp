@@ -7,6 +7,8 @@
 #include "attention_rig.h"
 #include "control.h"
 #include "core/error.h"
+#include "cuda/cuda_backend.h"
+#include "cuda/runtime/device.h"
 #include "random_weights.h"
 #include "session_rig.h"
 
@@ -210,6 +212,29 @@ TEST_CASE("a step that cannot be captured runs without a graph, and so do later 
     CHECK(same_bits(logits, expected));
     CHECK(name_then.ends_with(std::string("no graphs: [cuda] ") + reason + ")"));
   }
+}
+
+TEST_CASE("free memory of a device" * doctest::skip(!on_cuda())) {
+  const auto backend = test_backend();
+  const size_t before = cuda_free_memory(0);
+  const Buffer buffer = backend->allocate(1 << 20);
+  CHECK(before - cuda_free_memory(0) == 1 << 20);
+  CHECK_THROWS_WITH_AS(cuda_free_memory(1), "[cuda] device 1, this machine has 1", InvalidArgument);
+}
+
+TEST_CASE("an error of the driver is one sentence" * doctest::skip(!on_cuda())) {
+  for (const cudaError_t error :
+       {cudaErrorInsufficientDriver, cudaErrorNoKernelImageForDevice, cudaErrorIllegalAddress,
+        cudaErrorECCUncorrectable, cudaErrorUnknown, cudaErrorMemoryAllocation}) {
+    const std::string said = cuda::describe(error);
+    CAPTURE(said);
+    CHECK(said.size() > 10);
+    CHECK(said.find('\n') == std::string::npos);
+    CHECK(said.find(". ") == std::string::npos);
+  }
+  CHECK_THROWS_WITH_AS(cuda::check(cudaErrorUnknown, "launch"), "[cuda] launch: unknown error",
+                       DeviceError);
+  CHECK_THROWS_AS(cuda::check(cudaErrorMemoryAllocation, "launch"), OutOfMemory);
 }
 
 // To be lowered when kernels are fused. Quantized models have one more: SwiGLU, which rounds its
