@@ -23,6 +23,27 @@ namespace {
 
 using cuda::check;
 
+struct DeviceMemory {
+  size_t free, total;
+};
+
+// Of the current device.
+DeviceMemory device_memory() {
+  DeviceMemory memory{};
+  check(cudaMemGetInfo(&memory.free, &memory.total), "memory");
+  return memory;
+}
+
+void check_device(int device) {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    throw InvalidArgument(text("[cuda] no device can be used: ", cuda::describe(error)));
+  }
+  require(device >= 0 && device < count, "[cuda] device ", device, ", this machine has ", count);
+}
+
 class CudaBackend final : public Backend {
  public:
   explicit CudaBackend(int device)
@@ -64,8 +85,7 @@ class CudaBackend final : public Backend {
 
   bool expect_weights(size_t bytes) override {
     use_device();
-    size_t free = 0, total = 0;
-    check(cudaMemGetInfo(&free, &total), "memory");
+    const auto [free, total] = device_memory();
     if (bytes > free) {
       throw OutOfMemory(text("[cuda] the weights take ", bytes, " bytes, ", free,
                              " of the device's ", total, " are free"));
@@ -309,14 +329,14 @@ int cuda_device_count() {
   return 0;
 }
 
+size_t cuda_free_memory(int device) {
+  check_device(device);
+  check(cudaSetDevice(device), "choose the device");
+  return device_memory().free;
+}
+
 std::unique_ptr<Backend> make_cuda_backend(int device) {
-  int count = 0;
-  const cudaError_t error = cudaGetDeviceCount(&count);
-  if (error != cudaSuccess) {
-    cudaGetLastError();
-    throw InvalidArgument(text("[cuda] no device can be used: ", cuda::describe(error)));
-  }
-  require(device >= 0 && device < count, "[cuda] device ", device, ", this machine has ", count);
+  check_device(device);
   return std::make_unique<CudaBackend>(device);
 }
 

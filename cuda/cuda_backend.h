@@ -1,6 +1,7 @@
 // The CUDA back end. CMake compiles either it or no_cuda.cpp, which replaces it.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 
 #include "backend/backend.h"
@@ -9,6 +10,9 @@ namespace h2o {
 
 // Number of CUDA devices that this build can use.
 int cuda_device_count();
+
+// Free bytes of a device's memory. Throws InvalidArgument, DeviceError.
+size_t cuda_free_memory(int device);
 
 // Throws InvalidArgument if the device does not exist.
 std::unique_ptr<Backend> make_cuda_backend(int device);

@@ -52,6 +52,9 @@ const DTypeInfo* find_dtype(uint32_t id);
 // The layout of a type that h2o computes on.
 const DTypeInfo& info(DType dtype);
 
+// Blocks of elements that share a scale, not floats.
+inline bool is_quantized(DType dtype) { return info(dtype).block_size > 1; }
+
 // Bytes per block of an interleaved tensor: those of the file format, except for types that are
 // expanded because unpacking them is slower than reading more bytes.
 int64_t interleaved_block_bytes(DType dtype);

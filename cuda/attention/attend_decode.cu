@@ -165,16 +165,17 @@ __global__ void __launch_bounds__(kFinishThreads)
 
 using DecodeSplits = decltype(&decode_splits<Single>);
 
-// For this cache's types, in whole rows; nullptr if not supported.
+// For this cache's types, in whole rows of segments that roll or do not; nullptr if not supported.
+template <template <class...> class Rows>
 DecodeSplits whole_rows(const KvView& cache) {
   if (cache.head_dim % 8 != 0 || cache.head_dim > 256) return nullptr;
   const auto are = [&](DType k, DType v) { return cache.k_dtype == k && cache.v_dtype == v; };
-  if (are(DType::f32, DType::f32)) return decode_splits<Whole<F32Row>>;
-  if (are(DType::f16, DType::f16)) return decode_splits<Whole<F16Row>>;
-  if (are(DType::bf16, DType::bf16)) return decode_splits<Whole<BF16Row>>;
-  if (are(DType::q8_0, DType::q8_0)) return decode_splits<Whole<Q8_0Row>>;
-  if (are(DType::q8_0, DType::q4_0)) return decode_splits<Whole<Q8_0Row, Q4_0Row>>;
-  if (are(DType::q4_0, DType::q4_0)) return decode_splits<Whole<Q4_0Row>>;
+  if (are(DType::f32, DType::f32)) return decode_splits<Rows<F32Row>>;
+  if (are(DType::f16, DType::f16)) return decode_splits<Rows<F16Row>>;
+  if (are(DType::bf16, DType::bf16)) return decode_splits<Rows<BF16Row>>;
+  if (are(DType::q8_0, DType::q8_0)) return decode_splits<Rows<Q8_0Row>>;
+  if (are(DType::q8_0, DType::q4_0)) return decode_splits<Rows<Q8_0Row, Q4_0Row>>;
+  if (are(DType::q4_0, DType::q4_0)) return decode_splits<Rows<Q4_0Row>>;
   return nullptr;
 }
 
@@ -191,11 +192,16 @@ void decode(const Stream& stream, const Attention& attention, const KvView& cach
                 static_cast<int32_t>(attention.rope.frequencies.cols),
                 attention.rope.layout == RopeLayout::pairs,
                 false,
+                false,
                 LogitChanges(attention, 1)};
-  const DecodeSplits whole = whole_rows(cache);
-  decode.only_rolling = whole != nullptr;
+  const DecodeSplits whole = whole_rows<Whole>(cache);
+  const DecodeSplits rolled =
+      turns_whole_octets(decode.half, decode.pairs) ? whole_rows<Rolled>(cache) : nullptr;
+  decode.whole_fixed = whole != nullptr;
+  decode.whole_rolling = rolled != nullptr;
   if (kinds.fixed && whole != nullptr) whole(stream, decode, cache, batch, n_segments);
-  if (kinds.rolling || !decode.only_rolling) {
+  if (kinds.rolling && rolled != nullptr) rolled(stream, decode, cache, batch, n_segments);
+  if ((kinds.fixed && whole == nullptr) || (kinds.rolling && rolled == nullptr)) {
     decode_splits<Single>(stream, decode, cache, batch, n_segments);
   }
   const size_t shared = size_t{2} * (cache.n_heads / cache.n_kv_heads) * sizeof(float);

@@ -40,6 +40,11 @@ struct Workspace {
     const bool unpacks = tiles && (!is_f16(cache) || cache.ranks != nullptr);
     take(k_halves, unpacks, keys * cache.head_dim);
     take(v_halves, unpacks, keys * cache.head_dim);
+    const int32_t tile = tiles ? kMostTileQueries : kRowTileQueries;
+    const int64_t partials = KeySplits::most_partials(cache, tile);
+    take(splits.out, partials > 0, partials * cache.head_dim);
+    take(splits.shift, partials > 0, partials);
+    take(splits.total, partials > 0, partials);
   }
 
   size_t bytes = 0;
@@ -47,6 +52,7 @@ struct Workspace {
   uint16_t* q_halves;
   uint16_t* k_halves;
   uint16_t* v_halves;
+  KeySplits splits;
 };
 
 }  // namespace
@@ -75,6 +81,7 @@ void prefill_attention(const Stream& stream, const Attention& attention, const K
       .q_halves = work.q_halves,
       .k_halves = unpacks ? work.k_halves : nullptr,
       .v_halves = unpacks ? work.v_halves : nullptr,
+      .splits = work.splits,
   };
   if (suits_tiles(cache) && attention.window == 0 && !attention.slopes) {
     if (unpacks) dequantize_rows(stream, step);

@@ -4,4 +4,6 @@
 namespace h2o::cuda {
 template void decode_splits<Whole<Q8_0Row>>(const Stream&, const Decode&, const KvView&,
                                             const DeviceBatch&, int32_t);
+template void decode_splits<Rolled<Q8_0Row>>(const Stream&, const Decode&, const KvView&,
+                                             const DeviceBatch&, int32_t);
 }  // namespace h2o::cuda

@@ -7,22 +7,23 @@
 #include "cuda/attention/attend.h"
 #include "cuda/attention/decode_splits.h"
 #include "cuda/attention/decode_team.cuh"
+#include "cuda/runtime/in_flight.cuh"
 #include "cuda/runtime/launch.cuh"
 
 namespace h2o::cuda {
 namespace {
 
-// Minimum blocks per multiprocessor: few enough that the rows which a thread prefetches stay in
-// registers.
-constexpr int decode_blocks(bool single, int heads, int octets) {
-  if (heads > 4 || octets > 1) return 2;
-  return heads > 1 ? 3 : single ? 4 : 5;
+// Of a multiprocessor, while it waits for a round of rows: see in_flight.cuh.
+template <class Rows, int kHeads>
+constexpr size_t decode_latency_hidden() {
+  constexpr size_t octets =
+      size_t{kTeamThreads} * Rows::blocks(kHeads) * Rows::template kAhead<kHeads>;
+  return latency_hidden(octets * Rows::kBlockBytes / 4, octets * (Rows::kUnpack + 16 * kHeads));
 }
 
 // One block per (segment, heads of a group, split), all along x, which allows 2^31.
 template <class Rows, int kLanes, int kOctets, int kHeads>
-__global__ void __launch_bounds__(kTeamThreads,
-                                  decode_blocks(std::is_same_v<Rows, Single>, kHeads, kOctets))
+__global__ void __launch_bounds__(kTeamThreads, (kOctets > 1 ? 2 : Rows::blocks(kHeads)))
     decode_kernel(Decode decode, KvView cache, DeviceBatch batch) {
   float* const shared = dynamic_shared<float>();
   let_next_start();
@@ -30,9 +31,7 @@ __global__ void __launch_bounds__(kTeamThreads,
   const Segment segment = batch.segments[blockIdx.x];
   const KvPolicy policy = cache.policies[segment.sequence];
   wait_for_previous();
-  constexpr bool kSingle = std::is_same_v<Rows, Single>;
-  if (segment.n_rows != 1) return;
-  if (segment.rolling ? !kSingle : decode.only_rolling && kSingle) return;
+  if (segment.n_rows != 1 || !Rows::handles(segment, decode)) return;
   const int group = cache.n_heads / cache.n_kv_heads;
   const int tiles = (group + kHeads - 1) / kHeads;
   const int kv_head = blockIdx.y / tiles;
@@ -52,12 +51,8 @@ __global__ void __launch_bounds__(kTeamThreads,
   Team<kLanes, kOctets, kHeads> team;
   team.load_queries(q, n_heads, cache.head_dim, decode.scale);
   const SlotLogits changed{decode.changes, head, segment, first_head};
-  if constexpr (kSingle) {
-    team.attend(Single{cache, head, decode, segment.rolling}, changed, begin, end, n_heads, logits,
-                partials.stride);
-  } else {
-    team.attend(Rows{cache, head}, changed, begin, end, n_heads, logits, partials.stride);
-  }
+  team.attend(Rows(cache, head, decode, segment.rolling), changed, begin, end, n_heads, logits,
+              partials.stride);
   if constexpr (kHeads == 4) {
     team.merge(shared, partials, split, query, n_heads, cache.head_dim);
   } else {  // not enough registers to keep them while reading rows: recompute
@@ -70,6 +65,10 @@ __global__ void __launch_bounds__(kTeamThreads,
 template <class Rows, int kLanes, int kOctets, int kHeads>
 void launch_decode(const Stream& stream, const Decode& decode, const KvView& cache,
                    const DeviceBatch& batch, int32_t n_segments) {
+  if constexpr (!std::is_same_v<Rows, Single>) {
+    // Not 100: with 8 heads or rotation, more rows of quantized types do not fit into registers.
+    static_assert(decode_latency_hidden<Rows, kHeads>() >= 75);
+  }
   const int group = cache.n_heads / cache.n_kv_heads;
   const int tiles = (group + kHeads - 1) / kHeads;
   const dim3 grid(n_segments, cache.n_kv_heads * tiles, Splits(cache.slots).n);
@@ -85,9 +84,9 @@ void for_group(const Stream& stream, const Decode& decode, const KvView& cache,
   const int group = cache.n_heads / cache.n_kv_heads;
   if (group == 1) {
     launch_decode<Rows, kLanes, kOctets, 1>(stream, decode, cache, arguments...);
-  } else if (group <= 4) {
+  } else if (group <= 4 || Rows::kMostHeads <= 4) {
     launch_decode<Rows, kLanes, kOctets, 4>(stream, decode, cache, arguments...);
-  } else {
+  } else if constexpr (Rows::kMostHeads > 4) {
     launch_decode<Rows, kLanes, kOctets, 8>(stream, decode, cache, arguments...);
   }
 }

@@ -9,8 +9,8 @@ namespace h2o::cuda {
 
 struct Decode;
 
-// With Whole rows: segments that are not rolling, if head_dim is a multiple of 8 and at most 256.
-// With Single: rolling segments, and the others unless decode.only_rolling is set.
+// With Whole rows: segments that are not rolling, with Rolled those that are, if head_dim is a
+// multiple of 8 and at most 256. With Single: the segments that no other kernel handles.
 template <class Rows>
 void decode_splits(const Stream& stream, const Decode& decode, const KvView& cache,
                    const DeviceBatch& batch, int32_t n_segments);

@@ -1,9 +1,8 @@
-// Decode attention of one query row over a part of the slots: how threads read keys and values and
-// divide the work.
+// Decode attention of one query row over a part of the slots: how threads divide the work.
 #pragma once
 
+#include "cuda/attention/decode_rows.cuh"
 #include "cuda/attention/kv_types.cuh"
-#include "cuda/attention/logit_changes.cuh"
 #include "cuda/runtime/reduce.cuh"
 #include "kv/view.h"
 
@@ -45,16 +44,6 @@ struct Partials {
   size_t bytes;
 };
 
-struct Decode {
-  const float* q;  // [n, n_heads * head_dim]
-  float* out;      // like q
-  float scale;
-  int32_t half;  // n_rot / 2 of rolling sequences
-  bool pairs;
-  bool only_rolling;  // segments, for Single: another kernel handles the others
-  LogitChanges changes;
-};
-
 // Modifies the logits of a sequence's newest token, for query heads from `first_head` on.
 struct SlotLogits {
   const LogitChanges& changes;
@@ -70,84 +59,6 @@ struct SlotLogits {
                              : segment.position - head.positions[slot];
     });
   }
-};
-
-// How a thread reads its part of the keys and values: eight elements at a time, kAhead<n> rows
-// before the first is used, by n query heads. Whole: octets of a type known at compile time.
-template <class KeyRow, class ValueRow = KeyRow>
-struct Whole {
-  template <int heads>
-  static constexpr int kAhead =
-      (heads <= 4 ? 4 : 2) / (sizeof(typename KeyRow::Packed) > 16 ? 2 : 1);
-  using Key = typename KeyRow::Packed;
-  using Value = typename ValueRow::Packed;
-  const KvView& cache;
-  const KvHead& head;
-
-  __device__ Key key(int slot, int i) const {
-    return KeyRow::load(head.k + slot * cache.k_row_bytes, inside(i));
-  }
-  __device__ Value value(int slot, int i) const {
-    return ValueRow::load(head.v + slot * cache.v_row_bytes, inside(i));
-  }
-  // Past the end the last octet is repeated: the query is zero there, and its output is not stored.
-  __device__ int inside(int i) const { return min(i, cache.head_dim - 8); }
-  static __device__ Octet unpack_key(const Key& key) { return KeyRow::unpack(key); }
-  static __device__ Octet unpack_value(const Value& value) { return ValueRow::unpack(value); }
-};
-
-// Single: any type and head_dim, one element at a time; keys of a rolling segment are rotated when
-// read.
-struct Single {
-  template <int heads>
-  static constexpr int kAhead = 1;
-  using Key = Octet;
-  using Value = Octet;
-
-  __device__ Single(const KvView& cache, const KvHead& head, const Decode& decode, bool rolling)
-      : cache(cache), head(head), half(rolling ? decode.half : 0), pairs(decode.pairs) {}
-
-  __device__ Octet key(int slot, int i) const {
-    const float* angles =
-        half > 0 ? cache.rope_table + int64_t{head.ranks[slot]} * 2 * half : nullptr;
-    return read(cache.k_dtype, head.k + slot * cache.k_row_bytes, i, angles, half);
-  }
-  __device__ Octet value(int slot, int i) const {
-    return read(cache.v_dtype, head.v + slot * cache.v_row_bytes, i, nullptr, 0);
-  }
-  static __device__ Octet unpack_key(const Octet& o) { return o; }
-  static __device__ Octet unpack_value(const Octet& o) { return o; }
-
- private:
-  // `angles`: the row of the rope table by which pairs of the first 2 * half elements turn.
-  __device__ Octet read(DType dtype, const std::byte* row, int i, const float* angles,
-                        int half) const {
-    asm volatile("" : "+r"(i));  // else what depends on it is found once, and kept in local memory
-    Octet o;
-    with_row(dtype, [&]<class Row>(Row) {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const int e = i + j;
-        o.x[j] = e < cache.head_dim ? Row::one(row, e) : 0;
-        if (e < 2 * half) o.x[j] = rotated<Row>(o.x[j], row, e, angles);
-      }
-    });
-    return o;
-  }
-  template <class Row>
-  __device__ float rotated(float x, const std::byte* row, int e, const float* angles) const {
-    const bool second = pairs ? e % 2 == 1 : e >= half;
-    const int pair = pairs ? e / 2 : second ? e - half : e;
-    const int apart = pairs ? 1 : half;
-    const float other = Row::one(row, second ? e - apart : e + apart);
-    return second ? other * angles[half + pair] + x * angles[pair]
-                  : x * angles[pair] - other * angles[half + pair];
-  }
-
-  const KvView& cache;
-  const KvHead& head;
-  const int half;  // 0: nothing turns
-  const bool pairs;
 };
 
 // Softmax of kHeads query heads over some keys, and the weighted values. A team of kLanes threads
@@ -216,7 +127,7 @@ struct Team {
         for (int h = 0; h < kHeads; ++h) p[i][h] = 0;
 #pragma unroll
         for (int c = 0; c < kOctets; ++c) {
-          const Octet key = rows.unpack_key(k[i][c]);
+          const Octet key = rows.unpack_key(k[i][c], element(c));
 #pragma unroll
           for (int h = 0; h < kHeads; ++h) {
 #pragma unroll

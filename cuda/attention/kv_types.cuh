@@ -20,9 +20,11 @@ struct Octet {
 
 // A row reader has one(row, i), element i; and for rows that consist of whole octets, 16-byte
 // aligned, load(row, i), which loads elements [i, i + 8) in stored form, i a multiple of 8, and
-// unpack(): many loads can be in flight before the first is unpacked.
+// unpack(): many loads can be in flight before the first is unpacked. kBlockBytes: of 32
+// elements; kUnpack: operations of unpack(), where converting an integer counts as four.
 
 struct F32Row {
+  static constexpr int kBlockBytes = 128, kUnpack = 0;
   struct Packed {
     float4 low, high;
   };
@@ -39,6 +41,7 @@ struct F32Row {
 };
 
 struct F16Row {
+  static constexpr int kBlockBytes = 64, kUnpack = 8;
   using Packed = uint4;
   static __device__ float one(const std::byte* row, int i) {
     return __half2float(reinterpret_cast<const __half*>(row)[i]);
@@ -60,6 +63,7 @@ struct F16Row {
 };
 
 struct BF16Row {
+  static constexpr int kBlockBytes = 64, kUnpack = 8;
   using Packed = uint4;
   static __device__ float one(const std::byte* row, int i) {
     return __uint_as_float(uint32_t{reinterpret_cast<const BF16*>(row)[i].bits} << 16);
@@ -83,6 +87,7 @@ __device__ inline float to_float(F16 x) { return __half2float(__ushort_as_half(x
 
 // Blocks are 2-byte aligned.
 struct Q8_0Row {
+  static constexpr int kBlockBytes = sizeof(BlockQ8_0), kUnpack = 8 * 6;
   struct Packed {
     uint16_t pairs[4];
     F16 d;
@@ -109,6 +114,7 @@ struct Q8_0Row {
 };
 
 struct Q4_0Row {
+  static constexpr int kBlockBytes = sizeof(BlockQ4_0), kUnpack = 8 * 7;
   struct Packed {
     uint16_t pairs[4];
     F16 d;

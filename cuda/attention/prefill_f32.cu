@@ -10,12 +10,13 @@ namespace {
 
 // A block iterates over tiles of keys for a tile of queries, a few dimensions at a time. A warp has
 // its own queries, a lane one key.
-constexpr int kQueries = 16;
+constexpr int kQueries = kRowTileQueries;
 constexpr int kKeys = kWarp;
 constexpr int kDims = 64;
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kOwnQueries = kQueries / kWarps;
+static_assert(kSplitMultiple % kKeys == 0);
 
 struct alignas(16) Tile {
   float q[kQueries][kDims];
@@ -115,6 +116,10 @@ __global__ void __launch_bounds__(kThreads, 4) prefill_f32_kernel(PrefillStep st
   const SegmentKeys keys(step.cache, step.segment, kv_head);
   const int32_t last_query = min(first_query + kQueries, step.n_queries()) - 1;
   const int32_t n_keys = last_visible(step, keys, last_query) + 1;
+  const auto split = static_cast<int32_t>(blockIdx.y);
+  const int32_t begin = split * step.splits.length;
+  const int32_t end = min(begin + step.splits.length, n_keys);
+  if (begin >= end) return;
 
   const int own = warp_index() * kOwnQueries;
   // [kOwnQueries, head_dim] output accumulators; each element is accessed by one thread only.
@@ -122,13 +127,13 @@ __global__ void __launch_bounds__(kThreads, 4) prefill_f32_kernel(PrefillStep st
   float largest[kOwnQueries], total[kOwnQueries];
 #pragma unroll
   for (int i = 0; i < kOwnQueries; ++i) {
-    const bool sinks = step.changes.sinks != nullptr;
+    const bool sinks = step.changes.sinks != nullptr && step.splits.n == 1;
     largest[i] = sinks ? step.changes.sink(step.head(kv_head, first_query + own + i)) : -INFINITY;
     total[i] = sinks ? 1.0f : 0.0f;
     for (int32_t c = lane_index(); c < head_dim; c += kWarp) sums[i * head_dim + c] = 0.0f;
   }
 
-  for (int32_t first_key = 0; first_key < n_keys; first_key += kKeys) {
+  for (int32_t first_key = begin; first_key < end; first_key += kKeys) {
     float logits[kOwnQueries], correction[kOwnQueries];
     multiply_tile(step, keys, kv_head, first_query, first_key, n_keys, tile, logits);
 #pragma unroll
@@ -169,6 +174,16 @@ __global__ void __launch_bounds__(kThreads, 4) prefill_f32_kernel(PrefillStep st
   for (int i = 0; i < kOwnQueries; ++i) {
     const int32_t t = first_query + own + i;
     if (t >= step.n_queries()) continue;
+    if (step.splits.n > 1) {
+      const int64_t partial = step.first_partial(kv_head, t) + split;
+      float* out = step.splits.out + partial * head_dim;
+      for (int32_t c = lane_index(); c < head_dim; c += kWarp) out[c] = sums[i * head_dim + c];
+      if (lane_index() == 0) {
+        step.splits.shift[partial] = largest[i];
+        step.splits.total[partial] = total[i];
+      }
+      continue;
+    }
     float* out = step.out + step.offset(kv_head, t);
     for (int32_t c = lane_index(); c < head_dim; c += kWarp) {
       out[c] = __fdividef(sums[i * head_dim + c], total[i]);
@@ -217,10 +232,11 @@ __global__ void __launch_bounds__(kThreads, 4) score_rows_kernel(PrefillStep ste
 
 }  // namespace
 
-void prefill_f32(const Stream& stream, const PrefillStep& step) {
+void prefill_f32(const Stream& stream, PrefillStep step) {
   const size_t sums = size_t{kQueries} * step.cache.head_dim * sizeof(float);
-  launch(stream, prefill_f32_kernel, Tiles::grid(step.cache, step.n_queries(), kQueries),
-         dim3(kThreads), sizeof(Tile) + sums, step);
+  const dim3 grid = split_keys(step, kQueries);
+  launch(stream, prefill_f32_kernel, grid, dim3(kThreads), sizeof(Tile) + sums, step);
+  if (step.splits.n > 1) merge_splits(stream, step);
 }
 
 void score_rows(const Stream& stream, const PrefillStep& step) {

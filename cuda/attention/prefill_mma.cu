@@ -1,3 +1,4 @@
+#include <cfloat>
 #include <cmath>
 
 #include "cuda/attention/half_rows.cuh"
@@ -17,7 +18,9 @@ struct Shape {
   static constexpr int kThreads = kWarps * kWarp;
   static constexpr int kStrips = kDim <= 128 ? 2 : 1;  // of 16 queries per warp
   static constexpr int kQueries = kWarps * kStrips * 16;
+  static_assert(kQueries <= kMostTileQueries);
   static constexpr int kKeys = 64;
+  static_assert(kSplitMultiple % kKeys == 0);
   static constexpr int kStride = kTileStride<kDim>;
   static constexpr int kSharedBytes = (kQueries + 2 * kKeys) * kStride;
 };
@@ -41,10 +44,11 @@ __device__ inline int query_index(int strip, int half) {
   return (threadIdx.x / kWarp * S::kStrips + strip) * 16 + half * 8 + lane / 4;
 }
 
-// Rounds the queries from `first` on to f16 (zeros past the end), and saves them for score_tiles().
+// Rounds the queries from `first` on to f16 (zeros past the end), and saves them for score_tiles()
+// if `saves`.
 template <class S>
 __device__ inline void load_queries(const PrefillStep& step, int32_t kv_head, int32_t first,
-                                    std::byte* tile) {
+                                    bool saves, std::byte* tile) {
   constexpr int kPerRow = S::kDim / 4;
   for (int i = threadIdx.x; i < S::kQueries * kPerRow; i += S::kThreads) {
     const int query = i / kPerRow;
@@ -55,7 +59,7 @@ __device__ inline void load_queries(const PrefillStep& step, int32_t kv_head, in
       const auto q = *reinterpret_cast<const float4*>(step.q + step.offset(kv_head, t) + c);
       halves.x = pack_halves(within_half(q.x), within_half(q.y));
       halves.y = pack_halves(within_half(q.z), within_half(q.w));
-      if (step.q_halves != nullptr) {
+      if (saves) {
         uint16_t* kept = step.q_halves + (step.first_query(kv_head) + t) * S::kDim + c;
         *reinterpret_cast<uint2*>(kept) = halves;
       }
@@ -134,7 +138,7 @@ __device__ __forceinline__ void hide_later(const PrefillStep& step, int32_t kept
 
 // Converts logits to probabilities, up to a factor 2^-shift for a shift near the largest logit.
 // While the largest logit grows by less than kSlack, which fits in f16's range, the shift is kept.
-// Every query sees the first key, so the shift is finite from the first tile on.
+// It is finite even before a query has seen a key.
 template <class S>
 __device__ __forceinline__ void weigh(float scale, Logits<S>& logits, Queries<S>& own) {
   constexpr float kSlack = 8.0f;
@@ -201,10 +205,43 @@ __device__ __forceinline__ void add_values(uint32_t v_tile, const Logits<S>& p, 
   }
 }
 
+// Writes this thread's part of a query's output, times `factor`, to `out` [kDim].
+template <class S>
+__device__ __forceinline__ void write_row(float* out, const Queries<S>& own, int strip, int half,
+                                          float factor) {
+#pragma unroll
+  for (int j = 0; j < S::kDim / 8; ++j) {
+    const auto& sums = own.out[strip][j];
+    *reinterpret_cast<float2*>(out + 8 * j + threadIdx.x % 4 * 2) = {sums[2 * half] * factor,
+                                                                     sums[2 * half + 1] * factor};
+  }
+}
+
+// Of one split.
+template <class S>
+__device__ __forceinline__ void write_partials(const PrefillStep& step, int32_t kv_head,
+                                               int32_t first_query, const Queries<S>& own) {
+#pragma unroll
+  for (int strip = 0; strip < S::kStrips; ++strip) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float total = warp_sum<4>(own.total[strip][half]);
+      const int32_t t = first_query + query_index<S>(strip, half);
+      if (t >= step.n_queries()) continue;
+      const int64_t i = step.first_partial(kv_head, t) + blockIdx.y;
+      write_row<S>(step.splits.out + i * S::kDim, own, strip, half, 1.0f);
+      if (threadIdx.x % 4 == 0) {
+        step.splits.shift[i] = own.shift[strip][half];
+        step.splits.total[i] = total;
+      }
+    }
+  }
+}
+
 template <class S>
 __device__ __forceinline__ void write_out(const PrefillStep& step, int32_t kv_head,
                                           int32_t first_query, const Queries<S>& own) {
-  const int quarter = threadIdx.x % 4;
+  const bool is_first = threadIdx.x % 4 == 0;  // of the threads with a query
 #pragma unroll
   for (int strip = 0; strip < S::kStrips; ++strip) {
 #pragma unroll
@@ -221,22 +258,16 @@ __device__ __forceinline__ void write_out(const PrefillStep& step, int32_t kv_he
         total = total * weight + exp2_fast(sink - largest);
         shift = largest;
       }
-      const float inverse = weight / total;
-      float* out = step.out + step.offset(kv_head, t) + quarter * 2;
-#pragma unroll
-      for (int j = 0; j < S::kDim / 8; ++j) {
-        const auto& sums = own.out[strip][j];
-        *reinterpret_cast<float2*>(out + 8 * j) = {sums[2 * half] * inverse,
-                                                   sums[2 * half + 1] * inverse};
-      }
-      if (step.lse != nullptr && quarter == 0) {
+      write_row<S>(step.out + step.offset(kv_head, t), own, strip, half, weight / total);
+      if (step.lse != nullptr && is_first) {
         step.lse[step.first_query(kv_head) + t] = shift + log2f(total);
       }
     }
   }
 }
 
-template <class S>
+// kSplit: each block along y has a part of the keys.
+template <class S, bool kSplit>
 __global__ void __launch_bounds__(S::kThreads, 2) prefill_mma_kernel(PrefillStep step) {
   let_next_start();
   wait_for_previous();
@@ -253,17 +284,20 @@ __global__ void __launch_bounds__(S::kThreads, 2) prefill_mma_kernel(PrefillStep
   const int32_t last_query = min(first_query + S::kQueries, step.n_queries()) - 1;
   const int32_t n_keys = keys.kept + last_query / step.group + 1;
   const int32_t n_seen_by_all = keys.kept + first_query / step.group + 1;
+  const int32_t begin = kSplit ? static_cast<int32_t>(blockIdx.y) * step.splits.length : 0;
+  const int32_t end = kSplit ? min(begin + step.splits.length, n_keys) : n_keys;
+  if (kSplit && begin >= end) return;
   const auto k = key_rows<S::kDim>(step, keys, kv_head);
   const auto v = value_rows<S::kDim>(step, keys, kv_head);
 
-  copy_rows_async<S::kKeys, S::kThreads>(k_tile, k, 0, n_keys);
+  copy_rows_async<S::kKeys, S::kThreads>(k_tile, k, begin, n_keys);
   commit_copies();
-  load_queries<S>(step, kv_head, first_query, shared);
+  load_queries<S>(step, kv_head, first_query, step.q_halves != nullptr && begin == 0, shared);
   Queries<S> own;
 #pragma unroll
-  for (auto& shift : own.shift) shift[0] = shift[1] = -INFINITY;
+  for (auto& shift : own.shift) shift[0] = shift[1] = -FLT_MAX;
 
-  for (int32_t first_key = 0; first_key < n_keys; first_key += S::kKeys) {
+  for (int32_t first_key = begin; first_key < end; first_key += S::kKeys) {
     wait_for_copies<0>();
     __syncthreads();  // keys have been loaded, and no thread reads the previous values
     copy_rows_async<S::kKeys, S::kThreads>(v_tile, v, first_key, n_keys);
@@ -273,7 +307,7 @@ __global__ void __launch_bounds__(S::kThreads, 2) prefill_mma_kernel(PrefillStep
     const float scale = cap<S>(step, logits);
     wait_for_copies<0>();
     __syncthreads();  // values have been loaded, and no thread reads the previous keys
-    if (first_key + S::kKeys < n_keys) {
+    if (first_key + S::kKeys < end) {
       copy_rows_async<S::kKeys, S::kThreads>(k_tile, k, first_key + S::kKeys, n_keys);
       commit_copies();
     }
@@ -283,14 +317,23 @@ __global__ void __launch_bounds__(S::kThreads, 2) prefill_mma_kernel(PrefillStep
     weigh<S>(scale, logits, own);
     add_values<S>(v_tile, logits, own);
   }
-  write_out<S>(step, kv_head, first_query, own);
+  if constexpr (kSplit) {
+    write_partials<S>(step, kv_head, first_query, own);
+  } else {
+    write_out<S>(step, kv_head, first_query, own);
+  }
 }
 
 template <int kDim>
-void attend(const Stream& stream, const PrefillStep& step) {
+void attend(const Stream& stream, PrefillStep step) {
   using S = Shape<kDim>;
-  launch(stream, prefill_mma_kernel<S>, Tiles::grid(step.cache, step.n_queries(), S::kQueries),
-         dim3(S::kThreads), S::kSharedBytes, step);
+  const dim3 grid = split_keys(step, S::kQueries);
+  if (step.splits.n == 1) {
+    launch(stream, prefill_mma_kernel<S, false>, grid, dim3(S::kThreads), S::kSharedBytes, step);
+  } else {
+    launch(stream, prefill_mma_kernel<S, true>, grid, dim3(S::kThreads), S::kSharedBytes, step);
+    merge_splits(stream, step);
+  }
 }
 
 }  // namespace

@@ -1,11 +1,15 @@
 // Prefill attention on tensor cores: f16 products, f32 sums.
 #pragma once
 
+#include <cstdint>
+
 #include "cuda/runtime/device.h"
 
 namespace h2o::cuda {
 
 struct PrefillStep;
+
+constexpr int32_t kMostTileQueries = 128;  // per block
 
 bool tiles_support(int head_dim);
 

@@ -3,7 +3,9 @@
 
 #include "backend/backend.h"
 #include "cuda/attention/logit_changes.cuh"
+#include "cuda/attention/prefill_splits.cuh"
 #include "cuda/attention/segment_keys.cuh"
+#include "cuda/runtime/device.h"
 #include "cuda/runtime/ptx.cuh"
 #include "cuda/runtime/reduce.cuh"
 #include "kv/view.h"
@@ -34,6 +36,8 @@ struct PrefillStep {
   uint16_t* k_halves;  // [n_kv_heads, slots + max_rows, head_dim]: contiguous keys and values;
   uint16_t* v_halves;  // nullptr if they can be read as f16 from the cache
 
+  KeySplits splits;
+
   H2O_HD int32_t n_queries() const { return segment.n_rows * group; }
 
   // Upper bound for the number of keys, which is known on the device only.
@@ -54,6 +58,11 @@ struct PrefillStep {
     return int64_t{kv_head} * cache.max_rows * group;
   }
 
+  // Index of a query's first split in the arrays of `splits`.
+  H2O_HD int64_t first_partial(int32_t kv_head, int32_t t) const {
+    return (int64_t{kv_head} * n_queries() + t) * splits.n;
+  }
+
   // Offset of a kv_head's keys in k_halves, and values in v_halves.
   H2O_HD int64_t first_unpacked(int32_t kv_head) const {
     return kv_head * (int64_t{cache.slots} + cache.max_rows) * cache.head_dim;
@@ -68,7 +77,7 @@ struct Tiles {
     return dim3(static_cast<unsigned>(n_tiles * cache.n_kv_heads));
   }
 
-  // Of this block.
+  // Of this block; along y there are splits of the keys.
   __device__ explicit Tiles(const KvView& cache)
       : kv_head(static_cast<int32_t>(blockIdx.x % static_cast<unsigned>(cache.n_kv_heads))),
         tile(static_cast<int32_t>(blockIdx.x / static_cast<unsigned>(cache.n_kv_heads))),
@@ -78,6 +87,17 @@ struct Tiles {
   int32_t tile;
   int32_t last;  // index of the kv_head's last tile
 };
+
+// Sets step.splits for blocks with `tile` queries each, and returns their grid.
+inline dim3 split_keys(PrefillStep& step, int32_t tile) {
+  dim3 grid = Tiles::grid(step.cache, step.n_queries(), tile);
+  step.splits.divide(grid.x, step.max_keys());
+  grid.y = static_cast<unsigned>(step.splits.n);
+  return grid;
+}
+
+// Merges the splits into step.out and step.lse, after a kernel with step.splits.n > 1.
+void merge_splits(const Stream& stream, const PrefillStep& step);
 
 // 2^x for x <= 0, clamped near e^-70 and never NaN: scores must be ordered.
 __device__ inline float exp2_negative(float x) { return exp2_fast(fminf(fmaxf(x, -101.0f), 0.0f)); }

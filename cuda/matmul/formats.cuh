@@ -99,6 +99,9 @@ struct Format {
   static constexpr int kWide = kBits == 8 ? 32 : kBits >= 4 ? 16 : 0;  // bytes per group, see above
   static constexpr int kTwo = kBits == 2 || kBits == 3 || kBits == 6 ? 8 : 0;
   static constexpr int kOne = kBits == 3 || kBits == 5 ? 4 : 0;
+  // Bytes of eight groups.
+  static constexpr int kBytesOf8 =
+      8 * (kWide + kTwo + kOne + Scales::kGroupBytes) + Scales::kBlockBytes;
   // groups in a Block
   static constexpr int kBlockGroups = Scales::kBlockBytes > 0 ? kSuperblock : 1;
 
@@ -199,8 +202,6 @@ struct Format {
     return left >= 0 ? bits << left : bits >> -left;
   }
 };
-
-inline bool is_quantized(DType dtype) { return info(dtype).block_size > 1; }
 
 // Calls f.template operator()<Format>() for a quantized type. Throws InvalidArgument for types that
 // only the CPU supports.

@@ -27,8 +27,6 @@ constexpr int64_t kRoundedRows = 64;               // rows of x at a time, in 8 
 constexpr int64_t kGemmRows = 2048;                // rows of x at a time, in 16 bits
 constexpr int64_t kTileBytes = int64_t{32} << 20;  // of unpacked weights: smaller than the L2 cache
 
-bool is_quantized(DType dtype) { return info(dtype).block_size > 1; }
-
 // At most n rows, from row `begin`.
 Tensor rows_of(const Tensor& x, int64_t begin, int64_t n) {
   return {x.row(begin), x.dtype, std::min(n, x.rows - begin), x.cols};

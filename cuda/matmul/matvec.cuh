@@ -11,7 +11,8 @@
 //   kUnit                          elements per unit
 //   kWide<n>, kAhead<n>            for n rows of x: see above, and the number of units in flight
 //   blocks(n), kExpertBlocks       per multiprocessor: determines the registers available
-//   Raw load(row, n_units, i)      unit i of a row of weights
+//   kBytesOf8, operations(n)       bytes of eight units, and what multiply() executes for one
+//   Raw load<n>(row, n_units, i)   unit i of a row of weights
 //   Unpacked unpack(raw, i, valid)
 //   X                              rows of x; X from(first): those from row `first` on
 //   multiply<n, wide>(sums, w, x, n_units, chunk, lane)
@@ -29,6 +30,7 @@
 #include "cuda/gates.cuh"
 #include "cuda/matmul/expert_rows.cuh"
 #include "cuda/matmul/matvec.h"
+#include "cuda/runtime/in_flight.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/reduce.cuh"
 
@@ -69,12 +71,19 @@ struct WarpShare {
                                  : n == 8 ? 2
                                           : Type::blocks(n);
 
-  // Bytes of weights in flight per multiprocessor. With one row of x, memory is the bottleneck, and
-  // less would not keep it busy.
-  static constexpr size_t kInFlight =
-      size_t{kMatvecThreads} * kBlocks * kWide * kAhead * sizeof(typename Type::Raw);
-  static_assert(n > 1 || Type::kUnit == 1 || kInFlight >= size_t{32} << 10);
+  // Per multiprocessor.
+  static constexpr size_t kUnitsInFlight = size_t{kMatvecThreads} * kBlocks * kWide * kAhead;
 };
+
+// For so many units in flight, of products of n rows.
+template <class Type>
+constexpr bool hides_latency(size_t n_units, int n) {
+  if constexpr (Type::kUnit == 1) {
+    return true;  // not meant to be fast
+  } else {
+    return latency_hidden(n_units * Type::kBytesOf8 / 8, n_units * Type::operations(n)) >= 90;
+  }
+}
 
 // One of the products of a launch.
 struct MatvecPart {
@@ -133,7 +142,7 @@ __device__ __forceinline__ void multiply_part(const MatvecParts& m, const Matvec
   const auto load = [&](int a, int chunk) {
     const int i = min((chunk + a * step) * kWarp + lane, n_units - 1);
 #pragma unroll
-    for (int j = 0; j < kWide; ++j) raw[a][j] = Type::load(rows[j], n_units, i);
+    for (int j = 0; j < kWide; ++j) raw[a][j] = Type::template load<n>(rows[j], n_units, i);
   };
   float sums[kSums] = {};
   const auto multiply = [&](int a, int chunk) {
@@ -260,6 +269,7 @@ MatvecParts parts_of(const Stream& stream, std::span<const Matvec> products, con
 template <class Type, bool kGated, int n>
 void launch_matvec(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
                    const typename Type::X& x) {
+  static_assert(hides_latency<Type>(WarpShare<Type, n, kGated>::kUnitsInFlight, n));
   unsigned n_blocks = 0;
   const MatvecParts m = parts_of<Type, kGated, n>(stream, products, rows, &n_blocks);
   launch(stream, matvec_kernel<Type, n, kGated>, n_blocks, kMatvecThreads, 0, m, x);
@@ -282,6 +292,9 @@ void launch_matvec(const Stream& stream, std::span<const Matvec> products, const
 template <class Type>
 void launch_experts(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
                     const typename Type::X& x) {
+  using Share = WarpShare<Type, 1, false>;
+  static_assert(
+      hides_latency<Type>(Share::kUnitsInFlight / Share::kBlocks * Type::kExpertBlocks, 1));
   unsigned n_blocks = 0;
   const MatvecParts m = parts_of<Type, false, 1>(stream, products, rows, &n_blocks);
   const dim3 grid(static_cast<unsigned>(rows.n), n_blocks);

@@ -16,16 +16,25 @@ struct Quantised {
   using X = QuantizedRows;
   static constexpr int kUnit = kGroup;
   static constexpr int kScales = Format::Scales::kScales;
+  static constexpr int kBytesOf8 = Format::kBytesOf8;
+  // Unpacking; then for each row 8 dot products, and of each sum a conversion, which counts as
+  // four, and two products, or four with minima.
+  static constexpr int operations(int n) {
+    return 20 + n * (8 + kScales * (Format::Scales::kMins ? 8 : 6));
+  }
 
   template <int n>
   static constexpr int kWide = n <= 1   ? 1
                                : n <= 4 ? 2
                                         : 4;
   template <int n>
-  static constexpr int kAhead = n == 1 ? 2 : 4 / kWide<n>;
+  static constexpr int kAhead = n > 1                ? 4 / kWide<n>
+                                : kBytesOf8 < 8 * 12 ? 3
+                                                     : 2;
   static constexpr int blocks(int n) { return n == 1 ? 9 : n == 2 ? 4 : 3; }
   static constexpr int kExpertBlocks = 8;
 
+  template <int>
   __device__ static Raw load(const std::byte* row, int n_units, int i) {
     return Format::load_raw(row, n_units, i);
   }

@@ -12,7 +12,10 @@ struct FloatRows {
   int64_t stride;
   int n_rows;
 
-  __device__ const float* row(int r) const { return r == 0 ? x : x + min(r, n_rows - 1) * stride; }
+  // Of row r < 8: 32 bits are enough, and take fewer registers.
+  __device__ int offset(int r) const {
+    return r == 0 ? 0 : min(r, n_rows - 1) * static_cast<int>(stride);
+  }
   __device__ FloatRows from(int64_t first) const { return {x + first * stride, stride, n_rows}; }
 };
 
@@ -35,6 +38,8 @@ struct Plain {
   using Raw = uint4;
   using X = FloatRows;
   static constexpr int kUnit = 16 / sizeof(T);
+  static constexpr int kBytesOf8 = 8 * 16;
+  static constexpr int operations(int n) { return (sizeof(T) < 4 ? kUnit : 0) + n * kUnit; }
   struct Unpacked {
     float w[kUnit];
   };
@@ -48,9 +53,31 @@ struct Plain {
   }
   static constexpr int kExpertBlocks = 4;
 
-  __device__ static Raw load(const std::byte* row, int, int i) {
+  // With 8 rows, reading x from L1 takes longer than reading the weights from memory, unless the
+  // lanes of a warp read contiguous elements. A unit of 16-bit weights is then two runs of four:
+  // one in the first half of its chunk, one in the second.
+  template <int n>
+  static constexpr bool kRuns = n == 8 && kUnit == 8;
+  template <int n>
+  __device__ static int2 runs(int n_units, int i) {  // the first elements of each
+    if constexpr (!kRuns<n>) return {i * kUnit, i * kUnit + 4};
+    const int before = i / kWarp * kWarp;
+    const int first = 4 * (before + i);
+    return {first, first + 4 * min(kWarp, n_units - before)};
+  }
+
+  template <int n>
+  __device__ static Raw load(const std::byte* row, int n_units, int i) {
     Raw raw;
-    load_once(row + int64_t{i} * 16, &raw);
+    if constexpr (kRuns<n>) {
+      const int2 at = runs<n>(n_units, i);
+      uint2 first, second;
+      load_once(row + int64_t{at.x} * 2, &first);
+      load_once(row + int64_t{at.y} * 2, &second);
+      raw = {first.x, first.y, second.x, second.y};
+    } else {
+      load_once(row + int64_t{i} * 16, &raw);
+    }
     return raw;
   }
   __device__ static Unpacked unpack(const Raw& raw, int, bool valid) {
@@ -70,13 +97,13 @@ struct Plain {
   template <int n, int wide>
   __device__ static void multiply(float* sums, const Unpacked* w, const FloatRows& x, int n_units,
                                   int chunk, int lane) {
-    const int i = min(chunk * kWarp + lane, n_units - 1);
+    const int2 at = runs<n>(n_units, min(chunk * kWarp + lane, n_units - 1));
 #pragma unroll
     for (int r = 0; r < n; ++r) {
-      const float* from = x.row(r) + i * kUnit;
+      const int row = x.offset(r);
 #pragma unroll
       for (int k = 0; k < kUnit; k += 4) {
-        const auto v = *reinterpret_cast<const float4*>(from + k);
+        const auto v = *reinterpret_cast<const float4*>(x.x + (row + (k == 0 ? at.x : at.y)));
 #pragma unroll
         for (int j = 0; j < wide; ++j) {
           float& total = sums[j * n + r];
@@ -105,6 +132,7 @@ struct Unaligned {
   static constexpr int blocks(int n) { return n == 1 ? 8 : n == 2 ? 4 : 3; }
   static constexpr int kExpertBlocks = 4;
 
+  template <int>
   __device__ static Raw load(const std::byte* row, int, int i) {
     return reinterpret_cast<const T*>(row)[i];
   }
@@ -115,7 +143,7 @@ struct Unaligned {
     const int i = min(chunk * kWarp + lane, n_units - 1);
 #pragma unroll
     for (int r = 0; r < n; ++r) {
-      const float v = x.row(r)[i];
+      const float v = x.x[x.offset(r) + i];
 #pragma unroll
       for (int j = 0; j < wide; ++j) sums[j * n + r] += w[j] * v;
     }

@@ -42,6 +42,11 @@ __device__ inline void load(const std::byte* p, uint4* v) {
                : "l"(p));
 }
 // For data that no other warp reads.
+__device__ inline void load_once(const std::byte* p, uint2* v) {
+  asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+               : "=r"(v->x), "=r"(v->y)
+               : "l"(p));
+}
 __device__ inline void load_once(const std::byte* p, uint4* v) {
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v->x), "=r"(v->y), "=r"(v->z), "=r"(v->w)

@@ -60,6 +60,8 @@ PYBIND11_MODULE(_core, m) {
       },
       "Instruction sets this CPU can run, fastest first.");
   m.def("cuda_device_count", &h2o::cuda_device_count, "CUDA devices this build can use here.");
+  m.def("cuda_free_memory", &h2o::cuda_free_memory, py::arg("device"),
+        py::call_guard<py::gil_scoped_release>(), "Free bytes of a device's memory.");
 
   h2o::python::register_dtype(m);
   h2o::python::register_gguf(m);

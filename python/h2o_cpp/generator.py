@@ -7,6 +7,7 @@ import random
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, overload
 
@@ -26,6 +27,7 @@ from h2o_cpp.generation.stream import Generation, Stream
 from h2o_cpp.loaded_model import LoadedModel
 from h2o_cpp.model.arguments import bytes_of, check_bool, check_int
 from h2o_cpp.model.chat_template import ChatTemplate, Message, Tool, tool_schemas
+from h2o_cpp.model.device import model_and_cache_bytes, open_on_device
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.runtime import open_runtime
 from h2o_cpp.model.session import Positions
@@ -134,7 +136,8 @@ class Generator(LoadedModel):
         if seed is not None:
             check_int("seed", seed, 0, None)
         snapshot_bytes = bytes_of("snapshot_bytes", snapshot_bytes, 0)
-        runtime = open_runtime(
+        open_on = partial(
+            open_runtime,
             path,
             hh=hh,
             cache_memory=cache_memory,
@@ -144,7 +147,6 @@ class Generator(LoadedModel):
             positions=positions,
             n_batch=n_batch,
             kv_dtype=kv_dtype,
-            device=device,
             threads=threads,
             max_sequences=max_sequences,
             memory=memory,
@@ -158,7 +160,19 @@ class Generator(LoadedModel):
             archive_pages=archive_pages,
             archive_dir=archive_dir,
         )
-        super().__init__(runtime)
+        needed = partial(
+            model_and_cache_bytes,
+            path,
+            hh=hh,
+            cache_memory=cache_memory,
+            recent=recent,
+            policy=policy,
+            n_ctx=n_ctx,
+            kv_dtype=kv_dtype,
+            positions=positions,
+            max_resident=max_resident,
+        )
+        super().__init__(open_on_device(device, lambda name: open_on(device=name), needed))
         self._engine: Callable[[], Engine | None] = lambda: None  # the open one
         self._seeds = random.Random(seed)
         self._snapshots = SnapshotCache(snapshot_bytes)

@@ -136,8 +136,7 @@ void run(int64_t bytes, int n_threads, int n_rounds, const std::string& types, i
     });
     for (const DType dtype : computable_dtypes()) {
       const std::string type(info(dtype).name);
-      if (info(dtype).block_size == 1 ||
-          ("," + types + ",").find("," + type + ",") == std::string::npos) {
+      if (!is_quantized(dtype) || ("," + types + ",").find("," + type + ",") == std::string::npos) {
         continue;
       }
       for (const CpuKernels* table : supported_kernels()) {

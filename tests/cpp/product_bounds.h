@@ -12,8 +12,6 @@
 
 namespace h2o {
 
-inline bool is_quantized(DType dtype) { return info(dtype).block_size > 1; }
-
 // The type that a device rounds factors to. For more than a few rows on tensor cores: f16 with
 // quantized weights, otherwise the weights' type. On a CPU with bf16 products: bf16, for 16-bit
 // floats. f32: no rounding, or only in a cuBLAS that was not found.

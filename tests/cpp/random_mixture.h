@@ -115,7 +115,7 @@ class MixtureFile {
     std::vector<uint64_t> dims = {cols, rows};
     if (n_experts > 0) dims.push_back(n_experts);
     const DType dtype = n_experts > 0 ? shape_.experts : DType::f32;
-    if (info(dtype).block_size > 1) {
+    if (is_quantized(dtype)) {
       const auto n = static_cast<int64_t>(cols * rows * n_experts);
       writer_.add(name + ".weight", dtype, dims,
                   random_weights(writer_.random, dtype, n,

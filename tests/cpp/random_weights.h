@@ -64,7 +64,7 @@ inline uint16_t real_scales(Random& random) {
 inline std::vector<std::byte> random_weights(Random& random, DType dtype, int64_t n,
                                              uint16_t (*scale)(Random&)) {
   std::vector<std::byte> bytes(byte_size(dtype, n));
-  if (info(dtype).block_size == 1) {
+  if (!is_quantized(dtype)) {
     std::vector<float> values = random.reals(n);
     for (float& value : values) {
       if (scale == unit_scales) value = std::round(value * 50);

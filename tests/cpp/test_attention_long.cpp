@@ -3,6 +3,7 @@
 #include <array>
 
 #include "attention_check.h"
+#include "cpu/cpu_backend.h"
 
 namespace h2o {
 namespace {
@@ -90,6 +91,52 @@ TEST_CASE("decoding in every type") {
   CHECK(totals.n_evictions > 100);
 }
 
+// Keys are rotated when read: compared with the scalar CPU, whose cache has the same bits. A logit
+// is the sum of up to 96 products below 1 / sqrt(96), each with fewer than 16 roundings: it is off
+// by at most 9.8 * (96 + 16) * 2^-24 < 1e-4 on either side, and outputs, below 1, by 4 times that.
+TEST_CASE("decoding with rolling positions in every type" * doctest::skip(!on_cuda())) {
+  const auto check = [](DType k, DType v, int32_t head_dim, const Rope& rope, int32_t group) {
+    CAPTURE(info(k).name);
+    CAPTURE(info(v).name);
+    CAPTURE(head_dim);
+    CAPTURE(rope.frequencies.cols);
+    KvShape shape = shape_of(head_dim, group, k);
+    shape.v_dtype = v;
+    shape.rope = rope;
+    const KvPolicy policy{.sinks = 2, .heavy = 0, .recent = 70};
+    Rig device(policy, shape), cpu(make_cpu_backend(1, "scalar"), {&policy, 1}, shape);
+    Random random(13);
+    for (const int32_t n : {71, 1, 1, 1}) {
+      const Qkv in = random_qkv(random, shape, n);
+      const std::vector<float> a = device.attend({{0, n}}, in), b = cpu.attend({{0, n}}, in);
+      double worst = 0;
+      for (size_t i = 0; i < a.size(); ++i) {
+        const double off = std::abs(double{a[i]} - b[i]);
+        worst = off <= worst ? worst : off;  // or NaN
+      }
+      if (n == 1) CHECK(worst <= 4e-4);
+      CHECK(same_entries(device, 0, cpu, 0, shape.n_kv_heads));
+    }
+  };
+  int32_t group = 0;
+  for (const auto& [k, v] :
+       {std::pair(DType::f32, DType::f32), std::pair(DType::f16, DType::f16),
+        std::pair(DType::bf16, DType::bf16), std::pair(DType::q8_0, DType::q8_0),
+        std::pair(DType::q8_0, DType::q4_0), std::pair(DType::q4_0, DType::q4_0)}) {
+    for (const int32_t head_dim : {32, 96}) {
+      // All of a head, a part, and a part without whole octets.
+      for (const int32_t n_rot : {head_dim, 16, 12}) {
+        Rope rope = rope_of(n_rot);
+        for (const RopeLayout layout : {RopeLayout::halves, RopeLayout::pairs}) {
+          rope.layout = layout;
+          group = group % 5 + 1;
+          check(k, v, head_dim, rope, group);
+        }
+      }
+    }
+  }
+}
+
 // Longer rows than the device reads whole: an element at a time.
 TEST_CASE("decoding heads of more than 256 elements") {
   Totals totals;
@@ -106,6 +153,50 @@ TEST_CASE("decoding heads of more than 256 elements") {
     check_against_reference(random, kHeavy, shape_of(head_dim, 3, dtype), 6, pieces, totals);
   }
   CHECK(totals.n_evictions > 20);
+}
+
+// A device splits the keys of a short chunk over blocks, also where the chunk begins within a
+// split.
+TEST_CASE("short chunks over many keys") {
+  const KvPolicy evicting{.sinks = 3, .heavy = 200, .recent = 150};
+  int32_t n_sinks = 0;
+  for (const auto& [dtype, head_dim] :
+       {std::pair(DType::f16, 64), std::pair(DType::q8_0, 64), std::pair(DType::f32, 20)}) {
+    for (const KvPolicy& policy : {kFull, evicting}) {
+      Totals totals;
+      Random random(11);
+      KvShape shape = shape_of(head_dim, 3, dtype);
+      shape.n_heads = 3;
+      shape.n_kv_heads = 1;
+      shape.max_rows = 300;
+      LogitRules rules{.softcap = 2};
+      if (++n_sinks % 2 == 0) rules.sinks = {0.5f, -3, 4};
+      const int32_t rows[] = {290, 16, 130, 2, 1, 9};
+      int step = 0;
+      const auto pieces = [&](Random&, const KvCache&) {
+        return std::vector<Piece>{{0, rows[step++]}};
+      };
+      check_against_reference(random, policy, shape, 6, pieces, totals, rules);
+      CHECK(totals.n_evictions == (policy.heavy > 0 ? 448 - 353 : 0));
+    }
+  }
+}
+
+TEST_CASE("a short chunk over many keys does not depend on the rest of the batch") {
+  KvShape shape = shape_of(64, 2, DType::f16);
+  shape.max_rows = 300;
+  const KvPolicy policy{.sinks = 0, .heavy = 340, .recent = 5};
+  Rig alone(policy, shape), together(policy, shape);
+  Random random(12);
+  const int64_t width = shape.n_heads * shape.head_dim;
+  for (const int32_t n : {290, 16, 2, 80}) {
+    const Qkv in = random_qkv(random, shape, n + 7);
+    const std::vector<float> out = alone.attend({{0, n}}, in.rows(shape, 0, n));
+    std::vector<float> both = together.attend({{0, n}, {1, 7}}, in);
+    both.resize(n * width);
+    CHECK(same_bits(out, both));
+    CHECK(same_entries(alone, 0, together, 0, shape.n_kv_heads));
+  }
 }
 
 // A few thousand keys: many times what a block reads.

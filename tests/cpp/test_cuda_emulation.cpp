@@ -7,6 +7,8 @@
 #include "attention_rig.h"
 #include "control.h"
 #include "core/error.h"
+#include "cuda/cuda_backend.h"
+#include "cuda/runtime/device.h"
 #include "random_weights.h"
 #include "session_rig.h"
 
@@ -94,6 +96,58 @@ TEST_CASE("a context of a million tokens, in batches of 65,536 rows" * doctest::
   }
 }
 
+// The attention to 32,768 keys of a chunk of `n_rows`: its blocks, and launches of the whole pass.
+std::pair<uint64_t, size_t> attention_to_many_keys(Rig& rig, int32_t n_rows) {
+  constexpr int32_t kKeys = 1 << 15;
+  Random random(1);
+  rig.cache().set_length(0, kKeys);
+  const Qkv rows = random_qkv(random, rig.cache().shape(), n_rows);
+  take_launches();
+  rig.attend({{0, n_rows}}, rows);
+  const std::vector<Launch> launches = take_launches();
+  const auto& [x, y, z] = launches.at(1).grid;  // the first stores K and V
+  return {x * y * z, launches.size()};
+}
+
+TEST_CASE("short chunks over a long cache fill 132 multiprocessors" * doctest::skip(!on_cuda())) {
+  constexpr uint64_t kMultiprocessors = 132;
+  constexpr int32_t kHeads = 32;
+  // Tensor-core tiles, and f32 kernels.
+  for (const auto& [dtype, head_dim] : {std::pair(DType::f16, 64), std::pair(DType::f32, 4)}) {
+    for (const int32_t n_kv_heads : {1, 8, 32}) {
+      CAPTURE(info(dtype).name);
+      CAPTURE(n_kv_heads);
+      const KvShape shape{.n_layers = 1,
+                          .n_sequences = 1,
+                          .n_heads = kHeads,
+                          .n_kv_heads = n_kv_heads,
+                          .head_dim = head_dim,
+                          .max_tokens = 36'000,
+                          .max_rows = 2048,
+                          .k_dtype = dtype,
+                          .v_dtype = dtype};
+      const Skipping skipping;
+      Rig rig(KvPolicy{}, shape);
+      for (const uint64_t n_rows : {2, 16, 100, 2048}) {
+        CAPTURE(n_rows);
+        const uint64_t tile = dtype == DType::f16 ? 128 : 16;  // queries
+        const uint64_t n_tiles = (n_rows * kHeads / n_kv_heads + tile - 1) / tile * n_kv_heads;
+        const auto [n_blocks, n_launches] = attention_to_many_keys(rig, n_rows);
+        CHECK(n_blocks >= kMultiprocessors);
+        if (n_tiles >= kMultiprocessors) {  // not split
+          CHECK(n_blocks == n_tiles);
+          CHECK(n_launches == 4);  // stores, attends, and the two of admit()
+        } else {
+          CHECK(n_blocks <= 2 * kMultiprocessors);
+          CHECK(n_launches == 5);  // and merges
+        }
+      }
+      // A single row: decode.
+      CHECK(attention_to_many_keys(rig, 1).first >= kMultiprocessors);
+    }
+  }
+}
+
 TEST_CASE("a token of each of 65,536 sequences" * doctest::skip(!on_cuda())) {
   constexpr int32_t kSequences = 1 << 16;
   const KvShape shape{.n_layers = 1,
@@ -158,6 +212,29 @@ TEST_CASE("a step that cannot be captured runs without a graph, and so do later 
     CHECK(same_bits(logits, expected));
     CHECK(name_then.ends_with(std::string("no graphs: [cuda] ") + reason + ")"));
   }
+}
+
+TEST_CASE("free memory of a device" * doctest::skip(!on_cuda())) {
+  const auto backend = test_backend();
+  const size_t before = cuda_free_memory(0);
+  const Buffer buffer = backend->allocate(1 << 20);
+  CHECK(before - cuda_free_memory(0) == 1 << 20);
+  CHECK_THROWS_WITH_AS(cuda_free_memory(1), "[cuda] device 1, this machine has 1", InvalidArgument);
+}
+
+TEST_CASE("an error of the driver is one sentence" * doctest::skip(!on_cuda())) {
+  for (const cudaError_t error :
+       {cudaErrorInsufficientDriver, cudaErrorNoKernelImageForDevice, cudaErrorIllegalAddress,
+        cudaErrorECCUncorrectable, cudaErrorUnknown, cudaErrorMemoryAllocation}) {
+    const std::string said = cuda::describe(error);
+    CAPTURE(said);
+    CHECK(said.size() > 10);
+    CHECK(said.find('\n') == std::string::npos);
+    CHECK(said.find(". ") == std::string::npos);
+  }
+  CHECK_THROWS_WITH_AS(cuda::check(cudaErrorUnknown, "launch"), "[cuda] launch: unknown error",
+                       DeviceError);
+  CHECK_THROWS_AS(cuda::check(cudaErrorMemoryAllocation, "launch"), OutOfMemory);
 }
 
 // To be lowered when kernels are fused. Quantized models have one more: SwiGLU, which rounds its

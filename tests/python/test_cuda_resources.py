@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "cuda_resources"
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "tools" / "cuda_resources"
+CUDA = ROOT / "cuda"
 
 LOG = """\
 ptxas info    : 0 bytes gmem
@@ -30,7 +33,16 @@ def script() -> dict[str, Any]:
 
 def test_resources_are_parsed_from_ptxas_log(script: dict[str, Any]) -> None:
     found = script["resources_of"](LOG)
-    assert found == {"_Z1av": (40, 8, 4, 64), "_Z1bv": (255, 0, 0, 0)}
+    assert found == {"_Z1av": (40, 8, 4, 64, 0), "_Z1bv": (255, 0, 0, 0, 0)}
+
+
+def test_loads_before_the_wait_are_counted(script: dict[str, Any]) -> None:
+    def code(*opcodes: int) -> bytes:  # with a predicate above the opcode
+        return b"".join((opcode | 0x7000).to_bytes(16, "little") for opcode in opcodes)
+
+    load, generic, store, wait = 0x981, 0x980, 0x986, 0x82E
+    assert script["early_loads"](code(load, store, generic, wait, load)) == 2
+    assert script["early_loads"](code(load, store)) == 0
 
 
 @pytest.mark.parametrize(
@@ -52,7 +64,9 @@ def test_regressions_are_reported(script: dict[str, Any]) -> None:
     old, new = kernel("sm_90", "a.cu", "old"), kernel("sm_90", "a.cu", "new")
     recorded = {old: resources(40, 0, 0, 64)}
     assert not list(script["worse"]({old: resources(40, 0, 0, 64)}, recorded))
-    assert not list(script["worse"]({old: resources(30, 0, 0, 0)}, recorded))
+    assert not list(script["worse"]({old: resources(30, 0, 0, 0, 2)}, recorded))
+    early = {old: resources(40, 0, 0, 64, 3)}
+    assert list(script["worse"](recorded, early)) == ["sm_90 a.cu old: early 3 -> 0"]
     assert list(script["worse"]({old: resources(48, 8, 0, 64)}, recorded)) == [
         "sm_90 a.cu old: registers 40 -> 48",
         "sm_90 a.cu old: stack 0 -> 8",
@@ -64,20 +78,51 @@ def test_regressions_are_reported(script: dict[str, Any]) -> None:
 
 def test_file_round_trip(script: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(script["written"].__globals__, "compiler", lambda: "nvcc 1.2")
-    table = {script["Kernel"]("sm_80", "a.cu", "f<X, 4>"): script["Resources"](1, 2, 3, 4)}
-    text = script["written"](table)
+    table = {script["Kernel"]("sm_80", "a.cu", "f<X, 4>"): script["Resources"](1, 2, 3, 4, 5)}
+    digests = {"a.cu": "0123", "b/c.cu": "4567"}
+    text = script["written"](table, digests)
     assert text.splitlines()[0] == "# nvcc 1.2"
-    assert script["read"](text) == table
+    assert script["read"](text) == (table, digests)
+
+
+def test_digests_are_of_the_code(
+    script: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file and what it includes from cuda/ and cpp/kv/; not of comments."""
+    digest = script["digest"]
+    monkeypatch.setitem(digest.__globals__, "ROOT", tmp_path)
+    paths = [tmp_path / name for name in ("cuda/a.cu", "cuda/b.cuh", "cpp/kv/c.h", "cpp/io/d.h")]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    a, b, c, d = paths
+    a.write_text('#include "cuda/b.cuh"\n#include "io/d.h"\nint a;\n')
+    b.write_text('#include "kv/c.h"\n#include "cuda/b.cuh"\nint b;\n')
+    c.write_text("int c;\n")
+    d.write_text("int d;\n")
+    before = digest(a)
+    c.write_text("// c\n  int c;\n")
+    d.write_text("int e;\n")
+    assert digest(a) == before
+    c.write_text("int e;\n")
+    assert digest(a) != before
 
 
 def test_recorded_kernels_do_not_spill(script: dict[str, Any]) -> None:
     """In the recorded table of both architectures; decode attention uses no stack at all."""
-    recorded = script["read"](script["RECORDED"].read_text(encoding="utf-8"))
+    recorded, digests = script["read"](script["RECORDED"].read_text(encoding="utf-8"))
+    files = {p.relative_to(CUDA).as_posix() for p in CUDA.rglob("*.cu")}
+    assert files == set(digests)
     assert {kernel.arch for kernel in recorded} == {"sm_80", "sm_90"}
     assert not [kernel for kernel, found in recorded.items() if found.spilled]
     decode = {k: r for k, r in recorded.items() if k.name.startswith("decode_kernel")}
-    assert len(decode) == 2 * (6 * 9 + 10)  # types, head and group sizes; the element-wise kernel
+    # Types, head and group sizes: original and rolling positions; and the element-wise kernel.
+    assert len(decode) == 2 * ((5 * 9 + 6) + 6 * 6 + 10)
     assert not [kernel for kernel, found in decode.items() if found.stack]
+    # Weights of the norms and of products, and segments, do not wait for the previous kernel.
+    kinds = r"(rms|layer)_norm|finish|decode|store_kv|matvec_kernel<(Plain|Quant)|gemm_kernel<.*Unp"
+    early = {k: r for k, r in recorded.items() if k.arch == "sm_90" and re.match(kinds, k.name)}
+    assert len({k.name.split("_")[0] for k in early}) == 7
+    assert not [kernel for kernel, found in early.items() if found.early == 0]
     # Only the sines of large angles use an indexed array.
     stacks = {kernel.name for kernel, found in recorded.items() if found.stack}
     assert stacks == {"store_kv_kernel", "roll_kernel", "rope_table_kernel"}

@@ -5,13 +5,17 @@ On a GPU: H2O_TEST_DEVICE=cuda pytest -k cuda
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from h2o_cpp import Generator, KVCache, Policy, Rope, _core
+from h2o_cpp.model import device as device_module
+from h2o_cpp.model.device import model_and_cache_bytes, open_on_device
 from support.background import GREEDY, PROMPT, Background, greedy
 from support.gpu_memory import free_bytes
 from support.greedy_process import text_of, texts_of_processes
@@ -53,6 +57,84 @@ def test_device_names(tiny_opt: Path) -> None:
     for name, backend in expected.items():
         with Generator(tiny_opt, device=name, threads=1) as generator:
             assert generator.stats().backend.startswith(backend)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | Exception], None]:
+    """As if CUDA had been measured, and a GPU had so many free bytes."""
+
+    def measured(free: int | Exception) -> None:
+        def free_memory(_: int) -> int:
+            if isinstance(free, Exception):
+                raise free
+            return free
+
+        monkeypatch.setattr(device_module, "CUDA_IS_MEASURED", True)
+        monkeypatch.setattr(_core, "cuda_device_count", lambda: 1)
+        monkeypatch.setattr(_core, "cuda_free_memory", free_memory)
+
+    return measured
+
+
+def test_auto_is_the_cpu_until_measured(caplog: pytest.LogCaptureFixture) -> None:
+    def needed() -> int:
+        raise AssertionError
+
+    caplog.set_level(logging.INFO, "h2o_cpp")
+    for name in ("auto", "cpu", "cuda:1"):
+        assert open_on_device(name, str, needed) == name
+    assert not caplog.records
+
+
+def test_auto_is_the_gpu_if_model_and_cache_fit(
+    measured: Callable[[int | Exception], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "h2o_cpp")
+    measured(1000)
+    assert open_on_device("auto", str, lambda: 1000) == "cuda"
+    assert open_on_device("auto", str, lambda: 1001) == "cpu"
+    assert open_on_device("cpu", str, lambda: 0) == "cpu"
+    assert [record.getMessage() for record in caplog.records] == [
+        "device='auto' is the GPU: model and one cache take 1000 of 1000 bytes",
+        "device='auto' is the CPU: the model and one cache take 1001 bytes, 1000 are free on the"
+        " GPU",
+    ]
+
+
+def test_auto_is_the_cpu_if_the_gpu_fails(
+    tiny_opt: Path,
+    measured: Callable[[int | Exception], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    measured(RuntimeError("[cuda] memory: the driver knows CUDA 12.2, this build needs 13.0"))
+    assert open_on_device("auto", str, lambda: 0) == "cpu"
+    measured(1 << 40)
+    caplog.clear()
+
+    def open_on(name: str) -> Generator:
+        if name == "cuda":
+            raise ValueError("[cuda] weights in TQ1_0 are computed on the CPU only; use device=cpu")
+        return Generator(tiny_opt, device=name, threads=1)
+
+    with open_on_device("auto", open_on, lambda: 0) as generator:
+        assert generator.stats().backend.startswith("cpu")
+    assert "TQ1_0" in caplog.text
+
+
+def test_bytes_of_model_and_cache(tiny_opt: Path) -> None:
+    def needed(**options: Any) -> int:
+        usual: dict[str, Any] = dict.fromkeys(
+            ("hh", "cache_memory", "recent", "policy", "n_ctx", "kv_dtype", "max_resident")
+        )
+        return model_and_cache_bytes(tiny_opt, **(usual | {"positions": "auto"} | options))
+
+    weights = tiny_opt.stat().st_size
+    with Generator(tiny_opt, device="cpu", threads=1) as generator:
+        cache = generator.stats().cache_bytes
+    assert needed() == weights + cache
+    assert weights < needed(hh=20) < needed(hh=20, kv_dtype="f32") < needed()
+    assert needed(cache_memory="10%") <= weights + cache // 10
+    assert needed(max_resident=1000) == 1000 + cache
 
 
 def test_two_generators_on_one_device(tiny_opt: Path, device: str) -> None:

@@ -154,8 +154,15 @@ def test_commands_of_each_step(tmp_path: Path) -> None:
     # The step "ours" opens no other engine.
     for command in commands("ours", check):
         assert "--no-baselines" in command.words or command.words[-2:] != ["--sections", "1"]
+        # Nor does what is profiled count as a measurement.
+        measures = any(word.endswith("gpu.jsonl") for word in command.words)
+        assert measures == (command.name != "profile")
     refused = Result("sanitize", "memcheck", "exit 1")
     assert steps.judged(refused, "Error: Device not supported").status == NOT_SUPPORTED
+    missing, forbidden = (Result("ours", "profile", s) for s in ("cannot start", "exit 1"))
+    assert steps.judged(missing, "").status == NOT_SUPPORTED
+    assert steps.judged(forbidden, "==ERROR== ERR_NVGPUCTRPERM").status == NOT_SUPPORTED
+    assert steps.judged(Result("ours", "profile", "exit 1"), "").status == "exit 1"
     failed = Result("tests", "C++", "exit 1")
     assert steps.judged(failed, "Device not supported").status == "exit 1"
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from h2o_bench.gpu_check.built import test_program
@@ -55,6 +55,16 @@ _SECTIONS = {"prefill": 4, "eviction": 2, "scores": 3}
 _PEERS = ["LLaMA-7B", "LLaMA-3-8B", "OPT-6.7B"]
 _QUICK = "SmolLM2-135M"
 
+# Some launches of decode steps with Nsight Compute: how long, and how close to the memory's limit.
+_PROFILE = "profile"
+_PROFILER = [
+    "ncu", "--target-processes", "all", "--kernel-name",
+    "regex:matvec|decode_kernel|finish|rms_norm", "--launch-skip", "300", "--launch-count", "60",
+    "--metrics",
+    "gpu__time_duration.sum,dram__bytes_read.sum,"
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+]  # fmt: skip
+
 _MODEL_BYTES = 20 << 30  # largest file that a command writes
 
 
@@ -99,8 +109,16 @@ def commands(step: str, check: Check) -> list[Command]:
 
 
 def judged(result: Result, output: str) -> Result:
-    """A sanitizer that does not support the device, as with some virtual ones, is no failure."""
-    if result.step == "sanitize" and result.status != OK and "Device not supported" in output:
+    """A tool that does not support the device, as with some virtual ones, or may not measure it, is
+    no failure.
+    """
+    if result.status == OK:
+        return result
+    if result.step == "sanitize" and "Device not supported" in output:
+        result.status = NOT_SUPPORTED
+    if result.name == _PROFILE and (
+        result.status == "cannot start" or "ERR_NVGPUCTRPERM" in output
+    ):
         result.status = NOT_SUPPORTED
     return result
 
@@ -225,7 +243,15 @@ def _ours(check: Check) -> list[Command]:
     others = [
         _bench(check, name, 240, "--sections", str(number)) for name, number in _SECTIONS.items()
     ]
-    return decode + others
+    profiled = replace(
+        decode[0],
+        name=_PROFILE,
+        # Its own numbers would be slower.
+        words=[*_PROFILER, *(word.replace("gpu.", "profile.") for word in decode[0].words)],
+        seconds=240,
+        variables={"H2O_CUDA_GRAPHS": "0"},  # each launch on its own
+    )
+    return [*decode, *others, profiled]
 
 
 def _sanitize(check: Check) -> list[Command]:
