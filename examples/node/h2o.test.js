@@ -90,7 +90,7 @@ test('errors have a message and a code', async () => {
   assert.equal(model.info.architecture, 'opt');
   assert.ok(model.tokenize(PROMPT).length > 1);
   await assert.rejects(model.session({ hh: -1 }), { code: 'H2O_INVALID_ARGUMENT' });
-  await assert.rejects(model.session({ context: 1.5 }), /context: expected an integer/);
+  await assert.rejects(model.session({ context: 1.5 }), /context: expected a 32-bit integer/);
   await assert.rejects(model.session({ positions: 'other' }), /positions: got other/);
   const session = await model.session();
   await assert.rejects(session.generate(PROMPT, { stop: 'x' }), /stop: expected an array/);
