@@ -140,7 +140,8 @@ void pack(const Panel& panel, const Matmul& m, int64_t begin, int64_t end, int64
     read_scales<Type>(panel.scales + v, panel.mins + v, kColumns, columns, n);
     for (int64_t i = 0; i < n; i += Type::kBlock) {
       const int64_t at = i / Type::kBlock * kBlockBytes;
-#pragma GCC unroll 8
+      // Unrolling would double the size of all these kernels, and gains little.
+#pragma GCC unroll 1
       for (int g = 0; g < Type::kBlock; g += 32) {
         // Software prefetch: hardware prefetchers do not detect the next columns in time, and the
         // number of outstanding lines is limited.

@@ -72,6 +72,8 @@ void unpack_codebook(std::byte* to, const std::byte* block) {
   for (int i = 0; i < 256; i += 32) {
     const BlockQuants<From> q(block, i);
     constexpr int kShift = From::Values::kShift;
+    // Unrolled, every byte would be extracted from a register, which is ten times as slow.
+#pragma GCC unroll 1
     for (int e = 0; e < 16; ++e) {
       nibbles.qs[i / 2 + e] = static_cast<uint8_t>(q[e] >> kShift | q[e + 16] >> kShift << 4);
     }
