@@ -73,6 +73,7 @@ void check(DType dtype, const Heads& heads, bool rolling) {
 TEST_CASE("attention with soft-caps, sinks and slopes") {
   for (const DType dtype : {DType::f32, DType::f16, DType::q8_0}) {
     for (const Heads& heads : {Heads{64, 3}, Heads{96, 1}, Heads{32, 9}, Heads{256, 2}}) {
+      if (on_cuda() && dtype == DType::q8_0 && heads.head_dim > 64) continue;  // slow if emulated
       check(dtype, heads, false);
     }
     check(dtype, {64, 2}, true);

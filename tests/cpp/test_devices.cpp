@@ -2,7 +2,6 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <string_view>
 
 #include "device_pair.h"
 
@@ -17,62 +16,78 @@ struct File {
   const char* path;
   bool rolls;  // it supports rolling positions
 };
+constexpr File kTinyOpt{H2O_SOURCE_DIR "/models/tiny-opt.gguf", false};
+constexpr File kLlama{H2O_SOURCE_DIR "/tests/data/golden/llama_gqa2_tied.gguf", true};
+constexpr File kGemma{H2O_SOURCE_DIR "/tests/data/golden/gemma2.gguf", true};
 constexpr File kModels[] = {
-    {H2O_SOURCE_DIR "/models/tiny-opt.gguf", false},
+    kTinyOpt,
     {H2O_SOURCE_DIR "/tests/data/golden/opt_odd_heads.gguf", false},
     {H2O_SOURCE_DIR "/tests/data/golden/opt_head_dim_one.gguf", false},
     {H2O_SOURCE_DIR "/tests/data/golden/opt_untied.gguf", false},
-    {H2O_SOURCE_DIR "/tests/data/golden/llama_gqa2_tied.gguf", true},
+    kLlama,
     {H2O_SOURCE_DIR "/tests/data/golden/gptneox.gguf", true},
     {H2O_SOURCE_DIR "/tests/data/golden/qwen3.gguf", true},
-    {H2O_SOURCE_DIR "/tests/data/golden/gemma2.gguf", true},
+    kGemma,
     {H2O_SOURCE_DIR "/tests/data/golden/bloom.gguf", false},
     {H2O_SOURCE_DIR "/tests/data/golden/qwen3moe.gguf", true},
 };
 
-// All pages are recalled, since the selection depends on rounding.
-ArchiveOptions archive_in(DType dtype) {
-  return {.n_recalled = 1000, .k_dtype = dtype, .v_dtype = dtype};
+struct Cache {
+  KvPolicy policy;
+  DType dtype;
+  Positions positions = Positions::original;
+  bool archives = false;
+};
+
+template <class Body>
+void with(const File& model, const Cache& cache, const Body& body) {
+  CAPTURE(model.path);
+  CAPTURE(cache.policy.heavy);
+  CAPTURE(info(cache.dtype).name);
+  CAPTURE(cache.positions == Positions::rolling);
+  CAPTURE(cache.archives);
+  SessionOptions options{.policies = {cache.policy},
+                         .n_ctx = 40,
+                         .n_batch = 16,
+                         .k_dtype = cache.dtype,
+                         .v_dtype = cache.dtype,
+                         .positions = cache.positions};
+  // All pages are recalled, since the selection depends on rounding.
+  if (cache.archives) {
+    options.archive = {.n_recalled = 1000, .k_dtype = cache.dtype, .v_dtype = cache.dtype};
+  }
+  Pair pair(model.path, options);
+  body(pair, cache.dtype);
 }
 
 template <class Body>
-void for_all(const Body& body) {
-  for (const auto& model : kModels) {
-    const auto& [path, rolls] = model;
-    for (const KvPolicy& policy : {kFull, kH2o, kSinks}) {
-      for (const DType dtype : {DType::f32, DType::f16}) {
-        for (const Positions positions : {Positions::original, Positions::rolling}) {
-          if (positions == Positions::rolling && (!rolls || policy.budget() > 40)) continue;
-          for (const bool archives : {false, true}) {
-            const bool may_archive = positions == Positions::original && policy.budget() <= 40 &&
-                                     std::string_view(path).find("bloom") == std::string::npos;
-            if (archives && !may_archive) continue;
-            const bool large = path == kModels[0].path;
-            if (large && (policy.heavy == 0 || dtype == DType::f32)) continue;
-            CAPTURE(model.path);
-            CAPTURE(policy.heavy);
-            CAPTURE(info(dtype).name);
-            CAPTURE(positions == Positions::rolling);
-            CAPTURE(archives);
-            Pair pair(path, {.policies = {policy},
-                             .n_ctx = 40,
-                             .n_batch = 16,
-                             .k_dtype = dtype,
-                             .v_dtype = dtype,
-                             .positions = positions,
-                             .archive = archives ? archive_in(dtype) : ArchiveOptions()});
-            body(pair, dtype);
-          }
-        }
-      }
+void with_all_caches(const File& model, const Body& body) {
+  for (const DType dtype : {DType::f32, DType::f16}) {
+    with(model, {kFull, dtype}, body);
+    for (const KvPolicy& policy : {kH2o, kSinks}) {
+      with(model, {policy, dtype}, body);
+      with(model, {policy, dtype, Positions::original, true}, body);
+      if (model.rolls) with(model, {policy, dtype, Positions::rolling}, body);
     }
   }
 }
 
-TEST_CASE("a step matches the CPU") { for_all(check_steps); }
+TEST_CASE("a step of every model matches the CPU") {
+  for (const File& model : kModels) {
+    with(model, {kFull, DType::f16}, check_steps);
+    with(model, {kH2o, DType::f16}, check_steps);
+    const Positions positions = model.rolls ? Positions::rolling : Positions::original;
+    with(model, {kSinks, DType::f32, positions}, check_steps);
+  }
+}
+
+TEST_CASE("a step with every cache matches the CPU") {
+  with_all_caches(kLlama, check_steps);
+  with_all_caches(kGemma, check_steps);
+}
 
 TEST_CASE("all rows of a long chunk match the CPU") {
-  for (const char* path : {kModels[0].path, kModels[4].path}) {
+  for (const char* path : {kTinyOpt.path, kLlama.path}) {
     CAPTURE(path);
     Pair pair(path, {.policies = {kFull},
                      .n_ctx = 40,
@@ -101,7 +116,7 @@ TEST_CASE("all rows of a long chunk match the CPU") {
 }
 
 TEST_CASE("a snapshot can be transferred between devices and back") {
-  for_all([](Pair& pair, DType) {
+  with_all_caches(kLlama, [](Pair& pair, DType) {
     Random random(3);
     for (const int32_t n : {5, 1, 1, 14, 1, 1}) {
       CAPTURE(n);
