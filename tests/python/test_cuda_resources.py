@@ -72,7 +72,7 @@ def test_regressions_are_reported(script: dict[str, Any]) -> None:
         "sm_90 a.cu old: stack 0 -> 8",
     ]
     assert list(script["worse"]({new: resources(40, 8, 4, 64)}, recorded)) == [
-        "sm_90 a.cu new: new, and spills 4 bytes"
+        "sm_90 a.cu new: new, with a stack of 8 bytes and 4 spilled"
     ]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from h2o_bench.gpu_check import built, smoke, steps
 from h2o_bench.gpu_check.command import NOT_SUPPORTED, OK, Command, Log, Result, counts_of, run
 from h2o_bench.gpu_check.journal import Journal, sources_digest, table
 from h2o_bench.gpu_check.steps import STEPS, Check, commands
+from h2o_bench.records import Record, Results
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -121,6 +124,7 @@ def fake_build(tmp_path: Path) -> tuple[Path, Path]:
     shutil.copy(os.path.realpath(sys.executable), built.test_program(build))
     shutil.copy(os.path.realpath(sys.executable), package / "h2o_cpp" / "_core.x.so")
     (built.test_program(build).parent / "CTestTestfile.cmake").write_text("add_test()")
+    built.mark(build, sources_digest(ROOT))
     return build, package
 
 
@@ -151,20 +155,47 @@ def test_commands_of_each_step(tmp_path: Path) -> None:
     assert list(names) == ["smoke", "tests", "ours", "sanitize", "peers"]
     for step in names:
         assert all(command.seconds <= 600 for command in commands(step, check))
-    # The step "ours" opens no other engine.
     for command in commands("ours", check):
+        # No other engine is opened.
         assert "--no-baselines" in command.words or command.words[-2:] != ["--sections", "1"]
-        # Nor does what is profiled count as a measurement.
-        measures = any(word.endswith("gpu.jsonl") for word in command.words)
-        assert measures == (command.name != "profile")
+        # What is profiled does not count as a measurement, and the clocks stay as they are.
+        is_profile = command.name.startswith("profile")
+        assert (str(check.out / "gpu.jsonl") in command.words) == (not is_profile)
+        if is_profile:
+            clocks = command.words.index("--clock-control")
+            assert command.words[clocks + 1] == "none"
+            assert command.words[0] == "ncu"
+    assert len(names["ours"]) == len(set(names["ours"]))
     refused = Result("sanitize", "memcheck", "exit 1")
     assert steps.judged(refused, "Error: Device not supported").status == NOT_SUPPORTED
-    missing, forbidden = (Result("ours", "profile", s) for s in ("cannot start", "exit 1"))
+    profile = next(name for name in names["ours"] if name.startswith("profile"))
+    missing, forbidden = (Result("ours", profile, s) for s in ("cannot start", "exit 1"))
     assert steps.judged(missing, "").status == NOT_SUPPORTED
     assert steps.judged(forbidden, "==ERROR== ERR_NVGPUCTRPERM").status == NOT_SUPPORTED
-    assert steps.judged(Result("ours", "profile", "exit 1"), "").status == "exit 1"
+    assert steps.judged(Result("ours", profile, "exit 1"), "").status == "exit 1"
     failed = Result("tests", "C++", "exit 1")
     assert steps.judged(failed, "Device not supported").status == "exit 1"
+
+
+def test_few_files_are_left_for_the_next_call(tmp_path: Path) -> None:
+    """All steps together write at most eight files, as many as a lent machine may return."""
+    check = Check(ROOT, tmp_path / "out", tmp_path / "build", variables=dict(os.environ))
+    names = {"h2o_tests", "CTestTestfile.cmake", "_core.so", "check.json", "check.log"}
+    for step in STEPS[1:]:
+        for command in commands(step, check):
+            written = (Path(word) for word in command.words if word.startswith(str(check.out)))
+            names |= {path.name for path in written if path.parent == check.out}
+    assert {"gpu.jsonl", "gpu.md"} < names
+    assert len(names) <= 8
+
+
+def test_sanitized_cases_exist() -> None:
+    text = "".join(path.read_text() for path in (ROOT / "tests" / "cpp").glob("test_*.cpp"))
+    cases = re.findall(r'TEST_CASE\(\s*"([^"]*)"', text)
+    for patterns in steps.SANITIZED.values():
+        for pattern in patterns:
+            assert fnmatch.filter(cases, pattern), pattern
+            assert "," not in pattern  # doctest would take it for two
 
 
 def test_pytest_accepts_the_options(tmp_path: Path) -> None:
@@ -298,6 +329,54 @@ def test_next_call_resumes(tmp_path: Path) -> None:
     assert rows["compile"] == OK
     assert rows["C++"] == "exit 8"
     assert rows["Python"] != OK  # that file is not a real _core
+
+
+def test_binaries_of_other_sources_are_not_used(tmp_path: Path) -> None:
+    """Neither those of a build directory nor kept ones."""
+    build, package = fake_build(tmp_path)
+    words = ["--build", str(build), "--only", "tests", "--limit", "0"]
+    done = gpu_check("--out", str(tmp_path / "out"), *words)
+    assert "tests: C++: no time" in done.stdout
+    built.mark(build, "other sources")
+    done = gpu_check("--out", str(tmp_path / "out"), *words)
+    assert done.stdout == "nothing is built or kept in out, run a build first\n"
+
+    built.keep(build, package, tmp_path / "out")
+    for kept, expected in [
+        (sources_digest(ROOT), "tests: C++: no time"),
+        ("other sources", "what is kept in out is of other sources, run a build first\n"),
+    ]:
+        built.mark(build, "other sources")
+        journal = Journal(tmp_path / "out" / "check.json", sources_digest(ROOT))
+        journal.kept = kept
+        journal.add(Result("build", "keep", OK))
+        assert expected in gpu_check("--out", str(tmp_path / "out"), *words).stdout
+
+
+def test_our_engine_must_be_measured(tmp_path: Path) -> None:
+    """A command that could not open it fails, and runs again in the next call."""
+    results = tmp_path / "gpu.jsonl"
+    words = [sys.executable, str(ROOT / "tools" / "bench" / "gpu"), "--results", str(results)]
+    words += ["--page", str(tmp_path / "gpu.md"), "--models", str(tmp_path), "--quick"]
+    words += ["--sections", "1", "--no-baselines", "--shapes", "SmolLM2-135M", "--types", "Q4_K_M"]
+    for device in ("cuda:99", "cpu"):
+        done = subprocess.run([*words, "--device", device], capture_output=True, text=True)
+        assert done.returncode == (device != "cpu"), done.stderr
+    found = [json.loads(line) for line in results.read_text().splitlines()]
+    assert [row["measure"] for row in found].count("absent") == 1
+    assert any(row["note"].startswith("ValueError: device is 'cuda") for row in found)
+    assert any(row["measure"].startswith("decode") for row in found)
+
+
+def test_repeated_command_replaces_its_records(tmp_path: Path) -> None:
+    results = Results(tmp_path / "gpu.jsonl")
+    for command in ("a", "b", "a"):
+        results.forget_command(command)
+        for section in (11, 12):
+            results.add(Record(section, "", "", "command", note=command))
+            results.add(Record(section, command, "h2o.cpp", "decode", (float(section),)))
+    rest = [(record.model, record.section) for record in results if record.measure == "decode"]
+    assert rest == [("b", 11), ("b", 12), ("a", 11), ("a", 12)]
 
 
 def test_kill_ends_command_and_keeps_its_row(tmp_path: Path) -> None:

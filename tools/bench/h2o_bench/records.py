@@ -42,8 +42,21 @@ class Results:
     def forget(self, sections: Iterable[int]) -> None:
         """Remove sections before measuring them again."""
         gone = set(sections)
-        kept = [json.dumps(asdict(record)) for record in self if record.section not in gone]
-        self._path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        self._keep(record for record in self if record.section not in gone)
+
+    def forget_command(self, command: str) -> None:
+        """Remove what a command has measured, before it runs again."""
+        kept, is_its = [], False
+        for record in self:
+            if record.measure == "command":
+                is_its = record.note == command
+            if not is_its:
+                kept.append(record)
+        self._keep(kept)
+
+    def _keep(self, records: Iterable[Record]) -> None:
+        lines = [json.dumps(asdict(record)) + "\n" for record in records]
+        self._path.write_text("".join(lines), encoding="utf-8")
 
     def __iter__(self) -> Iterator[Record]:
         if self._path.exists():

@@ -7,11 +7,17 @@ import subprocess
 from pathlib import Path
 
 MOST_BYTES = 16 << 20  # largest file to keep
+_SOURCES = "built_sources"  # in a build directory: the digest of what it was built from
 
 
 def test_program(build: Path) -> Path:
     """The path of the C++ tests."""
     return build / "tests" / "cpp" / "h2o_tests"
+
+
+def mark(build: Path, sources: str) -> None:
+    """Record what a finished build was built from."""
+    (build / _SOURCES).write_text(sources, encoding="utf-8")
 
 
 def kept_files(build: Path, package: Path) -> list[Path]:
@@ -23,6 +29,15 @@ def kept_files(build: Path, package: Path) -> list[Path]:
     if len(files) < 3:
         raise FileNotFoundError(f"{package} has no _core")
     return files
+
+
+def is_of(build: Path, package: Path, sources: str) -> bool:
+    """Whether a build has what later steps need, and is of these sources."""
+    try:
+        kept_files(build, package)
+        return (build / _SOURCES).read_text(encoding="utf-8") == sources
+    except FileNotFoundError:
+        return False
 
 
 def keep(build: Path, package: Path, out: Path) -> None:

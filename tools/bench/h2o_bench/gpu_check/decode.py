@@ -17,13 +17,13 @@ from h2o_cpp import _core
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import open_session
 
-_PROMPT, _STEPS, _SEQUENCES = 16, 20, 3
+_PROMPT, _MOST_STEPS, _SEQUENCES = 16, 200, 3
 _POLICIES = {"full": Policy.full(), "h2o": Policy.h2o(heavy=8, recent=8)}
 
 
 def decode(model: _core.Model, policy: Policy) -> NDArray[np.float32]:
     """Logits [steps, sequences, n_vocab] of decode steps with fixed tokens."""
-    n_ctx = _PROMPT + _STEPS + 1
+    n_ctx = min(_PROMPT + _MOST_STEPS + 1, model.n_ctx_train)
     session = open_session(model, policy, n_ctx=n_ctx, n_batch=_PROMPT, n_sequences=_SEQUENCES)
     random = np.random.default_rng(1)
     texts = random.integers(3, model.n_vocab, (_SEQUENCES, n_ctx), np.int32)
@@ -32,7 +32,7 @@ def decode(model: _core.Model, policy: Policy) -> NDArray[np.float32]:
     return np.stack(
         [
             session.step([(s, text[i : i + 1]) for s, text in enumerate(texts)])
-            for i in range(_PROMPT, _PROMPT + _STEPS)
+            for i in range(_PROMPT, n_ctx - 1)
         ]
     )
 

@@ -35,20 +35,24 @@ def sources_digest(root: Path) -> str:
 class Journal:
     """The results, in the order in which commands first ran.
 
+    Attributes: `sources`, a digest of the sources; `kept`, that of the binaries beside it, or "".
+
     If the file cannot be written, that is reported once, and results stay in memory.
     """
 
     def __init__(self, path: Path, sources: str) -> None:
         """Read the file, unless it is invalid or of other sources."""
         self._path = path
-        self._sources = sources
+        self.sources = sources
+        self.kept = ""
         self._complained = False
         self.results: list[Result] = []
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
+            self.kept = str(found.get("kept", ""))
             if found["sources"] == sources:
                 self.results = [Result(**row) for row in found["results"]]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass
 
     def passed(self, step: str, name: str) -> bool:
@@ -63,7 +67,8 @@ class Journal:
                 break
         else:
             self.results.append(result)
-        written = {"sources": self._sources, "results": [asdict(r) for r in self.results]}
+        results = [asdict(r) for r in self.results]
+        written = {"sources": self.sources, "kept": self.kept, "results": results}
         beside = self._path.with_suffix(".new")
         try:
             beside.write_text(json.dumps(written, indent=1), encoding="utf-8")

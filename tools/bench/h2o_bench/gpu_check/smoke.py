@@ -1,10 +1,13 @@
-"""The first minute on a GPU: is it there, is cuBLAS, and do the same steps give the same bits?
+"""The first minutes on a GPU: is it there, is cuBLAS, and do the same steps give the same bits?
 
-    python -m h2o_bench.gpu_check.smoke DEVICE [--no-cublas] MODEL...
+    python -m h2o_bench.gpu_check.smoke DEVICE [--no-cublas] [--large DIR] MODEL...
+
+--large also decodes with two layers of a 7B shape, in F16 and Q4_K_M, whose kernels fill a GPU; DIR
+is for the files.
 
 Steps run as they come, and with what is new on a GPU switched off: launches that overlap, and
-graphs. Each setting is a process, so that one that fails says nothing of the next. Then logits are
-compared with the CPU's. Exits with 1 unless all is well.
+graphs. Each setting is a process, so that one that fails says nothing of the next. Then logits of
+the given models are compared with the CPU's. Exits with 1 unless all is well.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_bench.engine_process import module_environment
+from h2o_bench.models import Models
 
 SETTINGS: dict[str, dict[str, str]] = {
     "without either": {"H2O_CUDA_OVERLAP": "0", "H2O_CUDA_GRAPHS": "0"},
@@ -28,6 +32,8 @@ SETTINGS: dict[str, dict[str, str]] = {
     "without graphs": {"H2O_CUDA_GRAPHS": "0"},
     "as it comes": {},
 }
+_LARGE = ("F16", "Q4_K_M")
+_LARGE_CHANGES = {"num_hidden_layers": 2, "vocab_size": 2048}
 _MOST_FROM_CPU = 0.02  # |logits - those of the CPU| / |those of the CPU|: 8-bit and f16 rounding
 
 Logits = Mapping[str, NDArray[np.float32]]
@@ -64,10 +70,11 @@ def differing(found: Logits, expected: Logits) -> list[str]:
 def distance(found: Logits, expected: Logits) -> float:
     """The largest |found - expected| / |expected| of a model; infinite for NaN."""
     most = 0.0
-    for name, logits in found.items():
+    for name, cpu in expected.items():
         if not name.endswith("full"):  # eviction may depend on rounding
             continue
-        norm = np.linalg.norm(logits - expected[name]) / np.linalg.norm(expected[name])
+        logits = found[name]
+        norm = np.linalg.norm(logits - cpu) / np.linalg.norm(cpu)
         most = max(most, float(norm) if np.isfinite(norm) else float("inf"))
     return most
 
@@ -78,13 +85,18 @@ def main() -> int:
     parser.add_argument("device")
     parser.add_argument("models", nargs="+")
     parser.add_argument("--no-cublas", action="store_true")
+    parser.add_argument("--large", type=Path, metavar="DIR")
     args = parser.parse_args()
+    models = args.models
+    if args.large is not None:
+        large = Models(args.large)
+        models = [*models, *(str(large.gguf("LLaMA-7B", t, **_LARGE_CHANGES)) for t in _LARGE)]
     failed = False
     first: Logits | None = None
     last: Logits | None = None
     for setting, variables in SETTINGS.items():
         try:
-            backend, logits = _decode(args.device, args.models, variables)
+            backend, logits = _decode(args.device, models, variables)
         except RuntimeError as error:
             print(f"{setting}: {error}", flush=True)
             failed = True
