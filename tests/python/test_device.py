@@ -70,7 +70,6 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | Exception], Non
             return free
 
         monkeypatch.setattr(device_module, "CUDA_IS_MEASURED", True)
-        monkeypatch.setattr(_core, "cuda_device_count", lambda: 1)
         monkeypatch.setattr(_core, "cuda_free_memory", free_memory)
 
     return measured
@@ -108,6 +107,11 @@ def test_auto_is_the_cpu_if_the_gpu_fails(
 ) -> None:
     measured(RuntimeError("[cuda] memory: the driver knows CUDA 12.2, this build needs 13.0"))
     assert open_on_device("auto", str, lambda: 0) == "cpu"
+    assert "needs 13.0" in caplog.text
+    caplog.clear()
+    measured(ValueError("[cuda] device 0, this machine has 0"))
+    assert open_on_device("auto", str, lambda: 0) == "cpu"
+    assert not caplog.records  # nothing to warn of
     measured(1 << 40)
     caplog.clear()
 

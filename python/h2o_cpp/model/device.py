@@ -29,10 +29,18 @@ def open_on_device(device: str, open_on: Callable[[str], T], needed: Callable[[]
     """open_on(device). If that is "auto": on the GPU if there is one and `needed()` bytes are free
     there, else on the CPU, also if the GPU cannot be used. Logs what it chose.
     """
-    if device != "auto" or not CUDA_IS_MEASURED or _core.cuda_device_count() == 0:
+    if device != "auto" or not CUDA_IS_MEASURED:
         return open_on(device)
     try:
-        n_bytes, free = needed(), _core.cuda_free_memory(0)
+        free = _core.cuda_free_memory(0)
+    except ValueError as error:  # no GPU, or built without CUDA
+        _log.info("device='auto' is the CPU: %s", error)
+        return open_on("cpu")
+    except RuntimeError as error:  # such as a driver that is too old
+        _log.warning("device='auto' is the CPU: %s", error)
+        return open_on("cpu")
+    try:
+        n_bytes = needed()
         if n_bytes > free:
             raise MemoryError(
                 f"the model and one cache take {n_bytes} bytes, {free} are free on the GPU"
