@@ -25,16 +25,48 @@ class Row {
     }
   }
 
-  // Calls body(i, element i, element i of each of the others) for the elements of this thread.
-  template <class Body, class... Rows>
-  __device__ void each(const Body& body, const Rows&... others) const {
+  // Calls body(element) for the elements of this thread.
+  template <class Body>
+  __device__ void each(const Body& body) const {
 #pragma unroll
     for (int j = 0; j < kHeld; ++j) {
       const int i = threadIdx.x + j * kNormThreads;
-      if (i < n_) body(i, held_[j], others.held_[j]...);
+      if (i < n_) body(held_[j]);
     }
-    for (int i = threadIdx.x + kHeld * kNormThreads; i < n_; i += kNormThreads) {
-      body(i, x_[i], others.x_[i]...);
+    for (int i = threadIdx.x + kHeld * kNormThreads; i < n_; i += kNormThreads) body(x_[i]);
+  }
+
+  // to[i] = f(element i, element i of each of the others), which is also rounded to the row of this
+  // block: while it is in a register, two elements at a time, to hide the latency of shuffles.
+  template <class F, class... Rows>
+  __device__ void write(float* to, const QuantizedRows& rounded, const F& f,
+                        const Rows&... others) const {
+    constexpr int kAtOnce = 2;
+    static_assert(kHeld % kAtOnce == 0);
+    static_assert(QuantizedRows::kChunk * QuantizedRows::kGroup % (kAtOnce * kNormThreads) == 0);
+    const int end = rounded ? rounded.n_chunks * QuantizedRows::kChunk * QuantizedRows::kGroup : 0;
+#pragma unroll
+    for (int j = 0; j < kHeld; j += kAtOnce) {
+      float y[kAtOnce] = {};
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int i = threadIdx.x + (j + k) * kNormThreads;
+        if (i < n_) to[i] = y[k] = f(held_[j + k], others.held_[j + k]...);
+      }
+      if (j * kNormThreads >= end) continue;
+      GroupInWarp groups[kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) groups[k] = rounded_group(y[k]);
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int i = threadIdx.x + (j + k) * kNormThreads;
+        store_group(rounded, blockIdx.x, i / QuantizedRows::kGroup, groups[k]);
+      }
+    }
+    for (int i = threadIdx.x + kHeld * kNormThreads; i < max(n_, end); i += kNormThreads) {
+      float y = 0;
+      if (i < n_) to[i] = y = f(x_[i], others.x_[i]...);
+      if (i < end) round_group(rounded, blockIdx.x, i / QuantizedRows::kGroup, y);
     }
   }
 
@@ -43,16 +75,6 @@ class Row {
   int n_;
   float held_[kHeld];
 };
-
-// Rounds the row of this block; each thread reads only what it wrote itself.
-__device__ void round_row(const QuantizedRows& to, const float* y, int n) {
-  if (!to) return;
-  const int end = to.n_chunks * QuantizedRows::kChunk * QuantizedRows::kGroup;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < end; i += kNormThreads) {
-    round_group(to, blockIdx.x, i / QuantizedRows::kGroup, i < n ? y[i] : 0);
-  }
-}
 
 // One block per row. y may alias x: a thread only writes what it alone has read. Weights are not
 // written by kernels, so they are loaded before wait_for_previous(), and before stores that would
@@ -66,15 +88,14 @@ __global__ void __launch_bounds__(kNormThreads, 1)
   wait_for_previous();
   const Row row(x + int64_t{blockIdx.x} * n, n);
   float sum = 0;
-  row.each([&](int, float v) { sum += v; });
+  row.each([&](float v) { sum += v; });
   const float mean = block_sum(sum, scratch) / static_cast<float>(n);
   float squares = 0;
-  row.each([&](int, float v) { squares = fmaf(v - mean, v - mean, squares); });
+  row.each([&](float v) { squares = fmaf(v - mean, v - mean, squares); });
   const float scale = 1 / sqrtf(block_sum(squares, scratch) / static_cast<float>(n) + eps);
-  float* to = y + int64_t{blockIdx.x} * n;
-  row.each([&](int i, float v, float w, float b) { to[i] = fmaf((v - mean) * scale, w, b); },
-           weights, biases);
-  round_row(rounded, to, n);
+  row.write(
+      y + int64_t{blockIdx.x} * n, rounded,
+      [&](float v, float w, float b) { return fmaf((v - mean) * scale, w, b); }, weights, biases);
 }
 
 __global__ void __launch_bounds__(kNormThreads)
@@ -86,11 +107,11 @@ __global__ void __launch_bounds__(kNormThreads)
   wait_for_previous();
   const Row row(x + int64_t{blockIdx.x} * n, n);
   float squares = 0;
-  row.each([&](int, float v) { squares = fmaf(v, v, squares); });
+  row.each([&](float v) { squares = fmaf(v, v, squares); });
   const float scale = 1 / sqrtf(block_sum(squares, scratch) / static_cast<float>(n) + eps);
-  float* to = y + int64_t{blockIdx.x} * n;
-  row.each([&](int i, float v, float w) { to[i] = v * scale * w; }, weights);
-  round_row(rounded, to, n);
+  row.write(
+      y + int64_t{blockIdx.x} * n, rounded, [&](float v, float w) { return v * scale * w; },
+      weights);
 }
 
 // to[i, j] (+)= from[rows[i], j]; one block per row i.
