@@ -25,16 +25,48 @@ class Row {
     }
   }
 
-  // Calls body(i, element i, element i of each of the others) for the elements of this thread.
-  template <class Body, class... Rows>
-  __device__ void each(const Body& body, const Rows&... others) const {
+  // Calls body(element) for the elements of this thread.
+  template <class Body>
+  __device__ void each(const Body& body) const {
 #pragma unroll
     for (int j = 0; j < kHeld; ++j) {
       const int i = threadIdx.x + j * kNormThreads;
-      if (i < n_) body(i, held_[j], others.held_[j]...);
+      if (i < n_) body(held_[j]);
     }
-    for (int i = threadIdx.x + kHeld * kNormThreads; i < n_; i += kNormThreads) {
-      body(i, x_[i], others.x_[i]...);
+    for (int i = threadIdx.x + kHeld * kNormThreads; i < n_; i += kNormThreads) body(x_[i]);
+  }
+
+  // to[i] = f(element i, element i of each of the others), which is also rounded to the row of this
+  // block: while it is in a register, two elements at a time, to hide the latency of shuffles.
+  template <class F, class... Rows>
+  __device__ void write(float* to, const QuantizedRows& rounded, const F& f,
+                        const Rows&... others) const {
+    constexpr int kAtOnce = 2;
+    static_assert(kHeld % kAtOnce == 0);
+    static_assert(QuantizedRows::kChunk * QuantizedRows::kGroup % (kAtOnce * kNormThreads) == 0);
+    const int end = rounded ? rounded.n_chunks * QuantizedRows::kChunk * QuantizedRows::kGroup : 0;
+#pragma unroll
+    for (int j = 0; j < kHeld; j += kAtOnce) {
+      float y[kAtOnce] = {};
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int i = threadIdx.x + (j + k) * kNormThreads;
+        if (i < n_) to[i] = y[k] = f(held_[j + k], others.held_[j + k]...);
+      }
+      if (j * kNormThreads >= end) continue;
+      GroupInWarp groups[kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) groups[k] = rounded_group(y[k]);
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int i = threadIdx.x + (j + k) * kNormThreads;
+        store_group(rounded, blockIdx.x, i / QuantizedRows::kGroup, groups[k]);
+      }
+    }
+    for (int i = threadIdx.x + kHeld * kNormThreads; i < max(n_, end); i += kNormThreads) {
+      float y = 0;
+      if (i < n_) to[i] = y = f(x_[i], others.x_[i]...);
+      if (i < end) round_group(rounded, blockIdx.x, i / QuantizedRows::kGroup, y);
     }
   }
 
@@ -43,16 +75,6 @@ class Row {
   int n_;
   float held_[kHeld];
 };
-
-// Rounds the row of this block; each thread reads only what it wrote itself.
-__device__ void round_row(const QuantizedRows& to, const float* y, int n) {
-  if (!to) return;
-  const int end = to.n_chunks * QuantizedRows::kChunk * QuantizedRows::kGroup;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < end; i += kNormThreads) {
-    round_group(to, blockIdx.x, i / QuantizedRows::kGroup, i < n ? y[i] : 0);
-  }
-}
 
 // One block per row. y may alias x: a thread only writes what it alone has read. Weights are not
 // written by kernels, so they are loaded before wait_for_previous(), and before stores that would
@@ -66,15 +88,14 @@ __global__ void __launch_bounds__(kNormThreads, 1)
   wait_for_previous();
   const Row row(x + int64_t{blockIdx.x} * n, n);
   float sum = 0;
-  row.each([&](int, float v) { sum += v; });
+  row.each([&](float v) { sum += v; });
   const float mean = block_sum(sum, scratch) / static_cast<float>(n);
   float squares = 0;
-  row.each([&](int, float v) { squares = fmaf(v - mean, v - mean, squares); });
+  row.each([&](float v) { squares = fmaf(v - mean, v - mean, squares); });
   const float scale = 1 / sqrtf(block_sum(squares, scratch) / static_cast<float>(n) + eps);
-  float* to = y + int64_t{blockIdx.x} * n;
-  row.each([&](int i, float v, float w, float b) { to[i] = fmaf((v - mean) * scale, w, b); },
-           weights, biases);
-  round_row(rounded, to, n);
+  row.write(
+      y + int64_t{blockIdx.x} * n, rounded,
+      [&](float v, float w, float b) { return fmaf((v - mean) * scale, w, b); }, weights, biases);
 }
 
 __global__ void __launch_bounds__(kNormThreads)
@@ -86,11 +107,11 @@ __global__ void __launch_bounds__(kNormThreads)
   wait_for_previous();
   const Row row(x + int64_t{blockIdx.x} * n, n);
   float squares = 0;
-  row.each([&](int, float v) { squares = fmaf(v, v, squares); });
+  row.each([&](float v) { squares = fmaf(v, v, squares); });
   const float scale = 1 / sqrtf(block_sum(squares, scratch) / static_cast<float>(n) + eps);
-  float* to = y + int64_t{blockIdx.x} * n;
-  row.each([&](int i, float v, float w) { to[i] = v * scale * w; }, weights);
-  round_row(rounded, to, n);
+  row.write(
+      y + int64_t{blockIdx.x} * n, rounded, [&](float v, float w) { return v * scale * w; },
+      weights);
 }
 
 // to[i, j] (+)= from[rows[i], j]; one block per row i.
@@ -143,15 +164,6 @@ struct GeluErf {
   __device__ float operator()(float x) const { return x * 0.5f * (1 + erff(x * 0.70710678f)); }
 };
 
-template <class F>
-__global__ void map_kernel(float* x, int64_t n, F f) {
-  let_next_start();
-  wait_for_previous();
-  const int64_t stride = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride)
-    x[i] = f(x[i]);
-}
-
 struct Scale {
   float factor;
   __device__ float operator()(float x) const { return x * factor; }
@@ -166,14 +178,24 @@ struct Add {
   __device__ float operator()(float y, float x) const { return y + x; }
 };
 
-// y = f(y, x)
-template <class F>
-__global__ void zip_kernel(float* __restrict__ y, const float* __restrict__ x, int64_t n, F f) {
+template <class F, class... Values>
+__device__ float apply(F f, float x, Values... gate) {
+  return f(x, gate...);
+}
+template <class F, class... Values>
+__device__ float4 apply(F f, float4 x, Values... gate) {
+  return {f(x.x, gate.x...), f(x.y, gate.y...), f(x.z, gate.z...), f(x.w, gate.w...)};
+}
+
+// x = f(x), or f(x, gate); T is float or float4. Not __restrict__: the compiler would read `gate`,
+// which the preceding kernel may still be writing, through the cache for constants.
+template <class F, class T, class... Gate>
+__global__ void map_kernel(F f, int64_t n, T* x, Gate... gate) {
   let_next_start();
   wait_for_previous();
   const int64_t stride = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride)
-    y[i] = f(y[i], x[i]);
+    x[i] = apply(f, x[i], gate[i]...);
 }
 
 // x = f(x), or f(x, gate), row by row, and rounded; blocks as in rounding_grid().
@@ -196,19 +218,28 @@ dim3 blocks(const Stream& stream, int64_t n) {
   return dim3(static_cast<unsigned>(std::clamp<int64_t>((n + kThreads - 1) / kThreads, 1, most)));
 }
 
-template <class F>
-void map(const Stream& stream, const Tensor& x, F f) {
-  const int64_t n = x.rows * x.cols;
-  launch(stream, map_kernel<F>, blocks(stream, n), dim3(kThreads), 0, x.floats(), n, f);
-}
-
-template <class F>
-void zip(const Stream& stream, const Tensor& y, const Tensor& x, F f) {
-  const int64_t n = y.rows * y.cols;
-  launch(stream, zip_kernel<F>, blocks(stream, n), dim3(kThreads), 0, y.floats(), x.floats(), n, f);
+template <class T>
+T* as(const Tensor& x) {
+  return reinterpret_cast<T*>(x.data);
 }
 
 // x = f(x), or f(x, gate)
+template <class F, class... Gate>
+void map(const Stream& stream, F f, const Tensor& x, const Gate&... gate) {
+  const auto launch_by = [&]<class T>() {
+    const int64_t n = x.rows * x.cols * static_cast<int64_t>(sizeof(float)) / sizeof(T);
+    launch(stream, map_kernel<F, T, decltype(as<T>(gate))...>, blocks(stream, n), dim3(kThreads), 0,
+           f, n, as<T>(x), as<T>(gate)...);
+  };
+  const auto whole = [](const auto& data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
+  if (x.rows * x.cols % 4 == 0 && (whole(x.data) && ... && whole(gate.data))) {
+    launch_by.template operator()<float4>();
+  } else {
+    launch_by.template operator()<float>();
+  }
+}
+
+// The same, and rounds x.
 template <class F, class... Gate>
 void activate(const Stream& stream, const QuantizedRows& rounded, F f, const Tensor& x,
               const Gate&... gate) {
@@ -216,10 +247,8 @@ void activate(const Stream& stream, const QuantizedRows& rounded, F f, const Ten
     const dim3 grid = rounding_grid(rounded, x.rows, kThreads);
     launch(stream, rounded_kernel<F, decltype(gate.floats())...>, grid, dim3(kThreads), 0, rounded,
            static_cast<int>(x.cols), f, x.floats(), gate.floats()...);
-  } else if constexpr (sizeof...(gate) == 0) {
-    map(stream, x, f);
   } else {
-    zip(stream, x, gate..., f);
+    map(stream, f, x, gate...);
   }
 }
 
@@ -254,8 +283,8 @@ void gelu_erf(const Stream& stream, Tensor x, const QuantizedRows& rounded) {
   activate(stream, rounded, GeluErf{}, x);
 }
 
-void scale(const Stream& stream, Tensor x, float factor) { map(stream, x, Scale{factor}); }
-void softcap(const Stream& stream, Tensor x, float cap) { map(stream, x, Softcap{cap}); }
+void scale(const Stream& stream, Tensor x, float factor) { map(stream, Scale{factor}, x); }
+void softcap(const Stream& stream, Tensor x, float cap) { map(stream, Softcap{cap}, x); }
 void apply_gate(const Stream& stream, Gate kind, Tensor up, const Tensor& gate,
                 const QuantizedRows& rounded) {
   switch (kind) {
@@ -267,7 +296,7 @@ void apply_gate(const Stream& stream, Gate kind, Tensor up, const Tensor& gate,
       return activate(stream, rounded, Geglu{}, up, gate);
   }
 }
-void add(const Stream& stream, Tensor y, const Tensor& x) { zip(stream, y, x, Add{}); }
+void add(const Stream& stream, Tensor y, const Tensor& x) { map(stream, Add{}, y, x); }
 
 void argmax(const Stream& stream, int32_t* tokens, const Tensor& x) {
   launch(stream, argmax_kernel, rows_of(x), dim3(kNormThreads), 0, tokens, x.floats(),

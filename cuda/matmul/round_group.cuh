@@ -9,8 +9,14 @@ namespace h2o::cuda {
 
 static_assert(QuantizedRows::kGroup == kWarp);
 
-// Group g of a row, as quantize_rows of cpu/matmul/int8_matmul-inl.h.
-__device__ inline void round_group(const QuantizedRows& to, int row, int g, float x) {
+// A rounded group, distributed over the lanes of a warp.
+struct GroupInWarp {
+  RoundedGroup group;
+  uint32_t word;  // four q: this lane's, and those of the lanes next to it
+};
+
+// As quantize_rows of cpu/matmul/int8_matmul-inl.h; x: the element of this lane.
+__device__ inline GroupInWarp rounded_group(float x) {
   const int lane = threadIdx.x % kWarp;
   const float d = warp_max(fabsf(x)) / 127 + warp_sum(x * 0);  // NaN if any of them is not finite
   // For denormal d, 1 / d may overflow: such values are rounded to zero.
@@ -24,17 +30,24 @@ __device__ inline void round_group(const QuantizedRows& to, int row, int g, floa
 #pragma unroll
   for (int apart = 1; apart < 16; apart *= 2) sum += __shfl_xor_sync(kAllLanes, sum, apart);
   const int second = __shfl_xor_sync(kAllLanes, sum, 16);
+  return {{d, {static_cast<int16_t>(sum), static_cast<int16_t>(second)}}, word};
+}
 
+// To group g of a row.
+__device__ inline void store_group(const QuantizedRows& to, int row, int g,
+                                   const GroupInWarp& rounded) {
+  const int lane = threadIdx.x % kWarp;
   const int chunk = g / QuantizedRows::kChunk;
   const int in_chunk = g % QuantizedRows::kChunk;
   if (lane % 4 == 0) {
     int8_t* const half = to.half(row, chunk, in_chunk, lane / 16);
-    reinterpret_cast<uint32_t*>(half)[lane % 16 / 4] = word;
+    reinterpret_cast<uint32_t*>(half)[lane % 16 / 4] = rounded.word;
   }
-  if (lane == 0) {
-    *to.group(row, chunk, in_chunk) = {d,
-                                       {static_cast<int16_t>(sum), static_cast<int16_t>(second)}};
-  }
+  if (lane == 0) *to.group(row, chunk, in_chunk) = rounded.group;
+}
+
+__device__ inline void round_group(const QuantizedRows& to, int row, int g, float x) {
+  store_group(to, row, g, rounded_group(x));
 }
 
 // Writes the zeros after the n groups of a row, by one of n_warps warps.

@@ -2,6 +2,8 @@
 // execution continues if graphs fail.
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <set>
 #include <stdexcept>
 
 #include "attention_rig.h"
@@ -148,6 +150,43 @@ TEST_CASE("short chunks over a long cache fill 132 multiprocessors" * doctest::s
   }
 }
 
+// The kernel that reads keys and values to decode one token.
+const void* decode_kernel(DType k, DType v, int32_t head_dim, bool rolls) {
+  const KvShape shape{.n_layers = 1,
+                      .n_sequences = 1,
+                      .n_heads = 1,
+                      .n_kv_heads = 1,
+                      .head_dim = head_dim,
+                      .max_tokens = 4,
+                      .max_rows = 1,
+                      .k_dtype = k,
+                      .v_dtype = v,
+                      .rope = rolls ? rope_of(head_dim) : Rope{}};
+  const Skipping skipping;
+  Rig rig({.sinks = 0, .heavy = 1, .recent = 1}, shape);
+  Random random(1);
+  take_launches();
+  rig.attend({{0, 1}}, random_qkv(random, shape, 1));
+  return take_launches().at(1).kernel;  // the first stores K and V
+}
+
+TEST_CASE("decode attention has a kernel for every type of keys and values" *
+          doctest::skip(!on_cuda())) {
+  std::set<const void*> kernels = {decode_kernel(DType::f16, DType::f16, 60, false)};  // any type
+  CHECK(kernels.contains(decode_kernel(DType::f32, DType::bf16, 64, false)));
+  const std::pair<DType, DType> types[] = {{DType::f32, DType::f32},   {DType::f16, DType::f16},
+                                           {DType::bf16, DType::bf16}, {DType::q8_0, DType::q8_0},
+                                           {DType::q8_0, DType::q4_0}, {DType::q4_0, DType::q4_0}};
+  for (const auto& [k, v] : types) {
+    for (const bool rolls : {false, true}) {
+      CAPTURE(info(k).name);
+      CAPTURE(info(v).name);
+      CAPTURE(rolls);
+      CHECK(kernels.insert(decode_kernel(k, v, 64, rolls)).second);
+    }
+  }
+}
+
 TEST_CASE("a token of each of 65,536 sequences" * doctest::skip(!on_cuda())) {
   constexpr int32_t kSequences = 1 << 16;
   const KvShape shape{.n_layers = 1,
@@ -181,7 +220,9 @@ TEST_CASE("embeddings of 65,536 rows" * doctest::skip(!on_cuda())) {
   CHECK(most_along_x() == kRows);
 }
 
-// Logits of steps of the tiny model, with an error when the second is captured.
+constexpr char kSmallModel[] = H2O_SOURCE_DIR "/tests/data/golden/llama_gqa2_tied.gguf";
+
+// Logits of steps of a model, with an error when the second is captured.
 std::vector<float> logits_of_steps(Session& session, const Model& model, const Call* fails) {
   Random random(3);
   std::vector<float> all;
@@ -194,24 +235,68 @@ std::vector<float> logits_of_steps(Session& session, const Model& model, const C
   return all;
 }
 
+// The back end's name after steps of a small model, if all launches overlap or none does; and their
+// logits.
+std::pair<std::string, std::vector<float>> run_steps(bool overlaps, const Call* fails = nullptr) {
+  take_launches();
+  const std::shared_ptr<Model> model = load(kSmallModel, 1);
+  Session session(model, {.policies = {KvPolicy{.sinks = 0, .heavy = 3, .recent = 2}}});
+  std::vector<float> logits = logits_of_steps(session, *model, fails);
+  for (const Launch& launch : take_launches()) CHECK(launch.overlaps == overlaps);
+  return {model->backend->name(), std::move(logits)};
+}
+
 TEST_CASE("a step that cannot be captured runs without a graph, and so do later ones" *
           doctest::skip(!on_cuda())) {
-  const auto run = [](const Call* fails) {
-    const std::shared_ptr<Model> model = tiny_model(1);
-    Session session(model, {.policies = {KvPolicy{.sinks = 0, .heavy = 3, .recent = 2}}});
-    const std::vector<float> logits = logits_of_steps(session, *model, fails);
-    return std::pair(logits, model->backend->name());
-  };
-  const auto [expected, name] = run(nullptr);
+  const auto [name, expected] = run_steps(true);
   CHECK(name.find("no graphs") == std::string::npos);
   for (const auto& [call, reason] : {std::pair(Call::end_capture, "record: unknown error"),
                                      std::pair(Call::instantiate, "make a graph: unknown error"),
                                      std::pair(Call::replay, "replay a graph: unknown error")}) {
     CAPTURE(reason);
-    const auto [logits, name_then] = run(&call);
+    const auto [name_then, logits] = run_steps(true, &call);
     CHECK(same_bits(logits, expected));
     CHECK(name_then.ends_with(std::string("no graphs: [cuda] ") + reason + ")"));
   }
+}
+
+// An environment variable, while this exists.
+class Setting {
+ public:
+  Setting(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
+  Setting(const Setting&) = delete;
+  Setting& operator=(const Setting&) = delete;
+  ~Setting() { unsetenv(name_); }
+
+ private:
+  const char* const name_;
+};
+
+TEST_CASE("graphs and overlapping launches can be switched off" * doctest::skip(!on_cuda())) {
+  const auto [name, expected] = run_steps(true);
+  CHECK(name.find(", launches") == std::string::npos);
+  {
+    const Setting setting("H2O_CUDA_OVERLAP", "0");
+    const auto [name_then, logits] = run_steps(false);
+    CHECK(name_then.ends_with(", launches do not overlap)"));
+    CHECK(same_bits(logits, expected));
+  }
+  const Call call = Call::end_capture;
+  {
+    const Setting setting("H2O_CUDA_GRAPHS", "0");
+    const auto [name_then, logits] = run_steps(true, &call);
+    CHECK(name_then.ends_with(", no graphs: H2O_CUDA_GRAPHS=0)"));
+    CHECK(same_bits(logits, expected));
+  }
+  CHECK(run_steps(true).first.ends_with("record: unknown error)"));  // the next capture fails
+}
+
+// Kernels that the driver has compiled from PTX for compute capability 8.0 do not wait for others.
+TEST_CASE("kernels of a build for older devices do not overlap" * doctest::skip(!on_cuda())) {
+  set_ptx_version(80);
+  const std::string name = run_steps(false).first;
+  set_ptx_version(90);
+  CHECK(name.ends_with(", launches do not overlap)"));
 }
 
 TEST_CASE("free memory of a device" * doctest::skip(!on_cuda())) {
@@ -242,7 +327,7 @@ TEST_CASE("an error of the driver is one sentence" * doctest::skip(!on_cuda())) 
 TEST_CASE("launches of a decode step" * doctest::skip(!on_cuda())) {
   constexpr int kPerLayer = 9;  // 2 norms, 4 of products, the third with SwiGLU, 3 of attention
   constexpr int kOthers = 4;    // embeddings, and the last norm, rows and product
-  const auto model = load(H2O_SOURCE_DIR "/tests/data/golden/llama_gqa2_tied.gguf", 1);
+  const auto model = load(kSmallModel, 1);
   Session session(model, {});
   Random random(4);
   feed(session, 0, random_tokens(random, *model, 3));
@@ -420,6 +505,40 @@ TEST_CASE("a layer of quantized weights fuses the rounding of activations" *
   CHECK(more == std::vector<size_t>(3, 14));
   CHECK(std::ranges::all_of(fused, [](float value) { return std::isfinite(value); }));
   CHECK(same_bits(fused, alone));
+}
+
+// Of rows shorter and longer than what a block has in registers.
+TEST_CASE("norms round their output as a launch of its own does" * doctest::skip(!on_cuda())) {
+  constexpr int64_t kRows = 2, kOut = 3;
+  Random random(10);
+  for (const int64_t n : {32, 1056, 8192, 9248}) {
+    CAPTURE(n);
+    const auto backend = test_backend();
+    Backend& b = *backend;
+    std::vector<Buffer> owner;
+    const auto bytes = random_weights(random, DType::q8_0, kOut * n, real_scales);
+    const Affine w{b.upload(tensor_of(bytes, DType::q8_0, kOut, n), owner), {}};
+    const DeviceMatrix weight(b, random.reals(n), 1, n), bias(b, random.reals(n), 1, n);
+    const DeviceMatrix x(b, random.reals(kRows * n), kRows, n);
+    const DeviceMatrix h(b, kRows, n), y(b, kRows, kOut);
+    const std::function<void()> norms[] = {[&] { b.rms_norm(h, x, weight, 1e-5f); },
+                                           [&] { b.layer_norm(h, x, {weight, bias}, 1e-5f); }};
+    for (const auto& norm : norms) {
+      const auto multiply = [&] { b.matmul({{y, w}}, h); };
+      take_launches();
+      run_rows(b, kRows, [&](const Batch&) {
+        norm();
+        multiply();
+      });
+      CHECK(take_launches().size() == 2);
+      const std::vector<float> fused = y.read();
+      run_rows(b, kRows, [&](const Batch&) { norm(); });
+      run_rows(b, kRows, [&](const Batch&) { multiply(); });
+      CHECK(take_launches().size() == 3);
+      CHECK(std::ranges::all_of(fused, [](float value) { return std::isfinite(value); }));
+      CHECK(same_bits(y.read(), fused));
+    }
+  }
 }
 
 }  // namespace

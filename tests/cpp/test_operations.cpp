@@ -21,7 +21,7 @@ struct Size {
 // Rows shorter and longer than a warp and a block, of whole vectors and not.
 constexpr Size kSizes[] = {{1, 1},    {3, 1},    {1, 5},    {2, 31},  {7, 32},
                            {40, 33},  {1, 48},   {5, 127},  {9, 192}, {1, 1000},
-                           {3, 1024}, {2, 4096}, {1, 4099}, {2, 8192}};
+                           {3, 1024}, {9, 4096}, {3, 4099}, {2, 8192}};
 
 // y, or x for in-place operations, as computed by the device.
 struct Run {

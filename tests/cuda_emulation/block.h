@@ -32,7 +32,7 @@ extern Place here;
 void run_blocks(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread);
 
 // Validates a launch as the device would, and records it for take_launches().
-cudaError_t launched(dim3 grid, dim3 block, size_t shared_bytes);
+cudaError_t launched(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, bool overlaps);
 
 // Runs `kernel`, which calls run_blocks(), in stream order: now, or with each replay during
 // capture.

@@ -10,9 +10,11 @@
 namespace h2o::cuda::emulation {
 
 struct Launch {
+  const void* kernel;
   std::array<uint64_t, 3> grid;
   uint64_t threads;  // per block
   size_t shared_bytes;
+  bool overlaps;  // with the preceding kernel
 };
 
 // The launches since the last call, in order; captured ones are listed when captured. Launches that
@@ -24,6 +26,9 @@ uint64_t take_bytes_read();
 
 // Kernels are launched but do nothing from now on.
 void skip_kernels(bool skip);
+
+// For which compute capability, times 10, kernels seem to have been compiled from now on.
+void set_ptx_version(int version);
 
 // Makes the next call of a kind return an error, once.
 enum class Call { end_capture, instantiate, replay };

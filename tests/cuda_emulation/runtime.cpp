@@ -69,6 +69,7 @@ bool is_on_device(const void* data) {
 std::vector<h2o::cuda::emulation::Launch> launches;
 uint64_t bytes_read = 0;
 bool skips = false;
+int ptx_version = 90;
 std::set<h2o::cuda::emulation::Call> failing;
 
 cudaError_t fails(h2o::cuda::emulation::Call call) {
@@ -119,12 +120,17 @@ namespace h2o::cuda::emulation {
 std::vector<Launch> take_launches() { return std::exchange(launches, {}); }
 uint64_t take_bytes_read() { return std::exchange(bytes_read, 0); }
 void skip_kernels(bool skip) { skips = skip; }
+void set_ptx_version(int version) { ptx_version = version; }
 void fail_next(Call call) { failing.insert(call); }
 
-cudaError_t launched(dim3 grid, dim3 block, size_t shared_bytes) {
+cudaError_t launched(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
+                     bool overlaps) {
   const std::lock_guard lock(mutex);
-  const Launch launch{
-      {grid.x, grid.y, grid.z}, uint64_t{block.x} * block.y * block.z, shared_bytes};
+  const Launch launch{kernel,
+                      {grid.x, grid.y, grid.z},
+                      uint64_t{block.x} * block.y * block.z,
+                      shared_bytes,
+                      overlaps};
   launches.push_back(launch);
   const bool fits = grid.x >= 1 && grid.y >= 1 && grid.z >= 1 && grid.x <= 0x7fffffff &&
                     grid.y <= 65535 && grid.z <= 65535 && launch.threads >= 1 &&
@@ -192,7 +198,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
 
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
   *attributes = {};
-  attributes->ptxVersion = attributes->binaryVersion = 90;
+  attributes->ptxVersion = attributes->binaryVersion = ptx_version;
   return cudaSuccess;
 }
 

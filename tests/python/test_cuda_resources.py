@@ -45,6 +45,17 @@ def test_loads_before_the_wait_are_counted(script: dict[str, Any]) -> None:
     assert script["early_loads"](code(load, store)) == 0
 
 
+def test_loads_of_constants_after_the_wait_are_counted(script: dict[str, Any]) -> None:
+    # As nvdisasm -hex shows them.
+    constant = (0x0000A2000C1E9900 << 64 | 0x0000000608087981).to_bytes(16, "little")
+    load = (0x000EA8000C1E1900 << 64 | 0x00000006060B7981).to_bytes(16, "little")
+    strong = (0x000EA8000C1EF900 << 64 | 0x00000006060B7981).to_bytes(16, "little")
+    wait = 0x782E.to_bytes(16, "little")
+    assert script["late_constants"](constant + wait + load + strong) == 0
+    assert script["late_constants"](load + wait + load + constant) == 1
+    assert script["late_constants"](constant) == 0  # waits for nothing
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

@@ -18,7 +18,9 @@ T* dynamic_shared() {
 template <class... Parameters, class... Arguments>
 void launch(const Stream& stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
             size_t shared_bytes, Arguments&&... arguments) {
-  check(emulation::launched(grid, block, shared_bytes), "launch");
+  check(emulation::launched(reinterpret_cast<const void*>(kernel), grid, block, shared_bytes,
+                            stream.overlaps_launches()),
+        "launch");
   std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
   emulation::submit(stream.get(), [=] {
     emulation::run_blocks(grid, block, shared_bytes, [&] { std::apply(kernel, values); });
