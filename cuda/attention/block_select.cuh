@@ -80,11 +80,24 @@ __device__ uint64_t select(int32_t n, int32_t k, const Order& order_of_index) {
         atomicAdd(bins + bin, __popc(peers));
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-      int bin = 0;
-      for (; k > bins[bin]; ++bin) k -= bins[bin];
-      chosen = prefix | static_cast<uint64_t>(bin) << shift;
-      left = k;
+    if (threadIdx.x < kWarp) {
+      constexpr int kOwn = kSelectBins / kWarp;
+      int bin = static_cast<int>(threadIdx.x) * kOwn;
+      int32_t end = 0;  // counts of this lane's bins, and of those before
+#pragma unroll
+      for (int j = 0; j < kOwn; ++j) end += bins[bin + j];
+#pragma unroll
+      for (int apart = 1; apart < kWarp; apart *= 2) {
+        const int32_t before = __shfl_up_sync(kAllLanes, end, apart);
+        if (static_cast<int>(threadIdx.x) >= apart) end += before;
+      }
+      const int32_t before = __shfl_up_sync(kAllLanes, end, 1);
+      if (threadIdx.x > 0) k -= before;
+      if (k > 0 && (threadIdx.x > 0 ? k + before : k) <= end) {
+        for (; k > bins[bin]; ++bin) k -= bins[bin];
+        chosen = prefix | static_cast<uint64_t>(bin) << shift;
+        left = k;
+      }
     }
     __syncthreads();
     prefix = chosen;

@@ -18,7 +18,9 @@ struct Rows {
   const float* v;  // [n, n_kv_heads * head_dim]
 };
 
-// One block per (row, kv_head).
+// One block per (row, kv_head). Each computes the sines of its position again: a table for all
+// heads would take a launch per step, and blocks would read it after they have waited, whereas they
+// compute sines while the previous kernel runs.
 __global__ void store_kv_kernel(Rows rows, Rotation rotation, KvView cache, DeviceBatch batch) {
   float* const shared = dynamic_shared<float>();
   __shared__ float scratch[kThreads / kWarp];

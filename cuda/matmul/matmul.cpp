@@ -190,6 +190,8 @@ void Matmul::State::cublas_gemm(const Tensor& y, const Tensor& x, const Weights&
   const DType type = is_quantized(w.dtype) ? DType::f16 : w.dtype;
   const int64_t of_tile =
       is_quantized(w.dtype) ? std::max(kTileBytes / (2 * w.cols), int64_t{1}) : w.rows;
+  // Rows are outside, although quantized weights are then unpacked for each kGemmRows: otherwise
+  // all rows would have to be converted first, up to 65,536 of them.
   for (int64_t i = 0; i < x.rows; i += kGemmRows) {
     const Tensor some = rows_of(x, i, kGemmRows);
     const void* const from = factors(some, type);

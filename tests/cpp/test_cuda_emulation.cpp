@@ -220,6 +220,46 @@ TEST_CASE("embeddings of 65,536 rows" * doctest::skip(!on_cuda())) {
   CHECK(most_along_x() == kRows);
 }
 
+TEST_CASE("products, norms, gates and the largest logits of 65,536 rows" *
+          doctest::skip(!on_cuda())) {
+  constexpr int64_t kRows = 1 << 16, kIn = 256, kOut = 8;
+  const auto backend = test_backend();
+  Backend& b = *backend;
+  Random random(1);
+  const DeviceMatrix x(b, kRows, kIn), gate(b, kRows, kIn), y(b, kRows, kOut);
+  const DeviceMatrix norm(b, random.reals(kIn), 1, kIn);
+  const Buffer largest = b.allocate(kRows * sizeof(LargestLogits));
+  const Buffer tokens = b.allocate(kRows * sizeof(int32_t));
+  const Skipping skipping;
+  Batch batch;
+  batch.add(0, 0, std::vector<int32_t>(kRows));
+  const auto launches_of = [&](const auto& operation) {
+    take_launches();
+    b.run(batch, operation);
+    return take_launches();
+  };
+  const std::function<void()> by_row[] = {
+      [&] { b.rms_norm(x, x, norm, 1e-5f); }, [&] { b.layer_norm(x, x, {norm, norm}, 1e-5f); },
+      [&] { b.argmax(tokens.as<int32_t>(), y); },
+      [&] { b.select_largest(largest.as<LargestLogits>(), y, batch); }};
+  for (const auto& operation : by_row) {
+    const std::vector<Launch> launches = launches_of(operation);
+    REQUIRE(launches.size() == 1);
+    CHECK(launches[0].grid == std::array<uint64_t, 3>{kRows, 1, 1});
+  }
+  CHECK(launches_of([&] { b.apply_gate(Gate::swiglu, x, gate); }).size() == 1);
+  // f32 takes 8 rows per launch, f16 and quantized types 2048, and a conversion.
+  for (const auto& [dtype, n_launches] :
+       {std::pair(DType::f32, kRows / 8), std::pair(DType::f16, 2 * kRows / 2048),
+        std::pair(DType::q4_k, 2 * kRows / 2048)}) {
+    CAPTURE(info(dtype).name);
+    std::vector<Buffer> owner;
+    const std::vector<std::byte> bytes = random_weights(random, dtype, kOut * kIn, real_scales);
+    const Affine w{b.upload(tensor_of(bytes, dtype, kOut, kIn), owner), {}};
+    CHECK(std::ssize(launches_of([&] { b.matmul({{y, w}}, x); })) == n_launches);
+  }
+}
+
 constexpr char kSmallModel[] = H2O_SOURCE_DIR "/tests/data/golden/llama_gqa2_tied.gguf";
 
 // Logits of steps of a model, with an error when the second is captured.
@@ -435,7 +475,8 @@ TEST_CASE("launches of a mixture of experts" * doctest::skip(!on_cuda())) {
 }
 
 // Three tokens of two sequences through one layer; and the launches of each step.
-std::pair<std::vector<float>, std::vector<size_t>> quantized_layer(bool one_pass) {
+std::pair<std::vector<float>, std::vector<size_t>> quantized_layer(bool one_pass,
+                                                                   DType v_type = DType::q8_0) {
   constexpr int64_t kRows = 2, kWidth = 128, kKvWidth = 64, kInner = 160;
   const KvShape shape{.n_layers = 1,
                       .n_sequences = kRows,
@@ -450,12 +491,12 @@ std::pair<std::vector<float>, std::vector<size_t>> quantized_layer(bool one_pass
   KvCache cache(b, {&policy, 1}, shape);
   Random random(5);
   std::vector<Buffer> owner;
-  const auto weights = [&](int64_t n_out, int64_t n_in) {
-    const auto bytes = random_weights(random, DType::q8_0, n_out * n_in, real_scales);
-    return Affine{b.upload(tensor_of(bytes, DType::q8_0, n_out, n_in), owner), {}};
+  const auto weights = [&](int64_t n_out, int64_t n_in, DType dtype = DType::q8_0) {
+    const auto bytes = random_weights(random, dtype, n_out * n_in, real_scales);
+    return Affine{b.upload(tensor_of(bytes, dtype, n_out, n_in), owner), {}};
   };
   const Affine wq = weights(kWidth, kWidth), wk = weights(kKvWidth, kWidth);
-  const Affine wv = weights(kKvWidth, kWidth), wo = weights(kWidth, kWidth);
+  const Affine wv = weights(kKvWidth, kWidth, v_type), wo = weights(kWidth, kWidth);
   const Affine w_up = weights(kInner, kWidth), w_gate = weights(kInner, kWidth);
   const Affine w_down = weights(kWidth, kInner);
   const DeviceMatrix norm(b, random.reals(kWidth, -0.05f, 0.05f), 1, kWidth);
@@ -505,6 +546,8 @@ TEST_CASE("a layer of quantized weights fuses the rounding of activations" *
   CHECK(more == std::vector<size_t>(3, 14));
   CHECK(std::ranges::all_of(fused, [](float value) { return std::isfinite(value); }));
   CHECK(same_bits(fused, alone));
+  // V of another type, as in half of the layers of Q4_K_M, takes a launch of its own.
+  CHECK(quantized_layer(true, DType::q4_0).second == std::vector<size_t>(3, 11));
 }
 
 // Of rows shorter and longer than what a block has in registers.
