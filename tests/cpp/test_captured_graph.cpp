@@ -111,6 +111,8 @@ void check_graphs(const std::shared_ptr<Model>& model, const KvPolicy& policy, b
     for (int32_t i = 0; i < n; ++i) {
       const int32_t n_tokens = step % 7 == 3 && i == 0 ? random.integer(2, 6) : 1;
       if (recorded.cache().room(order[i]) < n_tokens) continue;
+      const int32_t end = recorded.cache().length(order[i]) + n_tokens;
+      if (!roll && end > model->config.n_ctx_train) continue;  // it may have no more positions
       inputs.emplace_back(order[i], random_tokens(random, *model, n_tokens));
     }
     if (inputs.empty()) continue;
