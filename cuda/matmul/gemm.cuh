@@ -5,8 +5,8 @@
 // stage is loaded while tensor cores multiply the current one:
 //
 //   x and 16-bit weights:  cp.async, directly into the other buffer.
-//   quantized weights:     each thread loads one group of 32 into registers, one stage further
-//                          ahead, and unpacks it into the other buffer one stage later.
+//   quantized weights:     each thread loads one group of 32 of a stage into registers, up to
+//                          three stages further ahead, and unpacks it into the other buffer.
 //
 // Warps divide the tile by rows and outputs, and the depth of a stage into shares, which are summed
 // at the end in a fixed order: deterministic.
@@ -15,6 +15,7 @@
 #include "cuda/matmul/expert_rows.cuh"
 #include "cuda/matmul/gemm.h"
 #include "cuda/matmul/half_values.cuh"
+#include "cuda/runtime/in_flight.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/ptx.cuh"
 #include "cuda/runtime/reduce.cuh"
@@ -48,12 +49,18 @@ struct GemmShape {
   static constexpr int kSumStride = kOuts + 1;  // floats
   static constexpr int kSharedBytes = 2 * kStageBytes;
   static_assert(kThreads == kOuts * kGroups, "a thread unpacks a group of a stage");
+  static_assert(kThreads % kOuts == 0, "all sums that a thread writes are of one output");
   static_assert(kShares * kRows * kSumStride * 4 <= kSharedBytes, "sums take the place of stages");
 };
 
-// 9 to 64 rows are bound by reading the weights: narrow tiles, for many blocks.
-using FewRows = GemmShape<64, 32, 4, 1, 1, 4, 3>;
+// Up to 64 rows are bound by reading the weights, and x once per block: the fewer rows, the
+// narrower the tiles, for more blocks. More rows are bound by tensor cores.
+using Rows16 = GemmShape<16, 32, 8, 1, 1, 8, 2>;
+using Rows64 = GemmShape<64, 64, 4, 2, 2, 2, 2>;
 using ManyRows = GemmShape<128, 128, 2, 4, 2, 1, 2>;
+
+template <class S>
+constexpr bool kBoundByWeights = S::kRows <= 64;
 
 // Copies columns [k, k + kDepth) of rows [first, first + kCount) of `rows` [n, n_cols], 16 bits, to
 // shared memory; zeros past the end.
@@ -74,24 +81,35 @@ __device__ inline void copy_halves(uint32_t to, const uint16_t* rows, int64_t fi
 }
 
 // How weights are loaded into shared memory: the block's Tile has kOuts rows of them, from `first`
-// on. load(k) starts loading the stage at column k; store() writes it to a buffer.
+// on. load(i, stage) starts loading a stage, the i-th of kAhead; store(i, stage, to) writes it to a
+// buffer.
 template <bool kBf16_>
 struct Plain {
   static constexpr bool kBf16 = kBf16_;
 
   template <class S>
   struct Tile {
+    static constexpr int kAhead = 1;
+    static_assert(!kBoundByWeights<S> ||
+                  latency_hidden(size_t{S::kBlocks} * S::kOuts * S::kDepth * 2, 0) >= 90);
     const Weights& w;
     int64_t first;
-    int k = 0;
 
-    __device__ void load(int column) { k = column; }
-    __device__ void store(std::byte* to) const {
+    __device__ void load(int, int) {}
+    __device__ void store(int, int stage, std::byte* to) const {
       copy_halves<S, S::kOuts>(shared_address(to), reinterpret_cast<const uint16_t*>(w.data), first,
-                               w.rows, w.cols, k);
+                               w.rows, w.cols, stage * S::kDepth);
     }
   };
 };
+
+// The latency hidden with `n_ahead` groups per thread in registers, see in_flight.cuh. An element
+// takes at least four operations: to extract, to convert, to scale and to round it.
+template <class S, class Format>
+constexpr size_t unpacking_hides(int n_ahead) {
+  const size_t n_groups = size_t{S::kBlocks} * S::kThreads * n_ahead;
+  return latency_hidden(n_groups * Format::kBytesOf8 / 8, n_groups * kGroup * 4);
+}
 
 template <class Format>
 struct Unpacked {
@@ -99,23 +117,30 @@ struct Unpacked {
 
   template <class S>
   struct Tile {
+    static constexpr int kAhead = !kBoundByWeights<S>                   ? 1
+                                  : unpacking_hides<S, Format>(2) >= 90 ? 2
+                                                                        : 3;
+    static_assert(!kBoundByWeights<S> || unpacking_hides<S, Format>(kAhead) >= 90);
     static constexpr int kGroups = S::kDepth / kGroup;
     const Weights& w;
     int64_t first;
-    int group = 0;
-    typename Format::Raw raw{};
+    typename Format::Raw raw[kAhead]{};
 
     static __device__ int own_row() { return threadIdx.x / kGroups; }
     static __device__ int own_group() { return threadIdx.x % kGroups; }
 
-    // Past the end the last row or group is repeated: it is not written to y, or x is zero there.
-    __device__ void load(int column) {
-      const int n_groups = static_cast<int>(w.cols / kGroup);
-      group = min(column / kGroup + own_group(), n_groups - 1);
-      raw = Format::load_raw(w.row(min(first + own_row(), w.rows - 1)), n_groups, group);
+    __device__ int n_groups() const { return static_cast<int>(w.cols / kGroup); }
+    __device__ int group(int stage) const {
+      return min(stage * kGroups + own_group(), n_groups() - 1);
     }
-    __device__ void store(std::byte* to) const {
-      const auto unpacked = Format::unpack(raw, group);
+
+    // Past the end the last row or group is repeated: it is not written to y, or x is zero there.
+    __device__ void load(int i, int stage) {
+      raw[i] =
+          Format::load_raw(w.row(min(first + own_row(), w.rows - 1)), n_groups(), group(stage));
+    }
+    __device__ void store(int i, int stage, std::byte* to) const {
+      const auto unpacked = Format::unpack(raw[i], group(stage));
       auto* out = reinterpret_cast<uint4*>(to + own_row() * S::kStride + own_group() * kGroup * 2);
 #pragma unroll
       for (int j = 0; j < 4; ++j) out[j] = half_values<Format>(unpacked, j);
@@ -183,18 +208,19 @@ struct WarpTile {
 
 // Sums the shares, and writes the part of the tile that is inside y.
 template <class S>
-__device__ inline void write_tile(const Gemm& g, const float* sums, int64_t first_row,
+__device__ inline void write_tile(const Gemm& g, const float* sums, float bias, int64_t first_row,
                                   int64_t first_out) {
-  for (int i = threadIdx.x; i < S::kRows * S::kOuts; i += S::kThreads) {
-    const int64_t row = first_row + i / S::kOuts;
-    const int64_t out = first_out + i % S::kOuts;
-    if (row >= g.n_rows || out >= g.w.rows) continue;
-    float* const y = g.y + row * g.w.rows + out;
-    float sum = g.bias != nullptr ? g.bias[out] : 0;
+  const int own = threadIdx.x % S::kOuts;
+  const int64_t out = first_out + own;
+  if (out >= g.w.rows) return;
+  const auto n_rows = static_cast<int>(min(g.n_rows - first_row, int64_t{S::kRows}));
+  for (int row = threadIdx.x / S::kOuts; row < n_rows; row += S::kThreads / S::kOuts) {
+    float* const y = g.y + (first_row + row) * g.w.rows + out;
+    float sum = bias;
     if (g.add) sum += *y;
 #pragma unroll
     for (int share = 0; share < S::kShares; ++share) {
-      sum += sums[(share * S::kRows + i / S::kOuts) * S::kSumStride + i % S::kOuts];
+      sum += sums[(share * S::kRows + row) * S::kSumStride + own];
     }
     *y = sum;
   }
@@ -203,36 +229,50 @@ __device__ inline void write_tile(const Gemm& g, const float* sums, int64_t firs
 // Computes the tile of y at (first_row, first_out).
 template <class S, class Kind>
 __device__ __forceinline__ void multiply_tile(const Gemm& g, int64_t first_row, int64_t first_out) {
+  using Tile = typename Kind::template Tile<S>;
+  constexpr int kAhead = Tile::kAhead;
   std::byte* const shared = dynamic_shared<std::byte>();
   const int n_stages = static_cast<int>((g.w.cols + S::kDepth - 1) / S::kDepth);
-  typename Kind::template Tile<S> weights{g.w, first_out};
   const auto x_tile = [&](int stage) { return shared + stage % 2 * S::kStageBytes; };
   const auto w_tile = [&](int stage) { return x_tile(stage) + S::kRows * S::kStride; };
-  // Writes a stage to its buffer, and starts loading the weights of the next.
-  const auto put = [&](int stage) {
-    weights.store(w_tile(stage));
+  const auto copy_x = [&](int stage) {
     copy_halves<S, S::kRows>(shared_address(x_tile(stage)), g.x, first_row, g.n_rows, g.w.cols,
                              stage * S::kDepth);
     commit_copies();
-    if (stage + 1 < n_stages) weights.load((stage + 1) * S::kDepth);
   };
 
-  weights.load(0);
+  Tile weights{g.w, first_out};
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) weights.load(i, i);
+  const int64_t own_out = min(first_out + threadIdx.x % S::kOuts, g.w.rows - 1);
+  const float bias = g.bias != nullptr ? g.bias[own_out] : 0;
+  weights.store(0, 0, w_tile(0));
+  weights.load(0, kAhead);
   wait_for_previous();
-  put(0);
+  copy_x(0);
   WarpTile<S> own;
-  for (int stage = 0; stage < n_stages; ++stage) {
-    wait_for_copies<0>();
-    __syncthreads();  // this stage has been loaded, and no thread reads the previous one
-    if (stage + 1 < n_stages) put(stage + 1);
-    own.template multiply<Kind::kBf16>(shared_address(x_tile(stage)), shared_address(w_tile(stage)),
-                                       static_cast<int>(g.n_rows - first_row));
+  for (int first = 0; first < n_stages; first += kAhead) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {  // unrolled: weights.raw[i] is in registers
+      const int stage = first + i;
+      if (stage >= n_stages) break;
+      wait_for_copies<0>();
+      __syncthreads();  // this stage has been loaded, and no thread reads the previous one
+      if (const int next = stage + 1; next < n_stages) {
+        weights.store((i + 1) % kAhead, next, w_tile(next));
+        copy_x(next);
+        weights.load((i + 1) % kAhead, next + kAhead);
+      }
+      own.template multiply<Kind::kBf16>(shared_address(x_tile(stage)),
+                                         shared_address(w_tile(stage)),
+                                         static_cast<int>(g.n_rows - first_row));
+    }
   }
   __syncthreads();  // no thread reads the last stage
   auto* const sums = reinterpret_cast<float*>(shared);
   own.store(sums);
   __syncthreads();
-  write_tile<S>(g, sums, first_row, first_out);
+  write_tile<S>(g, sums, bias, first_row, first_out);
 }
 
 template <class S, class Kind>
@@ -271,8 +311,10 @@ void launch_tiles(const Stream& stream, const Gemm& g) {
 
 template <class Kind>
 void launch_gemm(const Stream& stream, const Gemm& g) {
-  if (g.n_rows <= FewRows::kRows) {
-    launch_tiles<FewRows, Kind>(stream, g);
+  if (g.n_rows <= Rows16::kRows) {
+    launch_tiles<Rows16, Kind>(stream, g);
+  } else if (g.n_rows <= Rows64::kRows) {
+    launch_tiles<Rows64, Kind>(stream, g);
   } else {
     launch_tiles<ManyRows, Kind>(stream, g);
   }
@@ -281,7 +323,7 @@ void launch_gemm(const Stream& stream, const Gemm& g) {
 template <class Kind>
 void launch_experts_gemm(const Stream& stream, const Gemm& g, const ExpertRows& experts,
                          int begin) {
-  using S = FewRows;  // an expert rarely has more
+  using S = Rows64;  // an expert rarely has more
   const dim3 grid(out_tiles<S>(g), n_expert_tiles<S::kRows>(experts, g.n_rows));
   launch(stream, experts_gemm_kernel<S, Kind>, grid, dim3(S::kThreads), S::kSharedBytes, g, experts,
          begin);
