@@ -27,8 +27,8 @@ struct Softmax {
 // none.
 __device__ Softmax merge(const Partials& partials, const RecalledSums& recalled,
                          const LogitChanges& changes, int head, int64_t query, int n_splits) {
-  const float* largest = partials.largest + query * partials.splits.n;
-  const float* total = partials.total + query * partials.splits.n;
+  const float* largest = partials.largest + query * partials.n_splits;
+  const float* total = partials.total + query * partials.n_splits;
   const int lane = threadIdx.x % kWarp;
   float most = -INFINITY;
   for (int s = lane; s < n_splits; s += kWarp) most = fmaxf(most, largest[s]);
@@ -61,7 +61,7 @@ __device__ void merge_outputs(const Partials& partials, const RecalledSums& reca
   const int part = parts > 1 ? threadIdx.x / width : 0;
   const auto weighed = [&](int i) {
     const int h = i / head_dim;
-    const int64_t first = (query + h) * partials.splits.n;
+    const int64_t first = (query + h) * partials.n_splits;
     float sum = 0;
 #pragma unroll 8
     for (int s = part; s < n_splits; s += parts) {
@@ -107,7 +107,8 @@ __global__ void __launch_bounds__(kFinishThreads)
   const int group = cache.n_heads / cache.n_kv_heads;
   const int used = head.policy.kept(segment.position) + 1;
   const Partials partials(cache, cache.workspace);
-  const int n_splits = (used + partials.splits.length - 1) / partials.splits.length;
+  const int32_t length = split_length(used);
+  const int n_splits = (used + length - 1) / length;
   const int64_t query = int64_t{segment.sequence} * cache.n_heads + kv_head * group;
   if (!has_archived(policy, segment.position)) recalled.n = 0;
 

@@ -41,8 +41,9 @@ __global__ void __launch_bounds__(kTeamThreads, (kOctets > 1 ? 2 : Rows::blocks(
   const int used = head.policy.kept(segment.position) + 1;
   const Partials partials(cache, cache.workspace);
   const int split = static_cast<int>(blockIdx.z);
-  const int begin = split * partials.splits.length;
-  const int end = min(begin + partials.splits.length, used);
+  const int32_t length = split_length(used);
+  const int begin = split * length;
+  const int end = min(begin + length, used);
   if (begin >= end) return;
 
   const int64_t query = int64_t{segment.sequence} * cache.n_heads + first_head;
@@ -71,7 +72,7 @@ void launch_decode(const Stream& stream, const Decode& decode, const KvView& cac
   }
   const int group = cache.n_heads / cache.n_kv_heads;
   const int tiles = (group + kHeads - 1) / kHeads;
-  const dim3 grid(n_segments, cache.n_kv_heads * tiles, Splits(cache.slots).n);
+  const dim3 grid(n_segments, cache.n_kv_heads * tiles, most_splits(cache.slots));
   using Blocks = Team<kLanes, kOctets, kHeads>;
   const size_t shared = size_t{Blocks::kTeams} * kHeads * (Blocks::kWidth + 2) * sizeof(float);
   launch(stream, decode_kernel<Rows, kLanes, kOctets, kHeads>, grid, dim3(kTeamThreads), shared,

@@ -10,32 +10,37 @@ namespace h2o::cuda {
 
 constexpr int kTeamThreads = 128;  // per block
 constexpr int kMaxSplits = 128;
+constexpr int32_t kMinSplitLength = 64;  // slots
 
-// How slots are split. Depends only on their number, so that a sequence's results do not depend,
-// bit for bit, on the rest of the batch.
-struct Splits {
-  __host__ __device__ explicit Splits(int32_t slots) : length(64) {
-    while ((slots + length - 1) / length > kMaxSplits) length *= 2;
-    n = (slots + length - 1) / length;
-  }
-  int32_t length;  // slots
-  int32_t n;
-};
+// The slots in use are split into parts of this length, at most kMaxSplits. Depends only on their
+// number, so that a sequence's results do not depend, bit for bit, on the rest of the batch.
+__host__ __device__ inline int32_t split_length(int32_t used) {
+  int32_t length = kMinSplitLength;
+  while (int64_t{length} * kMaxSplits < used) length *= 2;
+  return length;
+}
+
+// Of any number of slots up to `slots`.
+__host__ __device__ inline int32_t most_splits(int32_t slots) {
+  const int32_t n = (slots + kMinSplitLength - 1) / kMinSplitLength;
+  return n < kMaxSplits ? n : kMaxSplits;
+}
 
 // The workspace, for each sequence of the batch, head and split.
 struct Partials {
-  __host__ __device__ Partials(const KvView& cache, std::byte* base) : splits(cache.slots) {
+  __host__ __device__ Partials(const KvView& cache, std::byte* base)
+      : n_splits(most_splits(cache.slots)) {
     const int64_t heads = int64_t{cache.n_sequences} * cache.n_heads;
     stride = (cache.slots + 3) / 4 * 4;
     logits = reinterpret_cast<float*>(base);
     out = logits + heads * stride;
-    largest = out + heads * splits.n * cache.head_dim;
-    total = largest + heads * splits.n;
-    bytes = static_cast<size_t>(heads * (stride + splits.n * (int64_t{cache.head_dim} + 2))) *
+    largest = out + heads * n_splits * cache.head_dim;
+    total = largest + heads * n_splits;
+    bytes = static_cast<size_t>(heads * (stride + n_splits * (int64_t{cache.head_dim} + 2))) *
             sizeof(float);
   }
 
-  Splits splits;
+  int32_t n_splits;
   int64_t stride;
   float* logits;   // [heads, stride] scaled
   float* out;      // [heads, n_splits, head_dim] weighted by e^(logit - largest)
@@ -224,7 +229,7 @@ struct Team {
         sum = fmaf(weight, sums[(t * kHeads + h) * kWidth + e], sum);
         weights = fmaf(weight, softmax[1], weights);
       }
-      const int64_t split = (query + h) * partials.splits.n + split_index;
+      const int64_t split = (query + h) * partials.n_splits + split_index;
       partials.out[split * head_dim + e] = sum;
       if (e == 0) {
         partials.largest[split] = most;

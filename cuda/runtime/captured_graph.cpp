@@ -47,23 +47,40 @@ std::string GraphSwitch::reason() const {
 }
 
 GraphCache::~GraphCache() {
-  for (const auto& [step, graph] : graphs_) {
-    if (graph != nullptr) cudaGraphExecDestroy(graph);
+  for (const auto& [step, entry] : entries_) {
+    if (entry.graph != nullptr) cudaGraphExecDestroy(entry.graph);
   }
 }
 
 void GraphCache::run(const Stream& stream, GraphSwitch& graphs, const StepKind& step,
                      const std::function<void()>& pass) {
   if (!graphs.reason().empty()) return pass();
-  const auto [entry, is_first] = graphs_.try_emplace(step, nullptr);
+  const auto [found, is_first] = entries_.try_emplace(step);
   if (is_first) return pass();
+  Entry& entry = found->second;
   try {
-    if (entry->second == nullptr) entry->second = instantiate(record(stream, pass));
-    return check(cudaGraphLaunch(entry->second, stream.get()), "replay a graph");
+    if (entry.graph == nullptr) {
+      if (n_graphs_ == kMaxGraphs) drop_oldest(stream);
+      entry.graph = instantiate(record(stream, pass));
+      ++n_graphs_;
+    }
+    entry.last_run = ++n_runs_;
+    return check(cudaGraphLaunch(entry.graph, stream.get()), "replay a graph");
   } catch (const std::exception& error) {
     graphs.turn_off(error.what());
   }
   pass();  // runs without capture first, so that errors of the pass itself are thrown here
+}
+
+void GraphCache::drop_oldest(const Stream& stream) {
+  Entry* oldest = nullptr;
+  for (auto& [step, entry] : entries_) {
+    if (entry.graph == nullptr) continue;
+    if (oldest == nullptr || entry.last_run < oldest->last_run) oldest = &entry;
+  }
+  stream.synchronize();  // it may still run
+  check(cudaGraphExecDestroy(std::exchange(oldest->graph, nullptr)), "drop a graph");
+  --n_graphs_;
 }
 
 }  // namespace h2o::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <compare>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -34,18 +35,30 @@ struct StepKind {
   auto operator<=>(const StepKind&) const = default;
 };
 
-// One graph per kind of step. The first step runs without capture, because the driver may still
-// load kernels; the second is captured; later ones are replayed. If capture or replay fails, steps
-// run without a graph.
+// One graph per kind of step, of the last kMaxGraphs kinds used: a graph of a large model takes
+// some hundred KiB of device memory. The first step runs without capture, because the driver may
+// still load kernels; the second is captured; later ones are replayed. If capture or replay fails,
+// steps run without a graph.
 class GraphCache final : public CapturedGraph {
  public:
+  static constexpr int kMaxGraphs = 32;
+
   ~GraphCache() override;
 
   void run(const Stream& stream, GraphSwitch& graphs, const StepKind& step,
            const std::function<void()>& pass);
 
  private:
-  std::map<StepKind, cudaGraphExec_t> graphs_;  // nullptr: has run once
+  struct Entry {
+    cudaGraphExec_t graph = nullptr;  // or has run once, or was dropped
+    uint64_t last_run = 0;
+  };
+
+  void drop_oldest(const Stream& stream);
+
+  std::map<StepKind, Entry> entries_;
+  int n_graphs_ = 0;
+  uint64_t n_runs_ = 0;
 };
 
 }  // namespace h2o::cuda

@@ -199,6 +199,21 @@ TEST_CASE("a short chunk over many keys does not depend on the rest of the batch
   }
 }
 
+TEST_CASE("decoding does not depend on the size of the cache") {
+  KvShape shape = shape_of(64, 1, DType::f16);
+  shape.max_rows = 150;
+  shape.max_tokens = 160;
+  Rig small(kFull, shape);
+  shape.max_tokens = 20'000;
+  Rig large(kFull, shape);
+  Random random(13);
+  for (const int32_t n : {150, 1, 1}) {
+    const Qkv in = random_qkv(random, shape, n);
+    CHECK(same_bits(small.attend({{0, n}}, in), large.attend({{0, n}}, in)));
+    CHECK(same_entries(small, 0, large, 0, shape.n_kv_heads));
+  }
+}
+
 // A few thousand keys: many times what a block reads.
 TEST_CASE("decoding with many keys") {
   for (const KvPolicy& policy : {kFull, KvPolicy{.sinks = 4, .heavy = 1500, .recent = 700}}) {

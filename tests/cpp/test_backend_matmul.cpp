@@ -111,7 +111,7 @@ TEST_CASE("products of long rows, and of many") {
   Random random(2);
   for (const DType dtype : device_dtypes()) {
     for (const bool integers : {true, false}) {
-      for (const int64_t n_rows : {1, 5, 33}) {
+      for (const int64_t n_rows : {1, 5, 12, 33}) {
         check_product(*backend, random, {dtype, n_rows, 4096, 24, integers});
       }
       check_product(*backend, random, {dtype, 600, 256, 33, integers});

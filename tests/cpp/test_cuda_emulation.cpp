@@ -10,6 +10,7 @@
 #include "control.h"
 #include "core/error.h"
 #include "cuda/cuda_backend.h"
+#include "cuda/runtime/captured_graph.h"
 #include "cuda/runtime/device.h"
 #include "random_weights.h"
 #include "session_rig.h"
@@ -298,6 +299,38 @@ TEST_CASE("a step that cannot be captured runs without a graph, and so do later 
     CHECK(same_bits(logits, expected));
     CHECK(name_then.ends_with(std::string("no graphs: [cuda] ") + reason + ")"));
   }
+}
+
+// Each number of rows is a kind of step.
+TEST_CASE("the graphs of the last 32 kinds of steps are kept" * doctest::skip(!on_cuda())) {
+  constexpr int kMost = cuda::GraphCache::kMaxGraphs, kKinds = kMost + 4;
+  const auto backend = test_backend();
+  Random random(1);
+  const DeviceMatrix x(*backend, random.reals(32), 1, 32);
+  const int before = n_graphs();
+  std::unique_ptr<CapturedGraph> graph;
+  // The number of launches, 0 if they were captured before.
+  const auto run = [&](int n_rows) {
+    Batch batch;
+    for (int s = 0; s < n_rows; ++s) batch.add(s, 0, std::vector<int32_t>(1));
+    take_launches();
+    backend->run(batch, graph, [&] { backend->relu(x); });
+    return take_launches().size();
+  };
+  const auto kept = [&] { return n_graphs() - before; };
+  for (int n_rows = 1; n_rows <= kKinds; ++n_rows) {
+    CHECK(run(n_rows) == 1);
+    CHECK(run(n_rows) == 1);
+    CHECK(run(n_rows) == 0);
+    CHECK(kept() == std::min(n_rows, kMost));
+  }
+  CHECK(run(kKinds - kMost + 1) == 0);  // the oldest; now used last
+  CHECK(run(1) == 1);                   // takes the place of the next
+  CHECK(run(kKinds - kMost + 1) == 0);
+  CHECK(run(kKinds - kMost + 2) == 1);
+  CHECK(kept() == kMost);
+  graph.reset();
+  CHECK(kept() == 0);
 }
 
 // An environment variable, while this exists.

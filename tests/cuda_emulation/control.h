@@ -30,6 +30,9 @@ void skip_kernels(bool skip);
 // For which compute capability, times 10, kernels seem to have been compiled from now on.
 void set_ptx_version(int version);
 
+// Graphs instantiated and not yet destroyed.
+int n_graphs();
+
 // Makes the next call of a kind return an error, once.
 enum class Call { end_capture, instantiate, replay };
 void fail_next(Call call);

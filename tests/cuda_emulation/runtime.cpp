@@ -70,6 +70,7 @@ std::vector<h2o::cuda::emulation::Launch> launches;
 uint64_t bytes_read = 0;
 bool skips = false;
 int ptx_version = 90;
+int n_graphs = 0;
 std::set<h2o::cuda::emulation::Call> failing;
 
 cudaError_t fails(h2o::cuda::emulation::Call call) {
@@ -121,6 +122,7 @@ std::vector<Launch> take_launches() { return std::exchange(launches, {}); }
 uint64_t take_bytes_read() { return std::exchange(bytes_read, 0); }
 void skip_kernels(bool skip) { skips = skip; }
 void set_ptx_version(int version) { ptx_version = version; }
+int n_graphs() { return ::n_graphs; }
 void fail_next(Call call) { failing.insert(call); }
 
 cudaError_t launched(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
@@ -347,8 +349,10 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
   const cudaError_t error = fails(h2o::cuda::emulation::Call::instantiate);
-  if (error == cudaSuccess) *exec = new CUgraphExec_st{graph->work};
-  return error;
+  if (error != cudaSuccess) return error;
+  *exec = new CUgraphExec_st{graph->work};
+  ++n_graphs;
+  return cudaSuccess;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   delete graph;
@@ -356,6 +360,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
   delete exec;
+  --n_graphs;
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
