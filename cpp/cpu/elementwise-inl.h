@@ -212,8 +212,36 @@ void gelu_tanh(float* x, int64_t n) {
   if (i < n) store_first(x + i, gelu_tanh(load_first(x + i, n - i)), n - i);
 }
 
+// e^(t^2) erfc(t) for t from 0 to 8.5: a minimax approximation, accurate to 4e-9.
+Vec scaled_erfc(Vec t) {
+  Vec p = broadcast(0.0312341545f);
+  p = fma(p, t, broadcast(0.22171542f));
+  p = fma(p, t, broadcast(0.715785027f));
+  p = fma(p, t, broadcast(1.22320879f));
+  p = fma(p, t, broadcast(1.0f));
+  Vec q = broadcast(0.0553600974f);
+  q = fma(q, t, broadcast(0.393015027f));
+  q = fma(q, t, broadcast(1.29584992f));
+  q = fma(q, t, broadcast(2.3692615f));
+  q = fma(q, t, broadcast(2.35158825f));
+  q = fma(q, t, broadcast(1.0f));
+  return div(p, q);
+}
+
+// x / 2 * (1 + erf(x / sqrt(2))) = max(x, 0) - |x| / 2 * erfc(|x| / sqrt(2)). Not erff, whose last
+// bits differ between C libraries.
+Vec gelu_erf(Vec x) {
+  // Beyond 12 the product is negligible. min() returns the second argument if one is NaN.
+  const Vec magnitude = min(broadcast(12.0f), max(x, sub(zero(), x)));
+  const Vec t = mul(magnitude, broadcast(0.70710678f));
+  const Vec erfc = mul(exp_negative(sub(zero(), mul(t, t))), scaled_erfc(t));
+  return sub(max(x, zero()), mul(mul(broadcast(0.5f), magnitude), erfc));
+}
+
 void gelu_erf(float* x, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) x[i] *= 0.5f * (1.0f + __builtin_erff(x[i] * 0.70710678f));
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) store(x + i, gelu_erf(load(x + i)));
+  if (i < n) store_first(x + i, gelu_erf(load_first(x + i, n - i)), n - i);
 }
 
 // A rational approximation for |x| up to 7.9, beyond which it is 1 (from Eigen), accurate to a few

@@ -66,11 +66,29 @@ TEST_CASE("gelu_erf") {
       CAPTURE(x);
       const double t = x / std::numbers::sqrt2;
       const double expected = x / 2 * (1 + std::erf(t));
-      // t has two roundings and erf a slope of 2 / sqrt(pi) e^-t^2; erff is accurate to one place,
-      // and 1 + erf, a product and the halving round once each.
+      // No less accurate than x / 2 (1 + erff(t)): t has two roundings and erf a slope of
+      // 2 / sqrt(pi) e^-t^2; erff is accurate to one place, and 1 + erf, a product and the halving
+      // round once each.
       const double slope = 1.13 * std::exp(-t * t) * std::abs(t);
       CHECK(std::abs(y - expected) <= std::abs(x) / 2 * (2 * slope + 2 + 1 + 2) * kUnit);
     });
+  }
+}
+
+TEST_CASE("gelu_erf of special values") {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const CpuKernels* table : supported_kernels()) {
+    CAPTURE(std::string_view(table->isa));
+    std::vector<float> x = {0, -0.0f, kInfinity, std::nanf(""), -20, 20, 1e30f, -1e30f};
+    table->gelu_erf(x.data(), std::ssize(x));
+    CHECK(x[0] == 0);
+    CHECK(x[1] == 0);
+    CHECK(x[2] == kInfinity);
+    CHECK(std::isnan(x[3]));
+    CHECK(std::abs(x[4]) < 1e-29f);
+    CHECK(x[5] == 20);
+    CHECK(x[6] == 1e30f);
+    CHECK(x[7] <= 0);
   }
 }
 

@@ -12,8 +12,9 @@ void compute_rope_table(float* rope_table, const Rope& rope, int32_t position) {
   for (int64_t i = 0; i < half; ++i) {
     // In f32, as transformers and llama.cpp compute it.
     const float angle = static_cast<float>(position) * rope.frequencies.floats()[i];
-    rope_table[i] = std::cos(angle) * rope.magnitude;
-    rope_table[half + i] = std::sin(angle) * rope.magnitude;
+    // In double: the last bits of cosf and sinf differ between C libraries.
+    rope_table[i] = static_cast<float>(std::cos(double{angle})) * rope.magnitude;
+    rope_table[half + i] = static_cast<float>(std::sin(double{angle})) * rope.magnitude;
   }
 }
 
