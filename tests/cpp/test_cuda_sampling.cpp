@@ -42,8 +42,9 @@ std::pair<std::vector<std::vector<int32_t>>, uint64_t> sample_together(
   options.n_batch = 5 * options.n_sequences;  // all prompts in the first step
   const auto engine = make_engine(model, options);
   std::vector<Engine::Handle> handles;
-  for (const Request& request : requests) handles.push_back(engine->submit(request));
+  for (const Request& request : requests) handles.push_back(engine->submit(request, false));
   take_bytes_read();
+  engine->begin(handles);  // all in the first step
   for (const auto& handle : handles) {
     while (engine->next(handle, no_interrupt)) {
     }
