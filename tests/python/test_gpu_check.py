@@ -6,9 +6,12 @@ import fnmatch
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +21,7 @@ from h2o_bench.gpu_check import built, smoke, steps
 from h2o_bench.gpu_check.command import NOT_SUPPORTED, OK, Command, Log, Result, counts_of, run
 from h2o_bench.gpu_check.journal import Journal, sources_digest, table
 from h2o_bench.gpu_check.steps import STEPS, Check, commands
-from h2o_bench.records import Record, Results
+from h2o_bench.records import Record, Results, ResultsError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -271,6 +274,17 @@ def test_counts() -> None:
     assert counts_of(line * 2) == {"passed": 4, "failed": 2}
 
 
+@contextmanager
+def file_size_limit(n_bytes: int) -> Iterator[None]:
+    """Writes beyond this size of a file fail, as on a full disk; also of programs started here."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 def gpu_check(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(ROOT / "tools" / "gpu_check"), *words],
@@ -377,6 +391,38 @@ def test_repeated_command_replaces_its_records(tmp_path: Path) -> None:
             results.add(Record(section, command, "h2o.cpp", "decode", (float(section),)))
     rest = [(record.model, record.section) for record in results if record.measure == "decode"]
     assert rest == [("b", 11), ("b", 12), ("a", 11), ("a", 12)]
+
+
+def test_full_disk_keeps_results(tmp_path: Path) -> None:
+    """A write that fails halfway, of a new record and of a file without an old one."""
+    path = tmp_path / "gpu.jsonl"
+    results = Results(path)
+    records = [Record(11, "a", "h2o.cpp", "command", note="a"), Record(11, "a", "b", "c", (1.0,))]
+    for record in records:
+        results.add(record)
+    size = path.stat().st_size
+    with file_size_limit(size + 20), pytest.raises(ResultsError, match=r"^gpu.jsonl: File too lar"):
+        results.add(records[0])
+    assert path.stat().st_size == size
+    with file_size_limit(20), pytest.raises(ResultsError, match=r"^gpu.jsonl: File too large$"):
+        results.forget([12])
+    assert list(results) == records
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("space", [-1, 20])
+def test_full_disk_ends_measurement(tmp_path: Path, space: int) -> None:
+    """With one sentence; what was measured before stays. space: bytes for new records."""
+    results = tmp_path / "gpu.jsonl"
+    before = Record(11, "shape", "h2o.cpp", "decode 16", (1.0,))
+    Results(results).add(before)
+    words = [sys.executable, str(ROOT / "tools" / "bench" / "gpu"), "--results", str(results)]
+    words += ["--models", str(tmp_path), "--sections", "1", "--no-baselines", "--shapes", ""]
+    with file_size_limit(results.stat().st_size + space):
+        done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "the results are not complete: gpu.jsonl: File too large\n"
+    assert list(Results(results)) == [before]
 
 
 def test_kill_ends_command_and_keeps_its_row(tmp_path: Path) -> None:

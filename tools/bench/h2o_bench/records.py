@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from h2o_cpp.model.atomic import atomic_output
 
 GPU_SECTIONS = range(10, 15)
 
@@ -28,16 +31,30 @@ class Record:
     note: str = ""
 
 
+class ResultsError(Exception):
+    """Results could not be written; the file has those before them."""
+
+
 class Results:
-    """A file of records, written immediately."""
+    """A file of records, written immediately. Methods that write raise ResultsError."""
 
     def __init__(self, path: Path) -> None:
         """The file may not exist."""
         self._path = path
 
     def add(self, record: Record) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(record)) + "\n")
+        line = _line(record).encode()
+        try:
+            with self._path.open("ab", buffering=0) as file:
+                end = file.tell()
+                try:
+                    while line:
+                        line = line[file.write(line) :]
+                except OSError:
+                    os.ftruncate(file.fileno(), end)  # no part of a line
+                    raise
+        except OSError as error:
+            raise self._error(error) from None
 
     def forget(self, sections: Iterable[int]) -> None:
         """Remove sections before measuring them again."""
@@ -55,11 +72,22 @@ class Results:
         self._keep(kept)
 
     def _keep(self, records: Iterable[Record]) -> None:
-        lines = [json.dumps(asdict(record)) + "\n" for record in records]
-        self._path.write_text("".join(lines), encoding="utf-8")
+        lines = [_line(record) for record in records]
+        try:
+            with atomic_output(self._path) as temporary:
+                temporary.write_text("".join(lines), encoding="utf-8")
+        except OSError as error:
+            raise self._error(error) from None
+
+    def _error(self, error: OSError) -> ResultsError:
+        return ResultsError(f"{self._path.name}: {error.strerror}")
 
     def __iter__(self) -> Iterator[Record]:
         if self._path.exists():
             for line in self._path.read_text(encoding="utf-8").splitlines():
                 fields = json.loads(line)
                 yield Record(**{**fields, "values": tuple(fields["values"])})
+
+
+def _line(record: Record) -> str:
+    return json.dumps(asdict(record)) + "\n"
