@@ -1,9 +1,9 @@
 #include <algorithm>
-#include <cstring>
 
 #include "cuda/matmul/formats.cuh"
 #include "cuda/matmul/repack.h"
 #include "cuda/runtime/launch.cuh"
+#include "cuda/runtime/parallel_copy.h"
 #include "cuda/runtime/reduce.cuh"
 
 namespace h2o::cuda {
@@ -59,7 +59,7 @@ void Uploader::upload(std::byte* to, const Tensor& host) {
     const int64_t n = std::min(of_stage, n_blocks - first);
     const auto bytes = static_cast<size_t>(n * layout.block_bytes);
     check(cudaEventSynchronize(stage.free), "upload");
-    std::memcpy(stage.pinned.data(), host.data + first * layout.block_bytes, bytes);
+    parallel_copy(stage.pinned.data(), host.data + first * layout.block_bytes, bytes);
     std::byte* const there =
         is_quantized(host.dtype) ? stage.device.data() : to + first * layout.block_bytes;
     check(cudaMemcpyAsync(there, stage.pinned.data(), bytes, cudaMemcpyDefault, stream_.get()),

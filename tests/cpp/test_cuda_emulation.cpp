@@ -12,6 +12,7 @@
 #include "cuda/cuda_backend.h"
 #include "cuda/runtime/captured_graph.h"
 #include "cuda/runtime/device.h"
+#include "cuda/runtime/parallel_copy.h"
 #include "random_weights.h"
 #include "session_rig.h"
 
@@ -378,6 +379,21 @@ TEST_CASE("free memory of a device" * doctest::skip(!on_cuda())) {
   const Buffer buffer = backend->allocate(1 << 20);
   CHECK(before - cuda_free_memory(0) == 1 << 20);
   CHECK_THROWS_WITH_AS(cuda_free_memory(1), "[cuda] device 1, this machine has 1", InvalidArgument);
+}
+
+TEST_CASE("a parallel copy copies every byte, and no other") {
+  constexpr size_t kPart = 1 << 20;
+  constexpr std::byte kGuard{7};
+  for (const size_t bytes : {size_t{0}, size_t{1}, kPart, 2 * kPart - 1, 2 * kPart, 2 * kPart + 1,
+                             3 * kPart + 2, 4 * kPart + 3, 9 * kPart - 5}) {
+    CAPTURE(bytes);
+    std::vector<std::byte> from(bytes), to(bytes + 1, kGuard);
+    // A prime period: a part in another's place is noticed.
+    for (size_t i = 0; i < bytes; ++i) from[i] = static_cast<std::byte>(i % 251);
+    cuda::parallel_copy(to.data(), from.data(), bytes);
+    CHECK(std::equal(from.begin(), from.end(), to.begin()));
+    CHECK(to.back() == kGuard);
+  }
 }
 
 TEST_CASE("an error of the driver is one sentence" * doctest::skip(!on_cuda())) {

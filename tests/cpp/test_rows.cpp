@@ -72,6 +72,37 @@ TEST_CASE("embed gives rows of every type, and add_positions adds") {
   }
 }
 
+// CUDA copies them through buffers of 8 MiB, each filled by several threads.
+TEST_CASE("a large table is uploaded whole") {
+  constexpr int64_t kTokens = 1100, kCols = 8192;
+  const auto backend = test_backend();
+  Random random(6);
+  Batch batch;
+  std::vector<int32_t> tokens;
+  for (int32_t token = 0; token < kTokens; token += 13) tokens.push_back(token);
+  batch.add(0, 0, tokens);
+  batch.want_last();
+  for (const DType dtype : {DType::f16, DType::q8_0}) {
+    CAPTURE(info(dtype).name);
+    const std::vector<std::byte> bytes =
+        random_weights(random, dtype, kTokens * kCols, real_scales);
+    REQUIRE(bytes.size() > 8 << 20);
+    std::vector<Buffer> owner;
+    const Tensor table = backend->upload(tensor_of(bytes, dtype, kTokens, kCols), owner);
+    const DeviceMatrix x(*backend, batch.n_rows(), kCols);
+    backend->run(batch, [&] { backend->embed(x, table, batch); });
+    const std::vector<float> rows = x.read();
+    const int64_t row_bytes = std::ssize(bytes) / kTokens;
+    std::vector<float> row(kCols);
+    int64_t n_wrong = 0;
+    for (int64_t r = 0; r < batch.n_rows(); ++r) {
+      choose_kernels("scalar").of(dtype).decode(row.data(), &bytes[tokens[r] * row_bytes], kCols);
+      n_wrong += !std::equal(row.begin(), row.end(), rows.begin() + r * kCols);
+    }
+    CHECK(n_wrong == 0);
+  }
+}
+
 TEST_CASE("gather copies the rows whose logits are requested") {
   const auto backend = test_backend();
   Random random(6);
