@@ -9,9 +9,31 @@
 #include "cuda/cuda_backend.h"
 
 namespace h2o {
+namespace {
+
+constexpr bool kCudaIsMeasured = false;  // on a GPU
+
+}  // namespace
+
+AutoDevice auto_device(size_t n_bytes) {
+  const char* const chosen = std::getenv("H2O_CUDA_AUTO");
+  if (chosen == nullptr ? !kCudaIsMeasured : std::string_view(chosen) != "1") {
+    return {"cpu", "", false};
+  }
+  try {
+    const size_t free = cuda_free_memory(0);
+    if (n_bytes > free) {
+      return {"cpu", text(n_bytes, " bytes are needed, ", free, " are free on the GPU"), true};
+    }
+    return {"cuda", text(n_bytes, " bytes are needed of ", free), false};
+  } catch (const InvalidArgument& e) {  // no GPU, or built without CUDA
+    return {"cpu", e.what(), false};
+  } catch (const DeviceError& e) {
+    return {"cpu", e.what(), true};
+  }
+}
 
 std::unique_ptr<Backend> make_backend(const std::string& device, int n_threads, bool exact) {
-  // "auto" is the CPU until the CUDA back end has been measured on a GPU.
   if (device == "cpu" || device == "auto") {
     const char* isa = std::getenv("H2O_ISA");
     const char* repack = std::getenv("H2O_REPACK");

@@ -1,6 +1,7 @@
-// Creates a back end by name. The only file that knows all of them.
+// Chooses a device, and creates a back end by name. The only file that knows all of them.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <string>
 
@@ -8,7 +9,18 @@
 
 namespace h2o {
 
-// device: "auto" (the CPU, until CUDA has been measured), "cpu", "cuda" or "cuda:N".
+// What a model's device "auto" stands for.
+struct AutoDevice {
+  std::string name;    // "cuda" or "cpu"
+  std::string reason;  // "": CUDA has not been measured
+  bool warns;          // there is a GPU that cannot be used
+};
+
+// The GPU, if CUDA has been measured or the environment variable H2O_CUDA_AUTO is 1, there is one,
+// and n_bytes are free on it. If the model cannot be opened there, the caller opens it on the CPU.
+AutoDevice auto_device(size_t n_bytes = 0);
+
+// device: "auto" (the CPU; for models see auto_device()), "cpu", "cuda" or "cuda:N".
 // n_threads: for the CPU back end; 0 = one per processor. The environment variable H2O_ISA forces
 // the CPU's instruction set by name; H2O_REPACK=0 keeps weights in the file's layout.
 // exact: multiply F16 and BF16 weights in float, without rounding activations. CPU only.

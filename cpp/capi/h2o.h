@@ -92,7 +92,7 @@ H2O_API const char* h2o_status_text(h2o_status status) H2O_NOEXCEPT;
 
 typedef struct h2o_model_options {
   size_t size;
-  const char* device; /* "auto" (the CPU), "cpu", "cuda" or "cuda:N"; NULL: "auto" */
+  const char* device; /* "auto", "cpu", "cuda" or "cuda:N"; NULL: "auto" */
   int32_t n_threads;  /* CPU threads; 0: one per core */
   int32_t reserved;   /* 0 */
 } h2o_model_options;
@@ -100,7 +100,8 @@ typedef struct h2o_model_options {
 
 /* Loads a GGUF file; the path is UTF-8, on Windows too. options may be NULL. Free *model whatever
  * this returns: after an error the handle only has the message, or is NULL if there was no memory
- * for that. */
+ * for that. "auto" is the CPU; with the environment variable H2O_CUDA_AUTO=1 it is the GPU if there
+ * is one that can load the model. h2o_model_info.backend names what is in use. */
 H2O_API h2o_status h2o_model_load(const char* path, const h2o_model_options* options,
                                   h2o_model** model) H2O_NOEXCEPT;
 

@@ -46,8 +46,7 @@ h2o_status h2o_model_load(const char* path, const h2o_model_options* options,
     require(path != nullptr, "the path is NULL");
     require(o.reserved == 0, "reserved is ", o.reserved, ", expected 0");
     require(o.n_threads >= 0, "n_threads is ", o.n_threads, ", expected 0 (all cores) or more");
-    handle->model =
-        std::make_shared<TextModel>(path, o.device == nullptr ? "auto" : o.device, o.n_threads);
+    handle->model = TextModel::open(path, o.device == nullptr ? "auto" : o.device, o.n_threads);
   });
 }
 

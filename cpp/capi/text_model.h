@@ -1,6 +1,8 @@
 // TextModel: a model with its tokenizer, shared by sessions and engines.
 #pragma once
 
+#include <exception>
+#include <memory>
 #include <string>
 
 #include "backend/make_backend.h"
@@ -12,6 +14,18 @@
 namespace h2o::capi {
 
 struct TextModel {
+  // device: as in h2o_model_options. Throws as the constructor.
+  static std::shared_ptr<TextModel> open(const std::string& path, const std::string& device,
+                                         int32_t n_threads) {
+    if (device == "auto" && auto_device().name == "cuda") {
+      try {
+        return std::make_shared<TextModel>(path, "cuda", n_threads);
+      } catch (const std::exception&) {  // such as weights of an unsupported type
+      }
+    }
+    return std::make_shared<TextModel>(path, device, n_threads);
+  }
+
   // path: UTF-8. Throws FileError, FormatError, OutOfMemory, InvalidArgument.
   TextModel(const std::string& path, const std::string& device, int32_t n_threads)
       : model(path_of(path), make_backend(device, n_threads)),

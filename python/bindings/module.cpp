@@ -1,6 +1,8 @@
 // The extension module: exceptions, registration of its parts, and shared functions.
 #include <pybind11/numpy.h>
+#include <pybind11/stl.h>
 
+#include "backend/make_backend.h"
 #include "core/error.h"
 #include "cpu/isa/detect.h"
 #include "cuda/cuda_backend.h"
@@ -60,6 +62,16 @@ PYBIND11_MODULE(_core, m) {
       },
       "Instruction sets this CPU can run, fastest first.");
   m.def("cuda_device_count", &h2o::cuda_device_count, "CUDA devices this build can use here.");
+  m.def(
+      "auto_device",
+      [](size_t n_bytes) {
+        const h2o::AutoDevice device = [&] {
+          const py::gil_scoped_release release;
+          return h2o::auto_device(n_bytes);
+        }();
+        return py::make_tuple(device.name, device.reason, device.warns);
+      },
+      py::arg("n_bytes"), "The device that \"auto\" is, why, and whether that is a warning.");
   m.def("cuda_free_memory", &h2o::cuda_free_memory, py::arg("device"),
         py::call_guard<py::gil_scoped_release>(), "Free bytes of a device's memory.");
 

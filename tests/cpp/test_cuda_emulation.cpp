@@ -2,7 +2,6 @@
 // execution continues if graphs fail.
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <set>
 #include <stdexcept>
 
@@ -15,6 +14,7 @@
 #include "cuda/runtime/parallel_copy.h"
 #include "random_weights.h"
 #include "session_rig.h"
+#include "setting.h"
 
 namespace h2o {
 namespace {
@@ -334,18 +334,6 @@ TEST_CASE("the graphs of the last 32 kinds of steps are kept" * doctest::skip(!o
   CHECK(kept() == 0);
 }
 
-// An environment variable, while this exists.
-class Setting {
- public:
-  Setting(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
-  Setting(const Setting&) = delete;
-  Setting& operator=(const Setting&) = delete;
-  ~Setting() { unsetenv(name_); }
-
- private:
-  const char* const name_;
-};
-
 TEST_CASE("graphs and overlapping launches can be switched off" * doctest::skip(!on_cuda())) {
   const auto [name, expected] = run_steps(true);
   CHECK(name.find(", launches") == std::string::npos);
@@ -379,6 +367,25 @@ TEST_CASE("free memory of a device" * doctest::skip(!on_cuda())) {
   const Buffer buffer = backend->allocate(1 << 20);
   CHECK(before - cuda_free_memory(0) == 1 << 20);
   CHECK_THROWS_WITH_AS(cuda_free_memory(1), "[cuda] device 1, this machine has 1", InvalidArgument);
+}
+
+TEST_CASE("device auto is the GPU if what is needed is free there" * doctest::skip(!on_cuda())) {
+  CHECK(auto_device().name == "cpu");  // CUDA has not been measured
+  CHECK(auto_device().reason.empty());
+  const Setting setting("H2O_CUDA_AUTO", "1");
+  const size_t free = cuda_free_memory(0);
+  CHECK(auto_device(free).name == "cuda");
+  const AutoDevice too_large = auto_device(free + 1);
+  CHECK(too_large.name == "cpu");
+  CHECK(too_large.reason == text(free + 1, " bytes are needed, ", free, " are free on the GPU"));
+  CHECK(too_large.warns);
+  fail_next(Call::memory_info);
+  const AutoDevice broken = auto_device();
+  CHECK(broken.name == "cpu");
+  CHECK(broken.reason == "[cuda] memory: unknown error");
+  CHECK(broken.warns);
+  const Setting off("H2O_CUDA_AUTO", "0");
+  CHECK(auto_device().name == "cpu");
 }
 
 TEST_CASE("a parallel copy copies every byte, and no other") {

@@ -34,8 +34,11 @@ void set_ptx_version(int version);
 int n_graphs();
 
 // Makes the next call of a kind return an error, once.
-enum class Call { end_capture, instantiate, replay };
+enum class Call { end_capture, instantiate, replay, memory_info };
 void fail_next(Call call);
+
+// At most how many bytes of the device seem to be free from now on.
+void set_free_memory(size_t bytes);
 
 // Runs kernels of one warp in sequence; each calls wait_for_previous().
 void run_chain(const std::vector<std::function<void()>>& kernels);

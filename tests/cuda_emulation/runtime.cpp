@@ -57,6 +57,7 @@ std::mutex mutex;  // guards everything below; kernels run one at a time
 std::map<void*, size_t> allocated;
 std::map<void*, size_t> pinned;
 size_t used = 0;
+size_t most_free = kMemory;
 std::set<CUstream_st*> streams;
 
 bool is_on_device(const void* data) {
@@ -124,6 +125,7 @@ void skip_kernels(bool skip) { skips = skip; }
 void set_ptx_version(int version) { ptx_version = version; }
 int n_graphs() { return ::n_graphs; }
 void fail_next(Call call) { failing.insert(call); }
+void set_free_memory(size_t bytes) { most_free = bytes; }
 
 cudaError_t launched(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
                      bool overlaps) {
@@ -218,8 +220,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   const std::lock_guard lock(mutex);
   *total = kMemory;
-  *free = kMemory - used;
-  return cudaSuccess;
+  *free = std::min(most_free, kMemory - used);
+  return fails(h2o::cuda::emulation::Call::memory_info);
 }
 
 cudaError_t cudaMalloc(void** data, size_t bytes) {

@@ -14,7 +14,10 @@ import numpy as np
 import pytest
 
 from h2o_cpp import Generator, KVCache, Policy, Rope, _core
-from h2o_cpp.model import device as device_module
+from h2o_cpp.cli import inspect, main
+from h2o_cpp.eval.budgeted import BudgetedModel
+from h2o_cpp.measure.speed import measure
+from h2o_cpp.model import session
 from h2o_cpp.model.device import model_and_cache_bytes, open_on_device
 from support.background import GREEDY, PROMPT, Background, greedy
 from support.gpu_memory import free_bytes
@@ -59,61 +62,75 @@ def test_device_names(tiny_opt: Path) -> None:
             assert generator.stats().backend.startswith(backend)
 
 
+Choose = Callable[..., None]
+
+
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | Exception], None]:
-    """As if CUDA had been measured, and a GPU had so many free bytes."""
+def core_chooses(monkeypatch: pytest.MonkeyPatch) -> Choose:
+    """As if the core chose so with 0 bytes needed, and `then` with the bytes that are needed."""
 
-    def measured(free: int | Exception) -> None:
-        def free_memory(_: int) -> int:
-            if isinstance(free, Exception):
-                raise free
-            return free
+    def choose(first: tuple[str, str, bool], then: tuple[str, str, bool] | None = None) -> None:
+        monkeypatch.setattr(
+            _core, "auto_device", lambda n_bytes: then if n_bytes and then else first
+        )
 
-        monkeypatch.setattr(device_module, "CUDA_IS_MEASURED", True)
-        monkeypatch.setattr(_core, "cuda_free_memory", free_memory)
-
-    return measured
+    return choose
 
 
-def test_auto_is_the_cpu_until_measured(caplog: pytest.LogCaptureFixture) -> None:
+GPU = ("cuda", "9 bytes are needed of 10", False)
+
+
+def test_auto_is_the_cpu_until_measured(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def needed() -> int:
         raise AssertionError
 
+    monkeypatch.delenv("H2O_CUDA_AUTO", raising=False)
     caplog.set_level(logging.INFO, "h2o_cpp")
-    for name in ("auto", "cpu", "cuda:1"):
-        assert open_on_device(name, str, needed) == name
+    for name, opened in {"auto": "cpu", "cpu": "cpu", "cuda:1": "cuda:1"}.items():
+        assert open_on_device(name, str, needed) == opened
     assert not caplog.records
 
 
+@needs("no CUDA device", _core.cuda_device_count() == 0)
+def test_auto_without_gpu_is_the_cpu(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("H2O_CUDA_AUTO", "1")
+    caplog.set_level(logging.INFO, "h2o_cpp")
+    assert open_on_device("auto", str, lambda: 1) == "cpu"
+    (record,) = caplog.records
+    assert record.levelno == logging.INFO
+    assert "cuda" in record.getMessage().lower()
+
+
 def test_auto_is_the_gpu_if_model_and_cache_fit(
-    measured: Callable[[int | Exception], None], caplog: pytest.LogCaptureFixture
+    core_chooses: Choose, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "h2o_cpp")
-    measured(1000)
-    assert open_on_device("auto", str, lambda: 1000) == "cuda"
-    assert open_on_device("auto", str, lambda: 1001) == "cpu"
-    assert open_on_device("cpu", str, lambda: 0) == "cpu"
-    assert [record.getMessage() for record in caplog.records] == [
-        "device='auto' is the GPU: model and one cache take 1000 of 1000 bytes",
-        "device='auto' is the CPU: the model and one cache take 1001 bytes, 1000 are free on the"
-        " GPU",
+    core_chooses(GPU)
+    assert open_on_device("auto", str, lambda: 9) == "cuda"
+    assert open_on_device("cpu", str, lambda: 9) == "cpu"
+    core_chooses(GPU, ("cpu", "11 bytes are needed, 10 are free on the GPU", True))
+    assert open_on_device("auto", str, lambda: 11) == "cpu"
+    core_chooses(("cpu", "[cuda] memory: the driver knows CUDA 12.2, this build needs 13.0", True))
+    assert open_on_device("auto", str, lambda: 0) == "cpu"
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", "device='auto' is the GPU: 9 bytes are needed of 10"),
+        ("WARNING", "device='auto' is the CPU: 11 bytes are needed, 10 are free on the GPU"),
+        (
+            "WARNING",
+            "device='auto' is the CPU: [cuda] memory: the driver knows CUDA 12.2, this build needs"
+            " 13.0",
+        ),
     ]
 
 
 def test_auto_is_the_cpu_if_the_gpu_fails(
-    tiny_opt: Path,
-    measured: Callable[[int | Exception], None],
-    caplog: pytest.LogCaptureFixture,
+    tiny_opt: Path, core_chooses: Choose, caplog: pytest.LogCaptureFixture
 ) -> None:
-    measured(RuntimeError("[cuda] memory: the driver knows CUDA 12.2, this build needs 13.0"))
-    assert open_on_device("auto", str, lambda: 0) == "cpu"
-    assert "needs 13.0" in caplog.text
-    caplog.clear()
-    measured(ValueError("[cuda] device 0, this machine has 0"))
-    assert open_on_device("auto", str, lambda: 0) == "cpu"
-    assert not caplog.records  # nothing to warn of
-    measured(1 << 40)
-    caplog.clear()
+    core_chooses(GPU)
 
     def open_on(name: str) -> Generator:
         if name == "cuda":
@@ -125,12 +142,72 @@ def test_auto_is_the_cpu_if_the_gpu_fails(
     assert "TQ1_0" in caplog.text
 
 
+def backend_of_generator(path: Path) -> str:
+    with Generator(path, threads=1, n_ctx=64) as generator:
+        return generator.stats().backend
+
+
+def backend_of_bench(path: Path) -> str:
+    return measure(path, prompt=2, context=2, n=1, rounds=1, threads=1, n_ctx=64).backend
+
+
+def backend_of_eval(path: Path) -> str:
+    return BudgetedModel(path, threads=1, n_ctx=64)._model.backend
+
+
+def backend_of_inspect(path: Path) -> str:
+    """Of the model that the command opens."""
+    found = []
+
+    def open_model(*args: Any, **options: Any) -> _core.Model:
+        found.append(session.open_model(*args, **options))
+        return found[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inspect, "open_model", open_model)
+        assert main(["inspect", "A word", "-m", str(path), "--n-ctx", "64", "-t", "1"]) == 0
+    return found[-1].backend
+
+
+OPENED = [backend_of_generator, backend_of_bench, backend_of_eval, backend_of_inspect]
+
+
+@pytest.mark.parametrize("backend_of", OPENED)
+def test_every_use_of_auto_asks_the_core(
+    tiny_opt: Path,
+    backend_of: Callable[[Path], str],
+    core_chooses: Choose,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked = []
+    sizes = [tiny_opt.stat().st_size, 2 * tiny_opt.stat().st_size]
+
+    def auto_device(n_bytes: int) -> tuple[str, str, bool]:
+        asked.append(n_bytes)
+        return ("cuda", "", False) if n_bytes == 0 else ("cpu", "too large", True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_core, "auto_device", auto_device)
+        assert backend_of(tiny_opt).startswith("cpu")
+    assert asked[0] == 0
+    assert sizes[0] < asked[1] < sizes[1]  # weights and a cache
+    assert [record.getMessage() for record in caplog.records] == [
+        "device='auto' is the CPU: too large"
+    ]
+
+
+@CUDA
+@pytest.mark.parametrize("backend_of", OPENED)
+def test_auto_is_cuda(
+    tiny_opt: Path, backend_of: Callable[[Path], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("H2O_CUDA_AUTO", "1")
+    assert backend_of(tiny_opt).startswith("cuda")
+
+
 def test_bytes_of_model_and_cache(tiny_opt: Path) -> None:
     def needed(**options: Any) -> int:
-        usual: dict[str, Any] = dict.fromkeys(
-            ("hh", "cache_memory", "recent", "policy", "n_ctx", "kv_dtype", "max_resident")
-        )
-        return model_and_cache_bytes(tiny_opt, **(usual | {"positions": "auto"} | options))
+        return model_and_cache_bytes(tiny_opt, **options)
 
     weights = tiny_opt.stat().st_size
     with Generator(tiny_opt, device="cpu", threads=1) as generator:

@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.token_colors import color_wanted, legend, styled, token_styles
 from h2o_cpp.measure.inspection import Inspection, inspect
 from h2o_cpp.model.arguments import check_context, check_int
+from h2o_cpp.model.device import model_and_cache_bytes, open_on_device
 from h2o_cpp.model.policy import budget_policy
 from h2o_cpp.model.session import open_model
 from h2o_cpp.model.stored_budget import resolve_budget
@@ -44,25 +46,11 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the text with the kept tokens marked, and a table; write the requested files."""
-    model = open_model(args.model, device=args.device, threads=args.threads)
-    if args.layer is not None:
-        check_int("layer", args.layer, 0, model.n_layers - 1)
-    if args.head is not None:
-        check_int("head", args.head, 0, model.n_kv_heads - 1)
-    n_ctx = check_context(args.n_ctx, model.n_ctx_train)
-    hh, policy = resolve_budget(args.hh, args.policy, model.file)
-    tokenizer = Tokenizer.of_model(model)
-    found = inspect(
-        model,
-        tokenizer,
-        tokenizer.encode(read_prompt(args)),
-        budget_policy(hh, args.recent, n_ctx, policy),
-        n_ctx=n_ctx,
-        positions=args.positions,
-        n_batch=args.n_batch,
-        max_tokens=args.max_tokens,
-        kv_dtype=args.kv_dtype,
-    )
+    needed = partial(
+        model_and_cache_bytes, args.model, hh=args.hh, recent=args.recent, policy=args.policy,
+        n_ctx=args.n_ctx, kv_dtype=args.kv_dtype, positions=args.positions,
+    )  # fmt: skip
+    found = open_on_device(args.device, partial(_inspected, args, read_prompt(args)), needed)
     if args.html is not None:
         args.html.write_text(found.to_html(), encoding="utf-8")
     if args.json is not None:
@@ -77,6 +65,28 @@ def run(args: argparse.Namespace) -> int:
     for line in _table(found, args.layer, args.head):
         print(line)
     return 0
+
+
+def _inspected(args: argparse.Namespace, text: str, device: str) -> Inspection:
+    model = open_model(args.model, device=device, threads=args.threads)
+    if args.layer is not None:
+        check_int("layer", args.layer, 0, model.n_layers - 1)
+    if args.head is not None:
+        check_int("head", args.head, 0, model.n_kv_heads - 1)
+    n_ctx = check_context(args.n_ctx, model.n_ctx_train)
+    hh, policy = resolve_budget(args.hh, args.policy, model.file)
+    tokenizer = Tokenizer.of_model(model)
+    return inspect(
+        model,
+        tokenizer,
+        tokenizer.encode(text),
+        budget_policy(hh, args.recent, n_ctx, policy),
+        n_ctx=n_ctx,
+        positions=args.positions,
+        n_batch=args.n_batch,
+        max_tokens=args.max_tokens,
+        kv_dtype=args.kv_dtype,
+    )
 
 
 def _shares(found: Inspection, layer: int | None, kv_head: int | None) -> list[float]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from h2o_cpp import _core
 from h2o_cpp.measure.perplexity import token_losses
 from h2o_cpp.model.arguments import check_float, check_int
+from h2o_cpp.model.device import model_and_cache_bytes, open_on_device
 from h2o_cpp.model.policy import Policy, named_policy
 from h2o_cpp.model.session import chunks, open_model, open_session
 from h2o_cpp.model.tokenizer import Tokenizer
@@ -75,7 +76,11 @@ class BudgetedModel:
         named_policy(policy, 1)  # checks the name
         if hh is not None and not 0 < check_float("hh", hh) <= 1:
             raise ValueError(f"hh={hh!r}, expected a fraction of a request, above 0 and up to 1")
-        self._model = open_model(path, device=device, threads=threads)
+        self._model = open_on_device(
+            device,
+            lambda name: open_model(path, device=name, threads=threads),
+            lambda: model_and_cache_bytes(path, n_ctx=n_ctx, kv_dtype=kv_dtype),
+        )
         n_train = self._model.n_ctx_train
         self.n_ctx = n_train if n_ctx is None else check_int("n_ctx", n_ctx, 2, n_train)
         self.tokenizer = Tokenizer.of_model(self._model)

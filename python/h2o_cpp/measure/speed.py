@@ -6,6 +6,7 @@ import os
 import re
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from time import perf_counter
 
@@ -22,8 +23,9 @@ from h2o_cpp.measure.traffic import (
     weights,
 )
 from h2o_cpp.model.arguments import check_context, check_int
+from h2o_cpp.model.device import model_and_cache_bytes, open_on_device
 from h2o_cpp.model.model_files import find_model
-from h2o_cpp.model.policy import choose_policy
+from h2o_cpp.model.policy import Policy, budget_policy
 from h2o_cpp.model.session import Positions, chunks, open_model, open_session
 from h2o_cpp.model.stored_budget import Budget, resolve_budget
 
@@ -107,13 +109,22 @@ def measure(
     check_int("rounds", rounds, 1)
     begun = perf_counter()
     path = find_model(path)
-    model = open_model(path, device=device, threads=threads)
-    n_ctx = check_context(n_ctx, model.n_ctx_train)
-    hh, policy = resolve_budget(hh, policy, model.file)
-    chosen = choose_policy(hh, recent, policy, n_ctx)
-    session = open_session(
-        model, chosen, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=kv_dtype, positions=positions
-    )
+
+    def open_on(name: str) -> tuple[_core.Model, Policy, _core.Session]:
+        model = open_model(path, device=name, threads=threads)
+        most = check_context(n_ctx, model.n_ctx_train)
+        budget, chosen_name = resolve_budget(hh, policy, model.file)
+        chosen = budget_policy(budget, recent, most, chosen_name)
+        session = open_session(
+            model, chosen, n_ctx=most, n_batch=n_batch, kv_dtype=kv_dtype, positions=positions
+        )
+        return model, chosen, session
+
+    needed = partial(
+        model_and_cache_bytes, path, hh=hh, recent=recent, policy=policy, n_ctx=n_ctx,
+        kv_dtype=kv_dtype, positions=positions,
+    )  # fmt: skip
+    model, chosen, session = open_on_device(device, open_on, needed)
     load_seconds = perf_counter() - begun
     random = np.random.default_rng(0)
     prefill, decode = [], []

@@ -19,51 +19,41 @@ from h2o_cpp.model.stored_budget import Budget, resolve_budget, resolve_types
 
 _log = logging.getLogger("h2o_cpp")
 
-# Whether the CUDA back end has been measured on a GPU. Until then, "auto" is the CPU.
-CUDA_IS_MEASURED = False
-
 T = TypeVar("T")
 
 
 def open_on_device(device: str, open_on: Callable[[str], T], needed: Callable[[], int]) -> T:
-    """open_on(device). If that is "auto": on the GPU if there is one and `needed()` bytes are free
-    there, else on the CPU, also if the GPU cannot be used. Logs what it chose.
+    """open_on(device). If that is "auto": on the GPU if the core chooses it and `needed()` bytes
+    are free there, else on the CPU, also if the GPU cannot be used. Logs what it chose.
     """
-    if device != "auto" or not CUDA_IS_MEASURED:
+    if device != "auto":
         return open_on(device)
-    try:
-        free = _core.cuda_free_memory(0)
-    except ValueError as error:  # no GPU, or built without CUDA
-        _log.info("device='auto' is the CPU: %s", error)
-        return open_on("cpu")
-    except RuntimeError as error:  # such as a driver that is too old
-        _log.warning("device='auto' is the CPU: %s", error)
-        return open_on("cpu")
-    try:
-        n_bytes = needed()
-        if n_bytes > free:
-            raise MemoryError(
-                f"the model and one cache take {n_bytes} bytes, {free} are free on the GPU"
-            )
-        opened = open_on("cuda")
-    except (ValueError, MemoryError, RuntimeError) as error:
-        _log.warning("device='auto' is the CPU: %s", error)
-        return open_on("cpu")
-    _log.info("device='auto' is the GPU: model and one cache take %d of %d bytes", n_bytes, free)
-    return opened
+    name, reason, warns = _core.auto_device(0)
+    if name != "cpu":
+        try:
+            name, reason, warns = _core.auto_device(needed())
+            if name != "cpu":
+                opened = open_on(name)
+                _log.info("device='auto' is the GPU: %s", reason)
+                return opened
+        except (ValueError, MemoryError, RuntimeError) as error:
+            reason, warns = str(error), True
+    if reason:
+        _log.log(logging.WARNING if warns else logging.INFO, "device='auto' is the CPU: %s", reason)
+    return open_on("cpu")
 
 
 def model_and_cache_bytes(
     path: str | os.PathLike[str],
     *,
-    hh: Budget,
-    cache_memory: float | str | None,
-    recent: float | None,
-    policy: str | Policy | Sequence[Policy] | None,
-    n_ctx: int | None,
-    kv_dtype: str | tuple[str, str] | None,
-    positions: Positions,
-    max_resident: int | str | None,
+    hh: Budget = None,
+    cache_memory: float | str | None = None,
+    recent: float | None = None,
+    policy: str | Policy | Sequence[Policy] | None = None,
+    n_ctx: int | None = None,
+    kv_dtype: str | tuple[str, str] | None = None,
+    positions: Positions = "auto",
+    max_resident: int | str | None = None,
 ) -> int:
     """Bytes of a model's weights on a device, and of one sequence's cache. Arguments and errors as
     for Generator.
