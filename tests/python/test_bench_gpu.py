@@ -31,9 +31,16 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     plan = replace(
         QUICK,
         changes={},
+        rounds=2,
         shapes=["small llama"],
         baselines=False,
         shape="small opt",
+        prompt=48,
+        n_generate=32,
+        n_sample=4,
+        slots=(16, 64),
+        n_steps=24,
+        prompts=(64, 128),
         models=[("small llama", "Q8_0")],
     )
     messages: list[str] = []

@@ -243,7 +243,7 @@ def test_smoke_reports_identical_bits(
 def test_smoke_reports_different_bits(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def decode(device: str, models: object, variables: dict[str, str]) -> object:
+    def decode(device: str, n_steps: int, models: object, variables: dict[str, str]) -> object:
         logits = np.ones((4, 2, 5), np.float32)
         if "H2O_CUDA_GRAPHS" not in variables and device != "cpu":
             logits[2:, 0, 0] = np.nextafter(np.float32(1), np.float32(2))

@@ -47,26 +47,35 @@ class Plan:
         return max(*longest, *self.prompts) + 64
 
 
-# A quick check on any machine.
+# A quick check on any machine, and on an emulated GPU: of the shapes only the architecture is left.
 QUICK = Plan(
     copy_bytes=1 << 24,
     matmul_size=256,
-    changes={"num_hidden_layers": 2},
-    rounds=2,
+    changes={
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "word_embed_proj_dim": 64,
+        "ffn_dim": 128,
+        "intermediate_size": 128,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "vocab_size": 512,
+    },
+    rounds=1,
     shapes=("OPT-1.3B", "SmolLM2-135M"),
     types=("F16", "Q4_K_M"),
     context=16,
     n_decode=8,
     shape="OPT-1.3B",
-    prompt=48,
-    n_generate=32,
+    prompt=12,
+    n_generate=8,
     batches=(1, 3),
     equal_to=3,
     whole=(3,),
-    n_sample=4,
-    slots=(16, 64),
+    n_sample=2,
+    slots=(16,),
     slots_batches=(1, 2),
-    n_steps=24,
+    n_steps=8,
     models=(("SmolLM2-135M", "F16"),),
-    prompts=(64, 128),
+    prompts=(20, 40),
 )

@@ -1,6 +1,6 @@
 """The first minutes on a GPU: is it there, is cuBLAS, and do the same steps give the same bits?
 
-    python -m h2o_bench.gpu_check.smoke DEVICE [--no-cublas] [--large DIR] MODEL...
+    python -m h2o_bench.gpu_check.smoke DEVICE [--no-cublas] [--large DIR] [--steps N] MODEL...
 
 --large also decodes with two layers of a 7B shape, in F16 and Q4_K_M, whose kernels fill a GPU; DIR
 is for the files.
@@ -39,12 +39,17 @@ _MOST_FROM_CPU = 0.02  # |logits - those of the CPU| / |those of the CPU|: 8-bit
 Logits = Mapping[str, NDArray[np.float32]]
 
 
-def _decode(device: str, models: list[str], variables: Mapping[str, str]) -> tuple[str, Logits]:
+def _decode(
+    device: str, n_steps: int, models: list[str], variables: Mapping[str, str]
+) -> tuple[str, Logits]:
     """The back end's name, and logits. Raises RuntimeError."""
     with TemporaryDirectory() as directory:
         to = Path(directory) / "logits.npz"
         done = subprocess.run(
-            [sys.executable, "-m", "h2o_bench.gpu_check.decode", device, str(to), *models],
+            [
+                *(sys.executable, "-m", "h2o_bench.gpu_check.decode"),
+                *(device, str(n_steps), str(to), *models),
+            ],
             capture_output=True,
             text=True,
             env=module_environment() | dict(variables),
@@ -86,6 +91,9 @@ def main() -> int:
     parser.add_argument("models", nargs="+")
     parser.add_argument("--no-cublas", action="store_true")
     parser.add_argument("--large", type=Path, metavar="DIR")
+    parser.add_argument(
+        "--steps", type=int, default=200, metavar="N", help="(default: %(default)s)"
+    )
     args = parser.parse_args()
     models = args.models
     if args.large is not None:
@@ -96,7 +104,7 @@ def main() -> int:
     last: Logits | None = None
     for setting, variables in SETTINGS.items():
         try:
-            backend, logits = _decode(args.device, models, variables)
+            backend, logits = _decode(args.device, args.steps, models, variables)
         except RuntimeError as error:
             print(f"{setting}: {error}", flush=True)
             failed = True
@@ -115,7 +123,7 @@ def main() -> int:
         last = logits
     if last is None:
         return 1
-    _, expected = _decode("cpu", args.models, {})
+    _, expected = _decode("cpu", args.steps, args.models, {})
     far = distance(last, expected)
     print(f"{far:.2e} from the CPU, at most {_MOST_FROM_CPU}", flush=True)
     return int(failed or far > _MOST_FROM_CPU)

@@ -220,7 +220,9 @@ def _build(check: Check) -> list[Command]:
 def _smoke(check: Check) -> list[Command]:
     words = [sys.executable, "-m", "h2o_bench.gpu_check.smoke", check.device]
     words += [] if check.cublas else ["--no-cublas"]
-    if not check.quick:
+    if check.quick:
+        words += ["--steps", "10"]
+    else:
         words += ["--large", str(check.models or check.build)]
     models = _MODELS[:1] if check.quick else _MODELS
     return [Command("decode", [*words, *(str(check.root / path) for path in models)], 180)]
