@@ -108,7 +108,7 @@ class Block {
     for (int i = 0; i < n; ++i) prepare(i);
     error_ = nullptr;
     n_ = n;
-    early_ = early;
+    early_ = early && chain != nullptr;
     if (early_) chain->hide();
     while (step()) {
     }

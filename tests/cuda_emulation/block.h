@@ -25,8 +25,8 @@ extern Place here;
 // Runs `thread` for every thread of every block, block by block. H2O_EMULATION_ORDER determines the
 // order of blocks and threads: "forward" (the default), "reverse" or "shuffled"; results must not
 // depend on it. Shared memory is filled with NaN before each block.
-// The first blocks of a kernel run up to wait_for_previous() before the preceding kernels of the
-// chain have ended: their writes are hidden.
+// The first blocks of a kernel that overlaps run up to wait_for_previous() before the preceding
+// kernels of the chain have ended: their writes are hidden.
 // Throws std::logic_error if a thread has exited while its warp waits for it, or exits without
 // waiting for the preceding kernels.
 void run_blocks(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread);
@@ -35,10 +35,10 @@ void run_blocks(dim3 grid, dim3 block, size_t shared_bytes, const std::function<
 cudaError_t launched(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, bool overlaps);
 
 // Runs `kernel`, which calls run_blocks(), in stream order: now, or with each replay during
-// capture.
-void submit(cudaStream_t stream, std::function<void()> kernel);
+// capture. function: see Chain::begin_kernel(). overlaps: with the preceding kernel.
+void submit(cudaStream_t stream, const void* function, bool overlaps, std::function<void()> kernel);
 
-// The chain of the running kernel.
+// The chain of the running kernel; nullptr if it does not overlap with others.
 extern Chain* chain;
 
 std::byte* shared_memory();

@@ -1,6 +1,7 @@
 #include "overlap.h"
 
 #include <algorithm>
+#include <map>
 #include <stdexcept>
 
 namespace h2o::cuda::emulation {
@@ -14,6 +15,9 @@ constexpr size_t kPage = 1024;  // words compared at a time
 constexpr int kFirstChains = 100;
 constexpr int kChainsForOne = 8;
 int n_chains = 0;
+
+constexpr int kFirstBlocks = 8;  // early ones of a function, which are checked for any write
+std::map<const void*, int> n_blocks;
 
 // Calls found(begin, end) for each range of words that differ.
 template <class Found>
@@ -33,7 +37,9 @@ void each_difference(const Memory& a, const std::vector<uint32_t>& b, const Foun
 
 void Chain::check_next() { n_chains = 0; }
 
-void Chain::begin_kernel(const std::vector<Memory>& device) {
+void Chain::begin_kernel(const void* function, const std::vector<Memory>& device) {
+  function_ = function;
+  device_ = device;
   changed_.clear();
   if (!begun_) {
     begun_ = true;
@@ -58,10 +64,12 @@ void Chain::hide() {
     content.assign(memory.begin(), memory.end());
     std::ranges::fill(memory, kUnknown);
   }
+  watches_ = function_ == nullptr || n_blocks[function_]++ < kFirstBlocks;
+  if (watches_) begin_watch(device_);
 }
 
 void Chain::show() {
-  bool written = false;
+  bool written = watches_ && end_watch();
   for (const auto& [memory, content] : changed_) {
     written |= std::ranges::any_of(memory, [](uint32_t word) { return word != kUnknown; });
     std::ranges::copy(content, memory.begin());

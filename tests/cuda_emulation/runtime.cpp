@@ -23,7 +23,12 @@
 #include "block.h"
 #include "control.h"
 
-using Work = std::vector<std::function<void()>>;
+struct Kernel {
+  const void* function;
+  bool overlaps;
+  std::function<void()> run;
+};
+using Work = std::vector<Kernel>;
 
 struct CUgraph_st {
   Work work;
@@ -65,6 +70,11 @@ bool is_on_device(const void* data) {
   if (after == allocated.begin()) return false;
   const auto& [begin, bytes] = *std::prev(after);
   return data < static_cast<const std::byte*>(begin) + bytes;
+}
+
+void* allocate_pages(size_t bytes) {
+  using h2o::cuda::emulation::kPageBytes;
+  return std::aligned_alloc(kPageBytes, (bytes + kPageBytes - 1) / kPageBytes * kPageBytes);
 }
 
 std::vector<h2o::cuda::emulation::Launch> launches;
@@ -142,15 +152,20 @@ cudaError_t launched(const void* kernel, dim3 grid, dim3 block, size_t shared_by
   return fits ? cudaSuccess : cudaErrorInvalidConfiguration;
 }
 
-void submit(cudaStream_t stream, std::function<void()> kernel) {
+void submit(cudaStream_t stream, const void* function, bool overlaps,
+            std::function<void()> kernel) {
   if (stream->recorded != nullptr) {
-    stream->recorded->work.push_back(std::move(kernel));
+    stream->recorded->work.push_back({function, overlaps, std::move(kernel)});
     return;
   }
-  const auto run = [stream, kernel = std::move(kernel), skipped = skips] {
+  const auto run = [stream, function, overlaps, kernel = std::move(kernel), skipped = skips] {
     if (skipped) return;
-    chain = &stream->chain;
-    chain->begin_kernel(device_memory());
+    chain = overlaps ? &stream->chain : nullptr;
+    if (overlaps) {
+      chain->begin_kernel(function, device_memory());
+    } else {
+      stream->chain.end();
+    }
     kernel();
   };
   const std::lock_guard lock(mutex);
@@ -166,7 +181,9 @@ void run_chain(const std::vector<std::function<void()>>& kernels) {
         return made;
       }(),
       [](CUstream_st* made) { cudaStreamDestroy(made); });
-  for (const auto& kernel : kernels) submit(stream.get(), [=] { run_blocks(1, 32, 0, kernel); });
+  for (const auto& kernel : kernels) {
+    submit(stream.get(), nullptr, true, [=] { run_blocks(1, 32, 0, kernel); });
+  }
   cudaStreamSynchronize(stream.get());
 }
 
@@ -226,7 +243,7 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
 
 cudaError_t cudaMalloc(void** data, size_t bytes) {
   const std::lock_guard lock(mutex);
-  *data = bytes > kMemory - used ? nullptr : std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  *data = bytes > kMemory - used ? nullptr : allocate_pages(bytes);
   if (*data == nullptr) return cudaErrorMemoryAllocation;
   std::memset(*data, 0xff, bytes);  // NaN: memory must not be assumed to be zero
   allocated[*data] = bytes;
@@ -368,7 +385,9 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   const cudaError_t error = fails(h2o::cuda::emulation::Call::replay);
   if (error != cudaSuccess) return error;
-  for (const auto& kernel : exec->work) h2o::cuda::emulation::submit(stream, kernel);
+  for (const auto& [function, overlaps, run] : exec->work) {
+    h2o::cuda::emulation::submit(stream, function, overlaps, run);
+  }
   return cudaSuccess;
 }
 

@@ -18,11 +18,11 @@ T* dynamic_shared() {
 template <class... Parameters, class... Arguments>
 void launch(const Stream& stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
             size_t shared_bytes, Arguments&&... arguments) {
-  check(emulation::launched(reinterpret_cast<const void*>(kernel), grid, block, shared_bytes,
-                            stream.overlaps_launches()),
-        "launch");
+  const auto* const function = reinterpret_cast<const void*>(kernel);
+  const bool overlaps = stream.overlaps_launches();
+  check(emulation::launched(function, grid, block, shared_bytes, overlaps), "launch");
   std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
-  emulation::submit(stream.get(), [=] {
+  emulation::submit(stream.get(), function, overlaps, [=] {
     emulation::run_blocks(grid, block, shared_bytes, [&] { std::apply(kernel, values); });
   });
 }
