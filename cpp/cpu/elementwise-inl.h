@@ -163,8 +163,8 @@ void layer_norm(float* y, const float* x, const float* weight, const float* bias
 
   sums = zero();
   for (int64_t i = 0; i < whole; i += kWidth) {
-    const Vec centred = sub(load(x + i), broadcast(mean));
-    sums = fma(centred, centred, sums);
+    const Vec centered = sub(load(x + i), broadcast(mean));
+    sums = fma(centered, centered, sums);
   }
   float squares = sum(sums);
   for (int64_t i = whole; i < n; ++i) squares += (x[i] - mean) * (x[i] - mean);

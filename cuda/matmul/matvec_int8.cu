@@ -10,7 +10,7 @@ __device__ int dot(uint32_t w, uint32_t x, int sum) {
 }
 
 template <class Format>
-struct Quantised {
+struct Quantized {
   using Raw = typename Format::Raw;
   using Unpacked = Group<typename Format::Scales>;
   using X = QuantizedRows;
@@ -93,9 +93,9 @@ void matvec(const Stream& stream, std::span<const Matvec> products, const Matvec
             const QuantizedRows& x) {
   with_format(products.front().w.dtype, [&]<class Format>() {
     if (rows.experts) {
-      launch_experts<Quantised<Format>>(stream, products, rows, x);
+      launch_experts<Quantized<Format>>(stream, products, rows, x);
     } else {
-      launch_matvec<Quantised<Format>>(stream, products, rows, x);
+      launch_matvec<Quantized<Format>>(stream, products, rows, x);
     }
   });
 }

@@ -38,7 +38,7 @@ def _command(name: str, command: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def _row(command: argparse.ArgumentParser, action: argparse.Action) -> str:
-    formatter = command.formatter_class(command.prog)  # in no colours
+    formatter = command.formatter_class(command.prog)  # in no colors
     names = formatter._format_action_invocation(action)
     return f"| `{_cell(names)}` | {_cell(_text(formatter._expand_help(action)))} |"
 

@@ -35,7 +35,7 @@ class Moment:
     evicted: int | None  # the position that went last
 
     def role(self, position: int, n_seen: int) -> str:
-        """The colour of a token."""
+        """The color of a token."""
         if position not in self.scores:
             return "none"
         return "recent" if position >= n_seen - RECENT else "heavy"
@@ -205,7 +205,7 @@ def draw_policies(model: _core.Model) -> str:
                 f'style="fill: var(--{colors[color == "recent"]})" d="{areas}"/>'
             )
     parts.append(text(16, 212, "across: position in the text, 0 to 239", "small dim"))
-    parts.append(text(16, 229, "down: tokens read so far; a coloured cell is a token that is kept",
+    parts.append(text(16, 229, "down: tokens read so far; a colored cell is a token that is kept",
                       "small dim"))  # fmt: skip
     said = (
         "A window keeps a diagonal band; sinks the band and the first four tokens; H2O a narrower "

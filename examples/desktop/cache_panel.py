@@ -17,7 +17,7 @@ from PySide6.QtWidgets import (
 )
 
 from desktop.look import Look
-from desktop.theme import Colours, strength, tint
+from desktop.theme import Colors, strength, tint
 from desktop.token_strip import TokenStrip
 from h2o_cpp import Policy, Stats
 
@@ -109,14 +109,14 @@ class CachePanel(QFrame):
         self.kept_bar.setValue(0)
         self.strip.clear()
 
-    def set_colours(self, colours: Colours) -> None:
-        """Use these colours."""
-        self.strip.set_colours(colours)
-        for label, colour in zip(self._legend, (colours.heavy, colours.recent, None), strict=True):
-            if colour is None:
-                label.setStyleSheet(f"color: {colours.muted}")
+    def set_colors(self, colors: Colors) -> None:
+        """Use these colors."""
+        self.strip.set_colors(colors)
+        for label, color in zip(self._legend, (colors.heavy, colors.recent, None), strict=True):
+            if color is None:
+                label.setStyleSheet(f"color: {colors.muted}")
             else:
-                shade = tint(colour, strength(0.8)).name(tint(colour, 1).NameFormat.HexArgb)
+                shade = tint(color, strength(0.8)).name(tint(color, 1).NameFormat.HexArgb)
                 label.setStyleSheet(f"background: {shade}; border-radius: 3px; padding: 1px")
 
     def _slider_moved(self) -> None:

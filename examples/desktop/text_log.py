@@ -15,7 +15,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QTextEdit, QWidget
 
-from desktop.theme import LIGHT, Colours, tint
+from desktop.theme import LIGHT, Colors, tint
 
 _PADDING, _INDENT, _GAP = 8, 40, 12  # pixels
 _LINE_HEIGHT = 130  # percent of the font's
@@ -32,13 +32,13 @@ class TextLog(QTextEdit):
         self.setTabChangesFocus(True)
         self.document().setDocumentMargin(1)
         self.setAccessibleName("Text")
-        self.colours = LIGHT
+        self.colors = LIGHT
         self._messages: list[QTextBlock] = []  # of the user, in a chat
         self._end = QTextCursor(self.document())  # where the reply continues
 
-    def set_colours(self, colours: Colours) -> None:
-        """Use these colours."""
-        self.colours = colours
+    def set_colors(self, colors: Colors) -> None:
+        """Use these colors."""
+        self.colors = colors
         self.viewport().update()
 
     def begin(self) -> None:
@@ -75,7 +75,7 @@ class TextLog(QTextEdit):
         painter = QPainter(self.viewport())
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(tint(self.colours.sink, 0.12))
+        painter.setBrush(tint(self.colors.sink, 0.12))
         width = self.viewport().width() - _INDENT
         for block in self._messages:
             layout = block.layout()

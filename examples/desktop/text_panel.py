@@ -15,7 +15,7 @@ from PySide6.QtWidgets import (
 
 from desktop.message_edit import MessageEdit
 from desktop.text_log import TextLog
-from desktop.theme import Colours
+from desktop.theme import Colors
 
 _MAX_TOKENS = 300  # default for a reply
 
@@ -73,9 +73,9 @@ class TextPanel(QFrame):
         self.error.setText(sentence)
         self.error.setVisible(bool(sentence))
 
-    def set_colours(self, colours: Colours) -> None:
-        """Use these colours."""
-        self.log.set_colours(colours)
+    def set_colors(self, colors: Colors) -> None:
+        """Use these colors."""
+        self.log.set_colors(colors)
 
     def _lay_out(self) -> None:
         column = QVBoxLayout(self)

@@ -1,4 +1,4 @@
-"""Light and dark colours, the same as on the server's page."""
+"""Light and dark colors, the same as on the server's page."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from PySide6.QtGui import QColor, QGuiApplication, QPalette
 
 
 @dataclass(frozen=True)
-class Colours:
-    """Colours as "#rrggbb"."""
+class Colors:
+    """Colors as "#rrggbb"."""
 
     page: str
     panel: str
@@ -24,26 +24,26 @@ class Colours:
     wrong: str
 
 
-LIGHT = Colours(
+LIGHT = Colors(
     page="#fbfbfa", panel="#ffffff", ink="#1d2329", muted="#66707a", line="#d9dde1",
     sink="#0066b2", heavy="#e68200", recent="#00946e", wrong="#b3261e",
 )  # fmt: skip
-DARK = Colours(
+DARK = Colors(
     page="#14171a", panel="#1c2024", ink="#e4e7ea", muted="#929ca6", line="#343a41",
     sink="#4aa0eb", heavy="#f09628", recent="#28b991", wrong="#ff8a80",
 )  # fmt: skip
 
 
-def system_colours() -> Colours:
-    """The desktop's light or dark colours."""
+def system_colors() -> Colors:
+    """The desktop's light or dark colors."""
     scheme = QGuiApplication.styleHints().colorScheme()
     return DARK if scheme == Qt.ColorScheme.Dark else LIGHT
 
 
 @lru_cache(maxsize=512)
-def tint(colour: str, strength: float) -> QColor:
-    """A transparent colour; strength: 0 to 1."""
-    tinted = QColor(colour)
+def tint(color: str, strength: float) -> QColor:
+    """A transparent color; strength: 0 to 1."""
+    tinted = QColor(color)
     tinted.setAlphaF(strength)
     return tinted
 
@@ -53,28 +53,28 @@ def strength(share: float) -> float:
     return 0.08 + 0.42 * share  # keeps the text readable, see the tests
 
 
-def palette(colours: Colours) -> QPalette:
+def palette(colors: Colors) -> QPalette:
     """The palette of Qt's widgets."""
     role = QPalette.ColorRole
-    found = QPalette(QColor(colours.page))
-    for roles, colour in (
-        ((role.Window, role.AlternateBase, role.Button), colours.page),
-        ((role.Base, role.ToolTipBase), colours.panel),
-        ((role.WindowText, role.Text, role.ButtonText, role.ToolTipText), colours.ink),
-        ((role.PlaceholderText,), colours.muted),
-        ((role.Highlight,), colours.sink),
-        ((role.HighlightedText,), colours.panel),
+    found = QPalette(QColor(colors.page))
+    for roles, color in (
+        ((role.Window, role.AlternateBase, role.Button), colors.page),
+        ((role.Base, role.ToolTipBase), colors.panel),
+        ((role.WindowText, role.Text, role.ButtonText, role.ToolTipText), colors.ink),
+        ((role.PlaceholderText,), colors.muted),
+        ((role.Highlight,), colors.sink),
+        ((role.HighlightedText,), colors.panel),
     ):
         for one in roles:
-            found.setColor(one, QColor(colour))
+            found.setColor(one, QColor(color))
     for one in (role.WindowText, role.Text, role.ButtonText):
-        found.setColor(QPalette.ColorGroup.Disabled, one, QColor(colours.muted))
+        found.setColor(QPalette.ColorGroup.Disabled, one, QColor(colors.muted))
     return found
 
 
-def style_sheet(colours: Colours) -> str:
+def style_sheet(colors: Colors) -> str:
     """The style sheet of the window."""
-    c = colours
+    c = colors
     soft = tint(c.sink, 0.15).name(QColor.NameFormat.HexArgb)
     softer = tint(c.sink, 0.08).name(QColor.NameFormat.HexArgb)
     return f"""

@@ -20,7 +20,7 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QWidget
 
 from desktop.look import Look
-from desktop.theme import LIGHT, Colours, strength, tint
+from desktop.theme import LIGHT, Colors, strength, tint
 
 _LINE_HEIGHT = 1.45  # times the font's height
 
@@ -37,7 +37,7 @@ class _Box(NamedTuple):
 class TokenStrip(QAbstractScrollArea):
     """Tokens as running text: heavy hitters, recent and evicted tokens.
 
-    Stronger colours mean that more KV heads keep the token. Arrow keys, Home, End and the mouse
+    Stronger colors mean that more KV heads keep the token. Arrow keys, Home, End and the mouse
     move between tokens.
     """
 
@@ -51,16 +51,16 @@ class TokenStrip(QAbstractScrollArea):
         self.setAccessibleName("Tokens in the order of the text; arrow keys move between them")
         self.viewport().setMouseTracking(True)
         self.viewport().setAutoFillBackground(False)
-        self.colours = LIGHT
+        self.colors = LIGHT
         self.current = -1  # the current token
         self.look: Look | None = None  # the newest
         self._pieces: list[str] = []
         self._boxes: list[_Box] = []
         self._last_word = 0  # first token of the last word, which may continue
 
-    def set_colours(self, colours: Colours) -> None:
-        """Use these colours."""
-        self.colours = colours
+    def set_colors(self, colors: Colors) -> None:
+        """Use these colors."""
+        self.colors = colors
         self.viewport().update()
 
     def clear(self) -> None:
@@ -124,9 +124,9 @@ class TokenStrip(QAbstractScrollArea):
         first = bisect_left(self._boxes, int(top / height), key=attrgetter("line"))
         last = (top + self.viewport().height()) / height
         rise = height * 0.5 + self.fontMetrics().capHeight() / 2 - top  # to the baseline
-        tints = {"heavy hitter": self.colours.heavy, "recent": self.colours.recent}
+        tints = {"heavy hitter": self.colors.heavy, "recent": self.colors.recent}
         evicted: list[_Box] = []
-        painter.setPen(self.colours.ink)
+        painter.setPen(self.colors.ink)
         for position in range(first, len(self._boxes)):
             box, role = self._boxes[position], self.role(position)
             if box.line > last:
@@ -139,7 +139,7 @@ class TokenStrip(QAbstractScrollArea):
                 evicted.append(box)
             if position == self.current:
                 painter.drawRect(self.box(position).adjusted(0.5, 0.5, -0.5, -0.5))
-        painter.setPen(self.colours.muted)
+        painter.setPen(self.colors.muted)
         for box in evicted:
             painter.drawText(QPointF(box.x, box.line * height + rise), box.text)
 

@@ -24,7 +24,7 @@ from PySide6.QtWidgets import (
 
 from desktop.cache_panel import CachePanel
 from desktop.text_panel import TextPanel
-from desktop.theme import Colours, palette, style_sheet, system_colours
+from desktop.theme import Colors, palette, style_sheet, system_colors
 from desktop.worker import Opened, Worker
 
 _NARROW = 720  # pixels; in narrower windows the cache is below the text
@@ -40,13 +40,13 @@ class Window(QMainWindow):
         *,
         budget: float | None = _BUDGET,
         seed: int | None = None,
-        colours: Colours | None = None,
+        colors: Colors | None = None,
     ) -> None:
         """models: files to choose from; the first one is opened.
 
         budget: a fraction of the context; None: the full cache.
         seed: makes the replies reproducible.
-        colours: default: the desktop's.
+        colors: default: the desktop's.
         """
         super().__init__()
         self.setWindowTitle("h2o.cpp")
@@ -65,12 +65,12 @@ class Window(QMainWindow):
         self._connect()
         for path in models:
             self._add(path)
-        if colours is None:
-            self.set_colours(system_colours())
+        if colors is None:
+            self.set_colors(system_colors())
             hints = QGuiApplication.styleHints()
-            hints.colorSchemeChanged.connect(lambda: self.set_colours(system_colours()))
+            hints.colorSchemeChanged.connect(lambda: self.set_colors(system_colors()))
         else:
-            self.set_colours(colours)
+            self.set_colors(colors)
         self.cache.set_budget(budget)
         self.open(models[0])
         self.text.message.setFocus()
@@ -106,12 +106,12 @@ class Window(QMainWindow):
         self._ask()
         self.worker.forget()
 
-    def set_colours(self, colours: Colours) -> None:
-        """Use these colours."""
-        QApplication.setPalette(palette(colours))
-        self.setStyleSheet(style_sheet(colours))
-        self.text.set_colours(colours)
-        self.cache.set_colours(colours)
+    def set_colors(self, colors: Colors) -> None:
+        """Use these colors."""
+        QApplication.setPalette(palette(colors))
+        self.setStyleSheet(style_sheet(colors))
+        self.text.set_colors(colors)
+        self.cache.set_colors(colors)
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802 - Qt's name
         """Put the cache beside or below the text."""

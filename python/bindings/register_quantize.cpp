@@ -1,4 +1,4 @@
-// The quantiser for Python: rows of float32 to rows of blocks.
+// The quantizer for Python: rows of float32 to rows of blocks.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 

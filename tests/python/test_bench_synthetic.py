@@ -79,13 +79,13 @@ def f32(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def blocks_of_zeros(type_name: str, values: NDArray[np.float32], **_: Any) -> NDArray[np.uint8]:
-    """Zeros of the size of the quantised values; the choice of types ignores the values."""
+    """Zeros of the size of the quantized values; the choice of types ignores the values."""
     size, nbytes = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]]
     return np.zeros((len(values), values.shape[1] // size * nbytes), np.uint8)
 
 
 @pytest.mark.parametrize("type_name", ["F16", *MIXES])
-def test_types_equal_quantiser(
+def test_types_equal_quantizer(
     type_name: str, f32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_core, "quantize", blocks_of_zeros)

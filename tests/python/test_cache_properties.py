@@ -84,7 +84,7 @@ def test_question_scores_equal_reference(
 
 
 def test_question_score_keeps_tokens_attended_by_last_32() -> None:
-    """It keeps the token that the last 32 queries attend to, with its neighbours; sum does not."""
+    """It keeps the token that the last 32 queries attend to, with its neighbors; sum does not."""
     head_dim, n = 4, 100
     q, k, v = (np.zeros((n, 1, head_dim), np.float32) for _ in range(3))
     k[20], k[60] = [8, 0, 0, 0], [0, 8, 0, 0]
@@ -239,10 +239,10 @@ BLOCK_TYPES = {
     POLICIES,
     st.tuples(*[st.sampled_from(["q8_0", "q5_0", "q4_0", "f32"])] * 2),
 )
-def test_quantised_caches_store_values_quantised_like_gguf_py(
+def test_quantized_caches_store_values_quantized_like_gguf_py(
     text: Text, head_dim: int, policy: Policy, kv_dtype: tuple[str, str]
 ) -> None:
-    """Bit for bit equal to an f32 cache of the quantised keys and values."""
+    """Bit for bit equal to an f32 cache of the quantized keys and values."""
     text = replace(text, head_dim=head_dim)
 
     def rounded(x: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:

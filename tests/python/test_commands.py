@@ -1,4 +1,4 @@
-"""Behaviour common to all commands: help, shell completion, JSON, colours."""
+"""Behavior common to all commands: help, shell completion, JSON, colors."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def split(pattern: str) -> dict[str, Any]:
         (None, None, False, None),
     ],
 )
-def test_pre_tokenizers_are_recognised(
+def test_pre_tokenizers_are_recognized(
     tmp_path: Path,
     normalizer: object,
     pre_tokenizer: object,

@@ -213,12 +213,12 @@ def rope(**parameters: object) -> dict[str, object]:
         (
             "llama",
             {"architectures": ["StableLmForCausalLM"], "qk_layernorm": True},
-            "qk_layernorm is True: q and k are normalised",
+            "qk_layernorm is True: q and k are normalized",
         ),
         (
             "llama",
             {"architectures": ["CohereForCausalLM"], "use_qk_norm": True},
-            "use_qk_norm is True: q and k are normalised",
+            "use_qk_norm is True: q and k are normalized",
         ),
         ("gptneox", {"hidden_act": "relu"}, "hidden_act is 'relu': the MLP does not use GELU"),
         ("gptneox", {"attention_bias": False}, "attention_bias is False: "),

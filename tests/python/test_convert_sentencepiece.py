@@ -110,7 +110,7 @@ def test_added_tokens(tmp_path: Path) -> None:
         (encode_model(trainer={3: 1}), "it is not a BPE model"),
         (encode_model(trainer={}), "it is not a BPE model"),
         (encode_model(trainer={3: 2, 24: 1}), "it puts spaces at the ends of words"),
-        (encode_model(normalizer={2: b"\1"}), "it normalises characters"),
+        (encode_model(normalizer={2: b"\1"}), "it normalizes characters"),
         (encode_model(normalizer={5: 0}), "it keeps spaces"),
         (encode_model(PIECES[:200]), "not every byte has a token"),
         (encode_model([*PIECES, ("a", 0.0, NORMAL)]), "two pieces are the same"),

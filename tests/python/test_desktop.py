@@ -29,7 +29,7 @@ from shiboken6 import isValid
 from desktop import worker as worker_module
 from desktop.cache_panel import BUDGETS
 from desktop.look import Looks
-from desktop.theme import DARK, LIGHT, Colours, strength
+from desktop.theme import DARK, LIGHT, Colors, strength
 from desktop.window import Window
 from support.desktop_window import (
     application,
@@ -54,8 +54,8 @@ def open_window(tiny_opt: Path) -> Iterator[Open]:
     application()
     windows: list[Window] = []
 
-    def open_one(*models: Path, colours: Colours = LIGHT, n: int = 40) -> Window:
-        window = Window(models or [tiny_opt], budget=0.02, seed=1, colours=colours)
+    def open_one(*models: Path, colors: Colors = LIGHT, n: int = 40) -> Window:
+        window = Window(models or [tiny_opt], budget=0.02, seed=1, colors=colors)
         windows.append(window)
         window.text.most_tokens.setValue(n)
         window.show()
@@ -335,9 +335,9 @@ def test_widgets_fit_in_window(open_window: Open, size: tuple[int, int]) -> None
         assert panel.width() >= panel.minimumSizeHint().width()
 
 
-def luminance(colour: QColor) -> float:
+def luminance(color: QColor) -> float:
     """Relative luminance, as in WCAG 2.2."""
-    parts: list[float] = [colour.redF(), colour.greenF(), colour.blueF()]
+    parts: list[float] = [color.redF(), color.greenF(), color.blueF()]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -347,26 +347,26 @@ def contrast(one: QColor, other: QColor) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-@pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
-def test_text_contrast(colours: Colours) -> None:
-    panel = QColor(colours.panel)
-    for text in (colours.ink, colours.muted, colours.wrong):
+@pytest.mark.parametrize("colors", [LIGHT, DARK], ids=["light", "dark"])
+def test_text_contrast(colors: Colors) -> None:
+    panel = QColor(colors.panel)
+    for text in (colors.ink, colors.muted, colors.wrong):
         assert contrast(QColor(text), panel) >= 4.5  # WCAG 2.2, level AA
-        assert contrast(QColor(text), QColor(colours.page)) >= 4.5
-    for shade in (colours.heavy, colours.recent):
-        assert contrast(QColor(colours.ink), over(QColor(shade), strength(1), panel)) >= 4.5
+        assert contrast(QColor(text), QColor(colors.page)) >= 4.5
+    for shade in (colors.heavy, colors.recent):
+        assert contrast(QColor(colors.ink), over(QColor(shade), strength(1), panel)) >= 4.5
 
 
-def over(colour: QColor, share: float, below: QColor) -> QColor:
-    """The colour `colour` with opacity `share` over `below`."""
+def over(color: QColor, share: float, below: QColor) -> QColor:
+    """The color `color` with opacity `share` over `below`."""
 
     def mix(a: float, b: float) -> float:
         return share * a + (1 - share) * b
 
     return QColor.fromRgbF(
-        mix(colour.redF(), below.redF()),
-        mix(colour.greenF(), below.greenF()),
-        mix(colour.blueF(), below.blueF()),
+        mix(color.redF(), below.redF()),
+        mix(color.greenF(), below.greenF()),
+        mix(color.blueF(), below.blueF()),
     )
 
 

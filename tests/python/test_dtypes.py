@@ -160,7 +160,7 @@ def test_matmul_error_is_within_bound(dtype: str, isa: str) -> None:
 
 @each_isa
 @pytest.mark.parametrize("dtype", BLOCKS)
-def test_quantised_matmul_is_identical_on_every_instruction_set(dtype: str, isa: str) -> None:
+def test_quantized_matmul_is_identical_on_every_instruction_set(dtype: str, isa: str) -> None:
     random = np.random.default_rng(4)
     n_blocks, n_out, n = 5, 37, 11
     n_in = n_blocks * block(dtype)[0]

@@ -139,7 +139,7 @@ def test_file_has_llama_cpp_format(tmp_path: Path) -> None:
     assert counts.data.ravel().tolist() == [n_read]
 
 
-def test_quantising_with_imatrix_reduces_weighted_error(whole_blocks: Path, tmp_path: Path) -> None:
+def test_quantizing_with_imatrix_reduces_weighted_error(whole_blocks: Path, tmp_path: Path) -> None:
     assert main(["imatrix", str(whole_blocks), "-f", str(_text(tmp_path)),
                  "-o", str(tmp_path / "im.gguf"), "-c", "128"]) == 0  # fmt: skip
     importance = read_imatrix(tmp_path / "im.gguf")

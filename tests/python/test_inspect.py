@@ -32,14 +32,14 @@ class Attentive:
     """A scripted model whose layer has random Q and K weights, and ReferenceCache's inputs.
 
     Its values are zero, so it generates its script whatever is kept. The input of attention is the
-    normalised unit vector of the position.
+    normalized unit vector of the position.
     """
 
     N_HEADS = 2
 
     def __init__(self, folder: Path) -> None:
         random = np.random.default_rng(5)
-        # Normalised unit vectors have a length of about 8, so logits are about 64 * 0.15**2.
+        # Normalized unit vectors have a length of about 8, so logits are about 64 * 0.15**2.
         w_q, w_k = random.normal(scale=0.15, size=(2, N_CTX, N_CTX)).astype(np.float32)
         file = scripted_opt(SCRIPT, N_CTX)
         file.tensors |= {

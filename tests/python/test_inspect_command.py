@@ -34,13 +34,13 @@ def shown(pieces: Sequence[str], marks: Sequence[str]) -> str:
                 text += piece
             case _:
                 text += f"{space}{mark[0]}{piece.removeprefix(' ')}{mark[1]}"
-    for mark in ("[]", "()", "{}"):  # neighbours share brackets
+    for mark in ("[]", "()", "{}"):  # neighbors share brackets
         text = text.replace(mark[::-1], "").replace(f"{mark[1]} {mark[0]}", " ")
     return text
 
 
 @pytest.mark.parametrize(("layer", "head"), [(0, 0), (4, 3)])
-def test_command_without_colour(
+def test_command_without_color(
     found: Inspection, layer: int, head: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--hh", "12", "--layer", str(layer), "--head", str(head)]
@@ -59,7 +59,7 @@ def test_command_without_colour(
     ]
 
 
-def test_command_with_colour(found: Inspection, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_with_color(found: Inspection, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--hh", "12", "--layer", "3", "--head", "5", "--color", "always"]
     assert main(["inspect", TEXT, "-t", "1", *options]) == 0
     text, _, legend, *_ = capsys.readouterr().out.splitlines()
@@ -115,7 +115,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(("no_color", "colored"), [("", True), ("1", False)])
-def test_no_color_disables_colour(
+def test_no_color_disables_color(
     no_color: str, colored: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NO_COLOR", no_color)

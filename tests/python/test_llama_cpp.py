@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from h2o_bench.llama_cpp import ONLY_READ, LlamaCpp, perplexities, quantise_with_llama_cpp
+from h2o_bench.llama_cpp import ONLY_READ, LlamaCpp, perplexities, quantize_with_llama_cpp
 from h2o_cpp import Generator
 from h2o_cpp.convert import convert
 from h2o_cpp.quantize import MIXES, quantize
@@ -122,7 +122,7 @@ def test_trained_model_generates_same_tokens(shared: Path, tmp_path: Path, outty
 
 
 @pytest.mark.parametrize("name", MIXES)
-def test_perplexity_of_files_quantised_by_h2o(
+def test_perplexity_of_files_quantized_by_h2o(
     stories: Path, story_texts: list[list[int]], tmp_path: Path, name: str
 ) -> None:
     path = tmp_path / "model.gguf"
@@ -132,10 +132,10 @@ def test_perplexity_of_files_quantised_by_h2o(
 
 
 @pytest.mark.parametrize("name", ONLY_READ)
-def test_perplexity_of_files_quantised_by_llama_cpp(
+def test_perplexity_of_files_quantized_by_llama_cpp(
     stories: Path, story_texts: list[list[int]], tmp_path: Path, name: str
 ) -> None:
     path = tmp_path / "model.gguf"
-    quantise_with_llama_cpp(stories, path, name)
+    quantize_with_llama_cpp(stories, path, name)
     ours, theirs = perplexities(path, story_texts)
     assert ours == pytest.approx(theirs, rel=0.005)

@@ -31,8 +31,8 @@ def log_softmax(row: Any) -> list[float]:
     """In Python floats with an exact sum."""
     values = [float(x) for x in row]
     maximum = max(values)
-    normaliser = maximum + log(fsum(exp(x - maximum) for x in values))
-    return [x - normaliser for x in values]
+    normalizer = maximum + log(fsum(exp(x - maximum) for x in values))
+    return [x - normalizer for x in values]
 
 
 def submit_all(generator: Generator, records: list[Record | None]) -> list[Completion]:

@@ -187,7 +187,7 @@ def test_cuda_wheels_have_a_local_version(release: ModuleType, tmp_path: Path) -
 
 
 def test_archive_depends_only_on_files_and_time(release: ModuleType) -> None:
-    files = {"b/h2o.h": b"header", "b/LICENSE": b"licence"}
+    files = {"b/h2o.h": b"header", "b/LICENSE": b"license"}
     packed = release.archive(files, 1_700_000_000)
     assert release.archive(dict(reversed(files.items())), 1_700_000_000) == packed
     assert release.archive(files, 1_700_000_001) != packed

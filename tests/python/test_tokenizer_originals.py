@@ -37,7 +37,7 @@ from test_tokenizer import TEXTS as MORE_TEXTS
 thorough = settings(
     max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-# Characters that Unicode tables decide about, and their neighbours.
+# Characters that Unicode tables decide about, and their neighbors.
 hard_text = st.text(
     st.one_of(
         st.characters(exclude_categories=["Cs"]),

@@ -27,7 +27,7 @@ def add_arguments(parser: Parser) -> None:
         help="embed each line by itself (default: the whole text)",
     )
     parser.add_argument(
-        "--raw", action="store_true", help="do not normalise (default: scale to length 1)"
+        "--raw", action="store_true", help="do not normalize (default: scale to length 1)"
     )
     add_cache(parser, memory=True)
     add_machine(parser, resident=True)

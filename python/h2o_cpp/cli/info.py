@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     path = find_model(args.model)
     file = _core.GgufFile(path)
     metadata, tensors = file.metadata(), file.tensors()
-    summary = dict(summarise(metadata, tensors))
+    summary = dict(summarize(metadata, tensors))
     if args.memory is not None:
         architecture = metadata.get("general.architecture")
         summary["sequences"] = {
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def summarise(
+def summarize(
     metadata: Mapping[str, Any], tensors: list[tuple[str, str, tuple[int, ...], int]]
 ) -> Iterator[tuple[str, Any]]:
     """Properties of a file by name, without missing ones."""

@@ -1,4 +1,4 @@
-"""Quantise a GGUF file: write the same model with fewer bits per weight."""
+"""Quantize a GGUF file: write the same model with fewer bits per weight."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--allow-requantize",
         action="store_true",
-        help="accept tensors that are already quantised to fewer than 8 bits (default: refuse)",
+        help="accept tensors that are already quantized to fewer than 8 bits (default: refuse)",
     )
     add_force(parser)
 

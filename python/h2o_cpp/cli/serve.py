@@ -53,7 +53,7 @@ def add_arguments(parser: Parser) -> None:
     add_template(server)
     server.add_argument(
         "--tool-parser", choices=tuple(FORMATS),
-        help="format of the model's tool calls (default: recognised from its chat template)",
+        help="format of the model's tool calls (default: recognized from its chat template)",
     )  # fmt: skip
     server.add_argument(
         "--models", type=Path, metavar="PATH",

@@ -1,4 +1,4 @@
-"""Display of kept tokens in a terminal: in colour, or with brackets."""
+"""Display of kept tokens in a terminal: in color, or with brackets."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class TokenStyle(Enum):
     EVICTED = "2", "", "evicted", "evicted, or kept in fewer heads"
 
     def __init__(self, sgr: str, brackets: str, of_one: str, of_many: str) -> None:
-        self.sgr = sgr  # terminal colour code
-        self.brackets = brackets  # without colour
+        self.sgr = sgr  # terminal color code
+        self.brackets = brackets  # without color
         self.of_one = of_one  # labels for one head and for several
         self.of_many = of_many
 
 
 def color_wanted(file: TextIO) -> bool:
-    """Whether to use colour: on a colour terminal, unless NO_COLOR is set."""
+    """Whether to use color: on a color terminal, unless NO_COLOR is set."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return file.isatty() and not plain
 

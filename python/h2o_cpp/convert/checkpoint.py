@@ -20,7 +20,7 @@ Bytes = npt.NDArray[np.uint8]
 class SourceTensor:
     """A tensor of a checkpoint, whose values are read on request.
 
-    `read` is None unless the type is f64, f32, f16 or bf16 (masks, indices, quantised weights);
+    `read` is None unless the type is f64, f32, f16 or bf16 (masks, indices, quantized weights);
     `read_bytes` reads u8.
     """
 

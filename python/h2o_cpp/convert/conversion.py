@@ -121,7 +121,7 @@ def _check_quantization(family: Family, quantization: object) -> None:
             return
         case {"quant_method": "mxfp4"} if family.mxfp4:
             return
-    raise ValueError("config.json: quantization_config: the weights are quantised")
+    raise ValueError("config.json: quantization_config: the weights are quantized")
 
 
 def _add(writer: GGUFWriter, key: str, value: bool | int | float | str | list[bool]) -> None:

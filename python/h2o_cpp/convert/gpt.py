@@ -103,7 +103,7 @@ BLOOM = replace(
     GPT2,
     architecture="bloom",
     layer=lambda config: _BLOOM_LAYER,
-    fixed=(("apply_residual_connection_post_layernorm", False, "the residual is normalised"),),
+    fixed=(("apply_residual_connection_post_layernorm", False, "the residual is normalized"),),
     details=lambda config, sizes: {},
     embeddings=(_WORDS, _norm("token_embd_norm", "word_embeddings_layernorm")),
     defaults={"ff_ratio": 4, "context": 2048},

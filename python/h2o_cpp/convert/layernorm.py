@@ -63,7 +63,7 @@ STABLELM = Family(
     layer=_stablelm_layer,
     fixed=(
         ("hidden_act", "silu", "the MLP does not use SiLU"),
-        ("qk_layernorm", False, "q and k are normalised"),
+        ("qk_layernorm", False, "q and k are normalized"),
     ),
     details=_stablelm_details,
     rotated=lambda config, sizes: rotated_share("stablelm", config, sizes["head"], 0.25),
@@ -82,7 +82,7 @@ COMMAND_R = Family(
     layer=_command_r_layer,
     fixed=(
         ("hidden_act", "silu", "the MLP does not use SiLU"),
-        ("use_qk_norm", False, "q and k are normalised"),
+        ("use_qk_norm", False, "q and k are normalized"),
         ("attention_bias", False, "the attention has biases"),
     ),
     details=lambda config, sizes: {"logit_scale": number(config, "logit_scale", 0.0625)},

@@ -39,7 +39,7 @@ class _Variant(NamedTuple):
     qkv_bias: bool | None
     """Whether Q, K and V have biases; None: if attention_bias is true, for the output too."""
     qk_norm: str | None = None
-    """Whether Q and K are normalised: "heads" or "whole"."""
+    """Whether Q and K are normalized: "heads" or "whole"."""
     mixture: Mixture | None = None
     """The experts, instead of one MLP."""
     more: Callable[[Config], Metadata] = lambda config: {}
@@ -49,7 +49,7 @@ class _Variant(NamedTuple):
     gemma: bool = False
     """Whether 1 is added to norm weights, and the MLP uses GELU."""
     post_norms: bool = False
-    """Whether the outputs of attention and MLP are normalised."""
+    """Whether the outputs of attention and MLP are normalized."""
     tied: bool = False
     """Whether the head is the embedding, unless config.json says otherwise."""
 

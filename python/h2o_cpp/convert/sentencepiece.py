@@ -17,7 +17,7 @@ def read_sentencepiece(path: Path, added: list[AddedToken]) -> Tokens:
     for value, why in (
         (trainer.model_type != trainer.BPE, "it is not a BPE model"),
         (trainer.treat_whitespace_as_suffix, "it puts spaces at the ends of words"),
-        (normalizer.precompiled_charsmap, "it normalises characters"),
+        (normalizer.precompiled_charsmap, "it normalizes characters"),
         (not normalizer.escape_whitespaces, "it keeps spaces"),
     ):
         if value:
@@ -53,7 +53,7 @@ def read_sentencepiece(path: Path, added: list[AddedToken]) -> Tokens:
 def _parse(path: Path) -> Any:
     """The ModelProto in a file.
 
-    SentencePieceProcessor does not expose the model's type, its normalisation or user-defined
+    SentencePieceProcessor does not expose the model's type, its normalization or user-defined
     pieces; the protocol buffers do, and need `protobuf`.
     """
     from google.protobuf.message import DecodeError

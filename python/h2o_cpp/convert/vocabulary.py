@@ -21,7 +21,7 @@ from h2o_cpp.convert.tokens import AddedToken, Tokens
 # llama.cpp's scores of added tokens and padding
 _ADDED_SCORE, _PADDING_SCORE = -1000.0, -10000.0
 
-# End-of-turn tokens, which llama.cpp also recognises by their text
+# End-of-turn tokens, which llama.cpp also recognizes by their text
 _END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endofturn|>")
 
 

@@ -198,8 +198,8 @@ def token_losses(logits: NDArray[np.float32], targets: NDArray[np.int32]) -> NDA
     """-log p of targets [n], in nats, from logits [n, n_vocab]."""
     rows = logits.astype(np.float64)
     rows -= rows.max(axis=1, keepdims=True)
-    normaliser = np.log(np.exp(rows).sum(axis=1))
-    losses: NDArray[np.float64] = normaliser - rows[np.arange(len(targets)), targets]
+    normalizer = np.log(np.exp(rows).sum(axis=1))
+    losses: NDArray[np.float64] = normalizer - rows[np.arange(len(targets)), targets]
     return losses
 
 

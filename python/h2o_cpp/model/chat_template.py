@@ -188,7 +188,7 @@ class ChatTemplate:
     def _render(
         self, messages: Sequence[Message], unused: Iterator[str], given: Mapping[str, Any]
     ) -> tuple[str, SpecialTokenEscape]:
-        """Render a conversation so that only the template's own special tokens are recognised."""
+        """Render a conversation so that only the template's own special tokens are recognized."""
         tokenizer = self._tokenizer
         # Texts that the template searches for in messages, such as "<think>", must stay unchanged.
         escaping = SpecialTokenEscape(tokenizer.special_texts, unused, kept=self._template.literals)

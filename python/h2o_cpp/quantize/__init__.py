@@ -1,6 +1,6 @@
-"""Quantising GGUF files.
+"""Quantizing GGUF files.
 
-`quantization` reads a model, chooses a type for each tensor (`mix`) and quantises with the core.
+`quantization` reads a model, chooses a type for each tensor (`mix`) and quantizes with the core.
 `importance` measures importance matrices, which `imatrix` reads.
 """
 

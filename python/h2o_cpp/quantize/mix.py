@@ -47,7 +47,7 @@ MIXES = {
     "Q2_K": Mix(_Q2_K, LlamaFileType.MOSTLY_Q2_K),
 }
 
-# Matrices that are not quantised: small ones and lookup tables.
+# Matrices that are not quantized: small ones and lookup tables.
 _KEPT = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")
 
 _VALUES = ("attn_v.weight", "attn_qkv.weight", "attn_kv_b.weight")
@@ -98,12 +98,12 @@ class Model:
 def choose_types(
     mix: Mix, model: Model, shapes: Mapping[str, Shape], has_imatrix: bool = False
 ) -> dict[str, GGMLQuantizationType]:
-    """The types of the tensors to quantise; the others keep theirs.
+    """The types of the tensors to quantize; the others keep theirs.
 
     `shapes`: by name, in numpy's order, rows before columns.
     """
     names = sorted(
-        (name for name, shape in shapes.items() if _is_quantised(name, shape)), key=_layer_and_name
+        (name for name, shape in shapes.items() if _is_quantized(name, shape)), key=_layer_and_name
     )
     values = [name for name in names if name.endswith(_VALUES)]
     downs = [name for name in names if "ffn_down" in name]
@@ -128,7 +128,7 @@ def choose_types(
     return types
 
 
-def _is_quantised(name: str, shape: Shape) -> bool:
+def _is_quantized(name: str, shape: Shape) -> bool:
     n_dims = len(shape) - next((i for i, n in enumerate(shape) if n != 1), len(shape))
     return n_dims >= 2 and name.endswith("weight") and not name.endswith(_KEPT)
 

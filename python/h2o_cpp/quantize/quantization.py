@@ -1,4 +1,4 @@
-"""Quantises the tensors of a GGUF file."""
+"""Quantizes the tensors of a GGUF file."""
 
 import os
 import struct
@@ -20,10 +20,10 @@ from h2o_cpp.model.model_files import find_model
 from h2o_cpp.quantize.imatrix import Importance, read_imatrix
 from h2o_cpp.quantize.mix import MIXES, Mix, Model, Shape, choose_types
 
-# Types that may be quantised without --allow-requantize.
+# Types that may be quantized without --allow-requantize.
 _PRECISE = ("F32", "F16", "BF16", "Q8_0")
 
-# Weights quantised at a time; limits memory and the delay of an interrupt.
+# Weights quantized at a time; limits memory and the delay of an interrupt.
 _PIECE = 1 << 22
 
 
@@ -100,7 +100,7 @@ def quantize(
     overwrite: bool = True,
     progress: bool = True,
 ) -> None:
-    """Write the model `source` to `output` with quantised matrices.
+    """Write the model `source` to `output` with quantized matrices.
 
     source: a GGUF file, or anything find_model accepts. A split model becomes one file.
     type_name: one of MIXES, such as Q4_K_M.
@@ -203,7 +203,7 @@ def _check(tensor: _Tensor, allow_requantize: bool) -> None:
         raise ValueError(f"{what}, which cannot be read")
     if not allow_requantize:
         raise ValueError(
-            f"{what} already, and quantising it again loses precision twice"
+            f"{what} already, and quantizing it again loses precision twice"
             " (--allow-requantize permits it)"
         )
 

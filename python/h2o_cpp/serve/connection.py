@@ -36,7 +36,7 @@ class Connections:
 class Connection(H11Protocol):
     """Uvicorn's protocol with the limits of Connections.
 
-    At the maximum, the connection that has waited longest for a request is closed in favour of a
+    At the maximum, the connection that has waited longest for a request is closed in favor of a
     new one, so that idle connections block nobody.
     """
 

@@ -131,6 +131,6 @@ class ReferenceCache:
         if 0 < policy.n_heavy < len(rest):
             last, first_evicted = rest[policy.n_heavy - 1], rest[policy.n_heavy]
             gap = self._importance(last, g) - self._importance(first_evicted, g)
-            pooled = policy.score == "question" and gap == 0  # same score as a neighbour
+            pooled = policy.score == "question" and gap == 0  # same score as a neighbor
             self.margin = self.margin if pooled else min(self.margin, gap)
         return sorted(safe + rest[: policy.n_heavy], key=lambda e: e.position)

@@ -125,7 +125,7 @@ def scripted_opt(script: Sequence[int], n_ctx: int = 64) -> Gguf:
         "token_embd.weight": np.zeros((N_VOCAB, n_embd), np.float16),
         "position_embd.weight": np.eye(n_ctx, dtype=np.float32),
         "output_norm.weight": np.ones(n_embd, np.float32),
-        # shifts the normalised unit vector so that its zeros stay 0
+        # shifts the normalized unit vector so that its zeros stay 0
         "output_norm.bias": np.full(n_embd, (n_embd - 1) ** -0.5, np.float32),
         "output.weight": output,
     }

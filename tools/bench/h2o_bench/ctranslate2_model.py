@@ -2,7 +2,7 @@
 
     python -m h2o_bench.ctranslate2_model SHAPE DIRECTORY TYPE
 
-A subprocess, because quantising needs the whole model in float32.
+A subprocess, because quantizing needs the whole model in float32.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from h2o_cpp import Generator
 ONLY_READ = ["Q2_K", "Q3_K_M", "IQ4_NL", "IQ4_XS"]
 
 
-def quantise_with_llama_cpp(source: Path, output: Path, file_type: str) -> None:
+def quantize_with_llama_cpp(source: Path, output: Path, file_type: str) -> None:
     """file_type: as in llama.h, "Q3_K_M" for LLAMA_FTYPE_MOSTLY_Q3_K_M."""
     import llama_cpp
 
@@ -25,7 +25,7 @@ def quantise_with_llama_cpp(source: Path, output: Path, file_type: str) -> None:
     parameters.allow_requantize = True
     failed = llama_cpp.llama_model_quantize(str(source).encode(), str(output).encode(), parameters)
     if failed:
-        raise RuntimeError(f"llama.cpp could not quantise {source} to {file_type}")
+        raise RuntimeError(f"llama.cpp could not quantize {source} to {file_type}")
 
 
 class LlamaCpp:

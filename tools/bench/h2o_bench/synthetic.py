@@ -45,10 +45,10 @@ RANDOM = {
     "TQ2_0": 64,
 }
 
-# Types of the weight matrices: also those of the converter and the quantiser.
+# Types of the weight matrices: also those of the converter and the quantizer.
 TYPES = ("F32", "F16", *MIXES, *RANDOM)
 
-_PIECE = 1 << 22  # random values to generate and quantise; every tensor is made of them
+_PIECE = 1 << 22  # random values to generate and quantize; every tensor is made of them
 
 _METADATA_TYPES = {
     bool: GGUFValueType.BOOL,
@@ -67,7 +67,7 @@ _FILE_TYPES = {
 def write_model(path: Path, config: Config, type_name: str, *, seed: int = 0) -> None:
     """Write the GGUF file of a model with the sizes that `config` says, as config.json does.
 
-    type_name: one of TYPES; the mixes of the quantiser choose a type for each tensor. Weights are
+    type_name: one of TYPES; the mixes of the quantizer choose a type for each tensor. Weights are
     rows of a few million random values, each tensor's from another row on, so that a large model
     is written in the time its bytes take. Norms are 1, biases 0. Experts that are published in
     MXFP4 stay in it, as the converter leaves them.
@@ -166,7 +166,7 @@ def _padded(nbytes: int) -> int:
 def _types(
     specs: list[TensorSpec], metadata: Config, type_name: str
 ) -> dict[str, GGMLQuantizationType]:
-    """As in the converter and the quantiser: F32 except for matrices."""
+    """As in the converter and the quantizer: F32 except for matrices."""
     shapes = {spec.gguf: spec.written_shape for spec in specs}
     types = dict.fromkeys(shapes, GGMLQuantizationType.F32)
     stored = [spec.gguf for spec in specs if spec.mxfp4_rows is not None]
