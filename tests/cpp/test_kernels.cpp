@@ -131,7 +131,7 @@ void check_softmax(const CpuKernels& table, const std::vector<float>& x, float s
 }
 
 void check_softmax(const CpuKernels& table, const std::vector<float>& x, float scale) {
-  for (const int64_t part : {std::ssize(x), int64_t{16}, int64_t{37}}) {
+  for (const int64_t part : {int64_t{std::ssize(x)}, int64_t{16}, int64_t{37}}) {
     check_softmax(table, x, scale, part);
   }
 }
