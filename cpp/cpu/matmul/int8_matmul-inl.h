@@ -220,7 +220,9 @@ void pack_interleaved(const Panel& panel, const Matmul& m, int64_t begin, int64_
 template <class Type, int R>
 void int8_tile(const Panel& panel, const Int8Rows& x, float* sums_of_tile, int64_t n, bool first) {
   Vec totals[R][kTileVectors];
+#pragma GCC unroll 16
   for (int i = 0; i < R; ++i) {
+#pragma GCC unroll 16
     for (int j = 0; j < kTileVectors; ++j) {
       totals[i][j] = first ? zero() : load(sums_of_tile + i * kColumns + j * kWidth);
     }
@@ -231,28 +233,36 @@ void int8_tile(const Panel& panel, const Int8Rows& x, float* sums_of_tile, int64
     const int32_t* x_sums = x.sums + g * R;
     const float* x_scales = x.scales + g * Type::kGroup / kActivations * R;
     Ints dots[R][kTileVectors];
+#pragma GCC unroll 16
     for (int i = 0; i < R; ++i) {
       const Ints start = ints(dot_start<Type>(x_sums[i]));
+#pragma GCC unroll 16
       for (int j = 0; j < kTileVectors; ++j) dots[i][j] = start;
     }
     for (int q = 0; q < Type::kGroup / kQuad; ++q) {
       Ints w[kTileVectors];
+#pragma GCC unroll 16
       for (int j = 0; j < kTileVectors; ++j) w[j] = load_quads(w_q + j * kWidth * kQuad);
+#pragma GCC unroll 16
       for (int i = 0; i < R; ++i) {
         const Ints xq = broadcast_quad(x_q + i * kQuad);
+#pragma GCC unroll 16
         for (int j = 0; j < kTileVectors; ++j) dots[i][j] = dot<Type>(dots[i][j], w[j], xq);
       }
       w_q += kColumns * kQuad;
       x_q += R * kQuad;
     }
+#pragma GCC unroll 16
     for (int j = 0; j < kTileVectors; ++j) {
       const Vec scale = load(panel.scales + g * kColumns + j * kWidth);
+#pragma GCC unroll 16
       for (int i = 0; i < R; ++i) {
         const Vec d = mul(scale, broadcast(x_scales[i]));
         totals[i][j] = add(totals[i][j], mul(to_float(dots[i][j]), d));
       }
       if constexpr (Type::kMins) {
         const Vec min = load(panel.mins + g * kColumns + j * kWidth);
+#pragma GCC unroll 16
         for (int i = 0; i < R; ++i) {
           const float sum = x_scales[i] * static_cast<float>(x_sums[i]);
           totals[i][j] = add(totals[i][j], mul(min, broadcast(sum)));
@@ -260,7 +270,9 @@ void int8_tile(const Panel& panel, const Int8Rows& x, float* sums_of_tile, int64
       }
     }
   }
+#pragma GCC unroll 16
   for (int i = 0; i < R; ++i) {
+#pragma GCC unroll 16
     for (int j = 0; j < kTileVectors; ++j) {
       store(sums_of_tile + i * kColumns + j * kWidth, totals[i][j]);
     }

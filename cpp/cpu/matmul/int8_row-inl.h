@@ -119,8 +119,14 @@ void read_scales(float* scales, float* mins, int64_t stride, const Source& colum
 }
 
 void write_outputs(const Matmul& m, int64_t r, int64_t o, int64_t n_columns, const float* sums) {
-  float* __restrict y = m.y + r * m.y_stride + o;
-  for (int64_t j = 0; j < n_columns; ++j) {
+  float* y = m.y + r * m.y_stride + o;
+  int64_t j = 0;
+  for (; j + kWidth <= n_columns; j += kWidth) {
+    Vec value = load(sums + j);
+    if (m.bias != nullptr) value = add(value, load(m.bias + o + j));
+    store(y + j, m.add ? add(load(y + j), value) : value);
+  }
+  for (; j < n_columns; ++j) {
     const float value = m.bias != nullptr ? sums[j] + m.bias[o + j] : sums[j];
     y[j] = m.add ? y[j] + value : value;
   }
