@@ -207,7 +207,7 @@ class Generator(LoadedModel):
             occurrence and once.
         logit_bias=None: {token: bias}, added to the logits.
         dry_multiplier=0, dry_base=1.75, dry_allowed_length=2: a token that would extend a
-            repetition of n tokens is penalised by multiplier * base ** (n - allowed_length).
+            repetition of n tokens is penalized by multiplier * base ** (n - allowed_length).
         dry_penalty_last_n=-1: how many tokens back to search for repetitions; -1: the context.
         dry_sequence_breakers=None: strings whose tokens end a repetition; None: line breaks,
             colons, quotes and asterisks.

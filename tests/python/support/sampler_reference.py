@@ -120,7 +120,7 @@ class Reference:
         for token, bias in o["logit_bias"].items():
             x[token] += bias
         if "penalties" in steps:
-            self._penalise(x)
+            self._penalize(x)
         if "dry" in steps and o["dry_multiplier"] > 0 and o["dry_penalty_last_n"] != 0:
             self._penalise_repetitions(x)
         if "temperature" in steps and o["temperature"] == 0 and o["dynatemp_range"] == 0:
@@ -161,7 +161,7 @@ class Reference:
         order = np.lexsort((self.ids, -self.x))
         self.ids, self.x = self.ids[order], self.x[order]
 
-    def _penalise(self, x: NDArray[np.float64]) -> None:
+    def _penalize(self, x: NDArray[np.float64]) -> None:
         o, n = self.o, self.o["repeat_last_n"]
         recent = self.tokens if n < 0 else self.tokens[-n:] if n else []
         for token in set(recent):
