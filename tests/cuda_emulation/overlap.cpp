@@ -12,8 +12,8 @@ constexpr size_t kPage = 1024;  // words compared at a time
 
 // Comparing memory takes half of the time, and chains are similar: only the first chains of a
 // process are checked, and later one in kChainsForOne.
-constexpr int kFirstChains = 40;
-constexpr int kChainsForOne = 16;
+constexpr int kFirstChains = 100;
+constexpr int kChainsForOne = 8;
 int n_chains = 0;
 
 constexpr int kFirstBlocks = 8;  // early ones of a function, which are checked for any write

@@ -219,6 +219,7 @@ void pack_interleaved(const Panel& panel, const Matmul& m, int64_t begin, int64_
 // are no sums yet.
 template <class Type, int R>
 void int8_tile(const Panel& panel, const Int8Rows& x, float* sums_of_tile, int64_t n, bool first) {
+  // Unrolled here: GCC 12 otherwise keeps these arrays in memory with -O2, not in registers.
   Vec totals[R][kTileVectors];
 #pragma GCC unroll 16
   for (int i = 0; i < R; ++i) {
