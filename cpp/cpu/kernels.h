@@ -35,10 +35,13 @@ struct Int8Rows {
   int8_t* q;       // [n_rows, n_in]
   float* scales;   // [n_rows, n_in / 32]
   int32_t* sums;   // [n_rows, n_in / group]
-  int64_t n_rows;  // at most kRoundedRows
+  int64_t n_rows;  // at most kRoundedRows; the layout may depend on it
   int64_t n_in;
   int64_t group;
 };
+
+// A multiple of the rows of a tile on every instruction set.
+constexpr int64_t kInt8Rows = 48;
 
 // Number of weight columns that are interleaved.
 constexpr int64_t kInterleaved = 16;
@@ -86,7 +89,8 @@ struct TypeKernels {
   // Output columns [begin, end). The order of each sum does not depend on the range or the number
   // of rows. nullptr for types that only weights have.
   void (*matmul)(const Matmul& m, int64_t begin, int64_t end);
-  // The same with m.x rounded to 8 bits, in `x`; bit-identical on every instruction set.
+  // The same with m.x rounded to 8 bits, in `x` or a part of it that begins at a multiple of
+  // kInt8Rows; bit-identical on every instruction set.
   // `workspace`: kInt8Workspace bytes, 64-byte aligned. nullptr for types that are not quantized.
   void (*int8_matmul)(const Matmul& m, const Int8Rows& x, int64_t begin, int64_t end,
                       std::byte* workspace);
@@ -170,12 +174,20 @@ struct CpuKernels {
   const TypeKernels& of(DType dtype) const;
 };
 
-// bf16 products, from a unit that extends another unit's CpuKernels: its round_rows, and the
-// bf16_matmul of f16 and of bf16 weights.
-struct Bf16Kernels {
+// The products of quantized weights of one type.
+struct Int8Kernels {
+  TypeKernels CpuKernels::* type;
+  decltype(TypeKernels::int8_matmul) int8_matmul, interleaved_matmul;
+};
+
+// Products of a unit that extends another unit's CpuKernels: those in bf16, with rows in its
+// layout, those in 8-bit integers, or both.
+struct ProductKernels {
   const char* isa;
-  decltype(CpuKernels::round_rows) round_rows;
-  decltype(TypeKernels::bf16_matmul) f16, bf16;
+  decltype(CpuKernels::round_rows) round_rows = nullptr;
+  decltype(TypeKernels::bf16_matmul) f16 = nullptr, bf16 = nullptr;
+  decltype(CpuKernels::quantize_rows) quantize_rows = nullptr;
+  Int8Kernels int8[16] = {};  // of some types
 };
 
 }  // namespace h2o

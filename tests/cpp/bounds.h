@@ -28,7 +28,8 @@ inline double power_error(double x) {
 // Does a back end of that name multiply f16 and bf16 weights in bf16?
 inline bool multiplies_in_bf16(const std::string& name) {
   return name.find("x86_64_v4_bf16") != std::string::npos ||
-         name.find("x86_64_v4_amx") != std::string::npos;
+         (name.find("x86_64_v4_amx") != std::string::npos &&
+          name.find("x86_64_v4_amx_int8") == std::string::npos);
 }
 
 // ---- Tensor cores: factors are rounded to 16 bits, products are exact, sums are f32. ----

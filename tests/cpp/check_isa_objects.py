@@ -18,7 +18,8 @@ AVX = re.compile(r"\sv\w+\s.*%[xyz]mm|%[yz]mm|\sk\w+\s.*%k[0-7]")
 # Forbidden instructions; units that are not listed may contain any.
 AVX512 = re.compile(r"%zmm|%[xy]mm(1[6-9]|2\d|3[01])|%k[0-7]")
 AMX = re.compile(r"\s(tile\w+|(ld|st)tilecfg|tdp\w+)\b|%tmm")
-BF16 = re.compile(rf"\s(vdpbf16ps|vcvtne2?ps2bf16\w*)\s|{AMX.pattern}")
+BF16_ALONE = re.compile(r"\s(vdpbf16ps|vcvtne2?ps2bf16\w*|tdpbf16ps)\s")
+BF16 = re.compile(rf"{BF16_ALONE.pattern}|{AMX.pattern}")
 VNNI = re.compile(rf"\svpdp\w+\s|{BF16.pattern}")
 DOTPROD = re.compile(r"\s[su]dot\s+v")
 BASELINE = re.compile(f"{AVX.pattern}|{AMX.pattern}|{DOTPROD.pattern}")
@@ -30,14 +31,15 @@ FORBIDDEN = {
     "x86_64_v4": VNNI,
     "x86_64_v4_vnni": BF16,
     "x86_64_v4_bf16": AMX,
+    "x86_64_v4_amx_int8": BF16_ALONE,
 }
 
 # Symbols added by sanitizers, and a pointer to the unwinder's function; not code.
 SANITIZER = re.compile(r"_*(asan|odr_asan|tsan|ubsan)|DW\.ref\.__gxx_personality_v0$")
 
 
-# Tables of numbers; not code.
-CONSTANT = re.compile(r"h2o::k[A-Z]\w*")
+# Tables of numbers, and the table of a unit that is extended; not code.
+CONSTANT = re.compile(r"h2o::(k[A-Z]|kernels_)\w*")
 
 
 def run(*command: str | Path) -> list[str]:

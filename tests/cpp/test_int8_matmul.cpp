@@ -105,7 +105,7 @@ TEST_CASE("int8_matmul is exact where x needs no rounding, and writes its column
         const int64_t n_in = info(type.dtype).block_size * (trial < 10 ? random.integer(1, 3) : 1) +
                              (trial < 10 ? 0 : kInt8Depth);
         const int64_t n_out = random.integer(1, 64);
-        const int64_t n_rows = random.integer(1, 9);
+        const int64_t n_rows = random.integer(1, trial % 3 == 0 ? 35 : 9);
         int64_t begin = random.integer(0, static_cast<int32_t>(n_out));
         if (random.flip()) begin -= begin % kInterleaved;
         const int64_t end =
@@ -161,7 +161,7 @@ TEST_CASE("int8_matmul gives the same bits on every instruction set, in every ba
       // More than a panel's depth and, for blocks of 32, not a multiple of 256.
       const int64_t n_in = kInt8Depth + 256 + (info(type.dtype).block_size == 32 ? 64 : 0);
       const int64_t n_out = 45;
-      const int64_t n_rows = 9;
+      const int64_t n_rows = 19;  // for AMX, a whole tile and the beginning of another
       const std::vector<std::byte> w = random_weights(random, type, n_out * n_in);
       const std::vector<float> x = random.reals(n_rows * n_in);
       Matmul m{.y = nullptr,
@@ -202,25 +202,28 @@ TEST_CASE("int8_matmul gives the same bits with extreme weights and activations"
         const int64_t n_out = 33;
         std::vector<std::byte> w(byte_size(type.dtype, n_out * n_in), static_cast<std::byte>(byte));
         set_scales(w, type);
-        std::vector<float> x(2 * n_in, 1.0f);
-        std::fill_n(x.begin(), n_in, -1.0f);
+        const int64_t n_rows = 17;  // with different signs
+        std::vector<float> x(n_rows * n_in, 1.0f);
+        for (int64_t row = 0; row < n_rows; row += 2) {
+          std::fill_n(x.begin() + row * n_in, n_in, -1.0f);
+        }
         Matmul m{.y = nullptr,
                  .x = x.data(),
                  .w = w.data(),
                  .bias = nullptr,
-                 .n_rows = 2,
+                 .n_rows = n_rows,
                  .n_in = n_in,
                  .w_row_bytes = byte_size(type.dtype, n_in),
                  .y_stride = n_out,
                  .add = false};
-        std::vector<float> expected(2 * n_out), actual(2 * n_out);
+        std::vector<float> expected(n_rows * n_out), actual(n_rows * n_out);
         m.y = expected.data();
         multiply(*supported_kernels().back(), type.dtype, m, 0, n_out);
         m.y = actual.data();
         multiply(*table, type.dtype, m, 0, n_out);
         CHECK(same_bits(actual, expected));
         m.n_rows = 1;
-        for (int row = 0; row < 2; ++row) {
+        for (int64_t row = 0; row < n_rows; ++row) {
           m.x = x.data() + row * n_in;
           m.y = actual.data() + row * n_out;
           multiply(*table, type.dtype, m, 0, n_out);

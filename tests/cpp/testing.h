@@ -85,12 +85,12 @@ inline double bf16_value(uint16_t bits) {
   return bits >> 15 != 0 ? -magnitude : magnitude;
 }
 
-// Does Linux report AMX-BF16, and permit this process to use it?
-inline bool linux_lends_tiles() {
+// Does Linux report a feature of AMX, and permit this process to use it?
+inline bool linux_lends_tiles(std::string_view feature) {
 #if defined(__linux__) && defined(__x86_64__)
   std::ifstream file("/proc/cpuinfo");
   for (std::string word; file >> word;) {
-    if (word == "amx_bf16") return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+    if (word == feature) return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
   }
 #endif
   return false;
@@ -123,7 +123,8 @@ inline bool cpu_has(std::string_view isa) {
   if (isa == "x86_64_v4") return v4;
   if (isa == "x86_64_v4_vnni") return vnni;
   if (isa == "x86_64_v4_bf16") return bf16;
-  if (isa == "x86_64_v4_amx") return bf16 && linux_lends_tiles();
+  if (isa == "x86_64_v4_amx_int8") return vnni && linux_lends_tiles("amx_int8");
+  if (isa == "x86_64_v4_amx") return bf16 && linux_lends_tiles("amx_bf16");
 #elif defined(__aarch64__)
   if (isa == "neon") return true;
 #ifdef __linux__

@@ -21,9 +21,9 @@
 namespace h2o {
 
 #define H2O_DECLARE(isa) extern const CpuKernels kernels_##isa;
-H2O_FOR_EACH_ISA(H2O_DECLARE)
-#define H2O_DECLARE_BF16(isa) extern const Bf16Kernels kernels_##isa;
-H2O_FOR_EACH_BF16_ISA(H2O_DECLARE_BF16)
+H2O_FOR_EACH_WHOLE_UNIT(H2O_DECLARE)
+#define H2O_DECLARE_EXTENSION(isa, extended) extern const ProductKernels kernels_##isa;
+H2O_FOR_EACH_EXTENSION(H2O_DECLARE_EXTENSION)
 
 namespace {
 
@@ -98,10 +98,15 @@ bool gains_from_bf16(const CpuKernels& kernels) {
 #endif
 }
 
-// AMX-BF16, AMX-TILE. The operating system saves the tiles and their configuration.
-[[maybe_unused]] bool has_x86_64_v4_amx() {
-  return has_x86_64_v4_bf16() && has(cpuid(7).edx, {22, 24}) &&
+// AMX-TILE, AMX-INT8. The operating system saves the tiles and their configuration.
+[[maybe_unused]] bool has_x86_64_v4_amx_int8() {
+  return has_x86_64_v4_vnni() && has(cpuid(7).edx, {24, 25}) &&
          (saved_state() & 0x60000) == 0x60000 && may_use_tiles();
+}
+
+// AMX-BF16 too.
+[[maybe_unused]] bool has_x86_64_v4_amx() {
+  return has_x86_64_v4_amx_int8() && has_x86_64_v4_bf16() && has(cpuid(7).edx, {22});
 }
 
 #else
@@ -126,25 +131,40 @@ bool gains_from_bf16(const CpuKernels&) { return true; }
 
 #endif
 
-// `kernels` extended by bf16 products.
-[[maybe_unused]] CpuKernels completed(CpuKernels kernels, const Bf16Kernels& products) {
-  kernels.isa = products.isa;
-  kernels.round_rows = products.round_rows;
-  kernels.f16.bf16_matmul = products.f16;
-  kernels.bf16.bf16_matmul = products.bf16;
+// `kernels` with other products.
+[[maybe_unused]] CpuKernels extend(CpuKernels kernels, const ProductKernels& by) {
+  kernels.isa = by.isa;
+  if (by.round_rows != nullptr) {
+    kernels.round_rows = by.round_rows;
+    kernels.f16.bf16_matmul = by.f16;
+    kernels.bf16.bf16_matmul = by.bf16;
+  }
+  if (by.quantize_rows != nullptr) {
+    kernels.quantize_rows = by.quantize_rows;
+    for (const Int8Kernels& int8 : by.int8) {
+      (kernels.*int8.type).int8_matmul = int8.int8_matmul;
+      (kernels.*int8.type).interleaved_matmul = int8.interleaved_matmul;
+    }
+  }
   return kernels;
 }
+
+#define H2O_TABLE(isa) \
+  const CpuKernels& table_##isa() { return kernels_##isa; }
+H2O_FOR_EACH_WHOLE_UNIT(H2O_TABLE)
+#define H2O_EXTENDED_TABLE(isa, extended)                                      \
+  const CpuKernels& table_##isa() {                                            \
+    static const CpuKernels table = extend(table_##extended(), kernels_##isa); \
+    return table;                                                              \
+  }
+H2O_FOR_EACH_EXTENSION(H2O_EXTENDED_TABLE)
 
 }  // namespace
 
 std::vector<const CpuKernels*> supported_kernels() {
   std::vector<const CpuKernels*> tables;
-#define H2O_ADD_BF16(isa)                                                                 \
-  static const CpuKernels table_##isa = completed(kernels_x86_64_v4_vnni, kernels_##isa); \
-  if (has_##isa()) tables.push_back(&table_##isa);
-  H2O_FOR_EACH_BF16_ISA(H2O_ADD_BF16)
 #define H2O_ADD(isa) \
-  if (has_##isa()) tables.push_back(&kernels_##isa);
+  if (has_##isa()) tables.push_back(&table_##isa());
   H2O_FOR_EACH_ISA(H2O_ADD)
   return tables;
 }

@@ -12,7 +12,7 @@ constexpr int64_t kWorkspace =
     std::max({kInt8Workspace, kBf16Workspace, kMatmulWorkspace * int64_t{sizeof(float)}});
 
 // Rows of a product are not divided below this: a thread reads a panel of weights for all of them.
-constexpr int64_t kMinRows = 48;
+constexpr int64_t kMinRows = kInt8Rows;
 
 // Tiles of a product per thread, for load balancing.
 constexpr int64_t kTilesPerThread = 4;
@@ -29,8 +29,8 @@ int64_t bf16_bytes(int64_t n_in) {
   return kRoundedRows * n_blocks * kBf16Block * static_cast<int64_t>(sizeof(BF16));
 }
 
-// Padded to whole tiles of rows for every instruction set.
-int64_t padded(int64_t n_rows) { return (n_rows + 11) / 12 * 12; }
+// Padded to whole tiles of rows.
+int64_t padded(int64_t n_rows) { return (n_rows + kInt8Rows - 1) / kInt8Rows * kInt8Rows; }
 
 // Do both types read the same rounded rows?
 bool share_rounding(const TypeKernels& a, const TypeKernels& b) {
@@ -212,7 +212,7 @@ void CpuMatmul::run(const Part& part, int thread, int64_t begin, int64_t end) {
       some.y += first_row * some.y_stride;
       some.n_rows = n_rows;
       kernel(some,
-             {all.q + at, all.scales + at / 32, all.sums + at / all.group, n_rows, all.n_in,
+             {all.q + at, all.scales + at / 32, all.sums + at / all.group, all.n_rows, all.n_in,
               all.group},
              column, end_column, workspace);
     } else if (part.type->bf16_matmul != nullptr) {

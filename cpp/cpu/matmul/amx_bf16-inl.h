@@ -11,13 +11,12 @@
 #pragma once
 
 #include "cpu/kernels.h"
+#include "cpu/matmul/amx_tiles.h"
 #include "cpu/matmul/bf16_avx512.h"
 
 namespace h2o {
 namespace {
 
-constexpr int64_t kTile = 16;     // rows per tile
-constexpr int64_t kTileRow = 64;  // bytes
 constexpr int64_t kTileBytes = kTile * kTileRow;
 constexpr int64_t kStep = kPairWidth;  // elements of each row per instruction
 
@@ -31,9 +30,6 @@ constexpr int64_t kPanels = 8;
 constexpr int64_t kPanelSums = kRoundedRows * kPanelColumns;
 
 static_assert(kPanelBytes + kPanels * kPanelSums * 4 <= kBf16Workspace);
-
-// The compiler does not know that the intrinsics read memory.
-void written_before() { __asm__ volatile("" ::: "memory"); }
 
 // ---- Activations ----
 
@@ -136,23 +132,11 @@ void pack(std::byte* panel, const Source& from, int64_t n) {
 
 // ---- Products ----
 
-struct alignas(64) TileConfig {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-
 // Tiles 0 to 3 are sums, 4 and 5 weights, 6 and 7 rows of x.
 void configure_tiles(int64_t width) {
   TileConfig config;
-  for (int i = 0; i < 8; ++i) {
-    config.row_bytes[i] = static_cast<uint16_t>(i == 4 || i == 5 ? kTileRow : 4 * width);
-    config.rows[i] = kTile;
-  }
-  written_before();
-  _tile_loadconfig(&config);
+  for (int i = 0; i < 8; ++i) config.set(i, kTile, i == 4 || i == 5 ? kTileRow : 4 * width);
+  config.load();
 }
 
 // Software prefetch of a part while another is multiplied: for some columns, one element of each

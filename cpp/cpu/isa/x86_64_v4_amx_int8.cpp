@@ -1,0 +1,29 @@
+// Products in 8-bit integers for x86-64-v4 with AMX. This unit exports one table and nothing else.
+#include "cpu/matmul/dot_avx512_vnni.h"
+// After the vector type it is written against:
+#include "cpu/matmul/amx_int8-inl.h"
+
+namespace h2o {
+extern const ProductKernels kernels_x86_64_v4_amx_int8;
+const ProductKernels kernels_x86_64_v4_amx_int8 = {
+    .isa = "x86_64_v4_amx_int8",
+    .quantize_rows = quantize_rows,
+    .int8 = {
+        int8_kernels<&CpuKernels::q4_0, Int8Q4_0>(),
+        int8_kernels<&CpuKernels::q4_1, Int8Q4_1>(),
+        int8_kernels<&CpuKernels::q5_0, Int8Q5_0>(),
+        int8_kernels<&CpuKernels::q5_1, Int8Q5_1>(),
+        int8_kernels<&CpuKernels::q8_0, Int8Q8_0>(),
+        int8_kernels<&CpuKernels::q4_k, Int8Q4_K>(),
+        int8_kernels<&CpuKernels::q5_k, Int8Q5_K>(),
+        int8_kernels<&CpuKernels::iq4_nl, Int8IQ4_NL>(),
+        int8_kernels<&CpuKernels::iq4_xs, Int8IQ4_XS>(),
+        int8_kernels<&CpuKernels::mxfp4, Int8MXFP4>(),
+        codebook_kernels<&CpuKernels::iq1_s, Int8IQ1_S>(),
+        codebook_kernels<&CpuKernels::iq2_xxs, Int8IQ2_XXS>(),
+        codebook_kernels<&CpuKernels::iq3_xxs, Int8IQ3_XXS>(),
+        codebook_kernels<&CpuKernels::iq3_s, Int8IQ3_S>(),
+        int8_kernels<&CpuKernels::tq1_0, Int8TQ1_0, Int8TQ2_0>(),
+        int8_kernels<&CpuKernels::tq2_0, Int8TQ2_0>(),
+    }};
+}  // namespace h2o
