@@ -53,16 +53,22 @@ void configure_tiles(int64_t n_last) {
   config.load();
 }
 
-// Sums of products of up to 16 rows of x and kWidth columns of a panel, group by group.
+// Sums of products with up to 16 rows of x and kWidth columns: of the last groups.
+struct alignas(64) Buffers {
+  static constexpr int64_t kGroups = 4;
+  int32_t sums[kGroups][kTile * kWidth];
+};
+
+// Up to 16 rows of x and kWidth columns of a panel, group by group.
 template <bool kWhole>
 class Products {
  public:
-  H2O_INLINE Products(const int8_t* w, const int8_t* x, int64_t n_rows)
-      : w_(w), x_(x), x_bytes_(n_rows * kGroup) {}
+  H2O_INLINE Products(Buffers& buffers, const int8_t* w, const int8_t* x, int64_t n_rows)
+      : buffers_(buffers), w_(w), x_(x), x_bytes_(n_rows * kGroup) {}
 
-  // Computes those of the next group.
+  // Computes the sums of the next group.
   H2O_INLINE void multiply() {
-    int32_t* to = sums_[n_ % kBuffers];
+    int32_t* to = buffers_.sums[n_ % Buffers::kGroups];
     _tile_loadd(2, w_, kColumns * kQuad);
     if constexpr (kWhole) {
       _tile_zero(0);
@@ -80,28 +86,27 @@ class Products {
     x_ += x_bytes_;
   }
 
-  // Those of group g, one of the last kBuffers, and row i.
+  // Those of group g and row i.
   H2O_INLINE Vec sums(int64_t g, int64_t i) const {
-    const int32_t* from = sums_[g % kBuffers] + i * kWidth;
+    const int32_t* from = buffers_.sums[g % Buffers::kGroups] + i * kWidth;
     return to_float(load_quads(reinterpret_cast<const int8_t*>(from)));
   }
 
  private:
-  static constexpr int64_t kBuffers = 4;
-
+  Buffers& buffers_;  // not here: the compiler would keep the rest in memory too
   const int8_t* w_;
   const int8_t* x_;
   int64_t x_bytes_;
   int64_t n_ = 0;
-  alignas(64) int32_t sums_[kBuffers][kTile * kWidth];
 };
 
 // Adds the scaled sums of 16 rows to their totals, which are kept in registers.
 template <bool kMins>
 void add_whole_tile(const Panel& panel, const Int8Rows& x, float* totals_of_tile, int64_t n_groups,
                     bool first) {
+  Buffers buffers;
   for (int64_t column = 0; column < kColumns; column += kWidth) {
-    Products<true> products(panel.q + column * kQuad, x.q, kTile);
+    Products<true> products(buffers, panel.q + column * kQuad, x.q, kTile);
     const float* scales = panel.scales + column;
     const float* mins = panel.mins + column;
     Vec totals[kTile];
@@ -142,8 +147,9 @@ void add_whole_tile(const Panel& panel, const Int8Rows& x, float* totals_of_tile
 template <bool kMins>
 void add_last_tile(const Panel& panel, const Int8Rows& x, float* totals_of_tile, int64_t n_rows,
                    int64_t n_groups, bool first) {
+  Buffers buffers;
   for (int64_t column = 0; column < kColumns; column += kWidth) {
-    Products<false> products(panel.q + column * kQuad, x.q, n_rows);
+    Products<false> products(buffers, panel.q + column * kQuad, x.q, n_rows);
     float* totals = totals_of_tile + column;
     for (int64_t i = 0; first && i < n_rows; ++i) store(totals + i * kColumns, zero());
     products.multiply();
