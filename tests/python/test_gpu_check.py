@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import os
-import re
-import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from h2o_bench.gpu_check import built, smoke, steps
-from h2o_bench.gpu_check.command import NOT_SUPPORTED, OK, Command, Log, Result, counts_of, run
+from h2o_bench.gpu_check import built
+from h2o_bench.gpu_check.command import OK, Command, Log, Result, counts_of, run
 from h2o_bench.gpu_check.journal import Journal, sources_digest, table
-from h2o_bench.gpu_check.steps import STEPS, Check, commands
-from h2o_bench.records import Record, Results, ResultsError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -152,118 +144,6 @@ def test_binaries_are_kept_and_restored(tmp_path: Path, monkeypatch: pytest.Monk
         built.restore(out, build, package)  # no partial copy is left
 
 
-def test_commands_of_each_step(tmp_path: Path) -> None:
-    check = Check(ROOT, tmp_path, tmp_path, variables=dict(os.environ))
-    names = {step: [c.name for c in commands(step, check)] for step in STEPS if step != "build"}
-    assert list(names) == ["smoke", "tests", "ours", "sanitize", "peers"]
-    for step in names:
-        assert all(command.seconds <= 600 for command in commands(step, check))
-    for command in commands("ours", check):
-        # No other engine is opened.
-        assert "--no-baselines" in command.words or command.words[-2:] != ["--sections", "1"]
-        # What is profiled does not count as a measurement, and the clocks stay as they are.
-        is_profile = command.name.startswith("profile")
-        assert (str(check.out / "gpu.jsonl") in command.words) == (not is_profile)
-        if is_profile:
-            clocks = command.words.index("--clock-control")
-            assert command.words[clocks + 1] == "none"
-            assert command.words[0] == "ncu"
-    assert len(names["ours"]) == len(set(names["ours"]))
-    refused = Result("sanitize", "memcheck", "exit 1")
-    assert steps.judged(refused, "Error: Device not supported").status == NOT_SUPPORTED
-    profile = next(name for name in names["ours"] if name.startswith("profile"))
-    missing, forbidden = (Result("ours", profile, s) for s in ("cannot start", "exit 1"))
-    assert steps.judged(missing, "").status == NOT_SUPPORTED
-    assert steps.judged(forbidden, "==ERROR== ERR_NVGPUCTRPERM").status == NOT_SUPPORTED
-    assert steps.judged(Result("ours", profile, "exit 1"), "").status == "exit 1"
-    failed = Result("tests", "C++", "exit 1")
-    assert steps.judged(failed, "Device not supported").status == "exit 1"
-
-
-def test_few_files_are_left_for_the_next_call(tmp_path: Path) -> None:
-    """All steps together write at most eight files, as many as a lent machine may return."""
-    check = Check(ROOT, tmp_path / "out", tmp_path / "build", variables=dict(os.environ))
-    names = {"h2o_tests", "CTestTestfile.cmake", "_core.so", "check.json", "check.log"}
-    for step in STEPS[1:]:
-        for command in commands(step, check):
-            written = (Path(word) for word in command.words if word.startswith(str(check.out)))
-            names |= {path.name for path in written if path.parent == check.out}
-    assert {"gpu.jsonl", "gpu.md"} < names
-    assert len(names) <= 8
-
-
-def test_sanitized_cases_exist() -> None:
-    text = "".join(path.read_text() for path in (ROOT / "tests" / "cpp").glob("test_*.cpp"))
-    cases = re.findall(r'TEST_CASE\(\s*"([^"]*)"', text)
-    for patterns in steps.SANITIZED.values():
-        for pattern in patterns:
-            assert fnmatch.filter(cases, pattern), pattern
-            assert "," not in pattern  # doctest would take it for two
-
-
-def test_pytest_accepts_the_options(tmp_path: Path) -> None:
-    """With only the named plugins and this project's own options."""
-    check = Check(ROOT, tmp_path, tmp_path, device="cpu")
-    (command,) = (c for c in commands("tests", check) if c.name == "Python")
-    words = [*command.words[:-5], "--collect-only", command.words[-4]]
-    environment = {**os.environ, **command.variables}
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode in (0, 5), done.stdout + done.stderr  # 5: all are deselected
-
-
-def test_cublas_is_found(tmp_path: Path) -> None:
-    library = tmp_path / "b" / "nvidia" / "cu13" / "lib" / "libcublas.so.13"
-    assert not steps.find_cublas([str(tmp_path / "a"), str(tmp_path / "b")])
-    library.parent.mkdir(parents=True)
-    library.touch()
-    assert steps.find_cublas([str(tmp_path / "a"), str(tmp_path / "b")]) == [library.parent]
-
-
-def test_models_directory_is_emptied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    left = tmp_path / "h2o_gpu_check" / "left.gguf"
-    left.parent.mkdir()
-    left.touch()
-    everything = 1 << 62
-    assert steps.models_directory(everything) == left.parent
-    assert not left.exists()  # left by a killed run
-
-
-def test_smoke_reports_identical_bits(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = str(ROOT / "tests" / "data" / "golden" / "llama_gqa2_tied.gguf")
-    monkeypatch.setattr(sys, "argv", ["smoke", "cpu", model])
-    assert smoke.main() == 0
-    output = capsys.readouterr().out
-    assert output.count("the same bits") == 3
-    assert "0.00e+00 from the CPU" in output
-
-
-def test_smoke_reports_different_bits(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def decode(device: str, n_steps: int, models: object, variables: dict[str, str]) -> object:
-        logits = np.ones((4, 2, 5), np.float32)
-        if "H2O_CUDA_GRAPHS" not in variables and device != "cpu":
-            logits[2:, 0, 0] = np.nextafter(np.float32(1), np.float32(2))
-        if "H2O_CUDA_OVERLAP" not in variables and device != "cpu":
-            raise RuntimeError("exit 1: [cuda] launch: no")
-        return "cuda (x, no cuBLAS)", {"tiny, full": logits}
-
-    monkeypatch.setattr(smoke, "_decode", decode)
-    monkeypatch.setattr(sys, "argv", ["smoke", "cuda", "--no-cublas", "tiny"])
-    assert smoke.main() == 1
-    output = capsys.readouterr().out.splitlines()
-    assert output[0] == "without either: cuda (x, no cuBLAS)"
-    assert output[1] == "without overlap: cuda (x, no cuBLAS): OTHER BITS"
-    assert output[2] == "  tiny, full: steps 2 to 3, 2 of 4"
-    assert output[3] == "without graphs: exit 1: [cuda] launch: no"
-    monkeypatch.setattr(sys, "argv", ["smoke", "cuda", "tiny"])
-    assert smoke.main() == 1
-    assert "there is no cuBLAS" in capsys.readouterr().out
-
-
 def test_counts() -> None:
     assert counts_of("4 passed, 2 skipped, 1 error in 0.5s") == {
         "passed": 4,
@@ -272,17 +152,6 @@ def test_counts() -> None:
     }
     line = "test cases: 3 | 2 passed | 1 failed | 0 skipped\n"
     assert counts_of(line * 2) == {"passed": 4, "failed": 2}
-
-
-@contextmanager
-def file_size_limit(n_bytes: int) -> Iterator[None]:
-    """Writes beyond this size of a file fail, as on a full disk; also of programs started here."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def gpu_check(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -365,64 +234,6 @@ def test_binaries_of_other_sources_are_not_used(tmp_path: Path) -> None:
         journal.kept = kept
         journal.add(Result("build", "keep", OK))
         assert expected in gpu_check("--out", str(tmp_path / "out"), *words).stdout
-
-
-def test_our_engine_must_be_measured(tmp_path: Path) -> None:
-    """A command that could not open it fails, and runs again in the next call."""
-    results = tmp_path / "gpu.jsonl"
-    words = [sys.executable, str(ROOT / "tools" / "bench" / "gpu"), "--results", str(results)]
-    words += ["--page", str(tmp_path / "gpu.md"), "--models", str(tmp_path), "--quick"]
-    words += ["--sections", "1", "--no-baselines", "--shapes", "SmolLM2-135M", "--types", "Q4_K_M"]
-    for device in ("cuda:99", "cpu"):
-        done = subprocess.run([*words, "--device", device], capture_output=True, text=True)
-        assert done.returncode == (device != "cpu"), done.stderr
-    found = [json.loads(line) for line in results.read_text().splitlines()]
-    assert [row["measure"] for row in found].count("absent") == 1
-    assert any(row["note"].startswith("ValueError: ") and "cuda" in row["note"] for row in found)
-    assert any(row["measure"].startswith("decode") for row in found)
-
-
-def test_repeated_command_replaces_its_records(tmp_path: Path) -> None:
-    results = Results(tmp_path / "gpu.jsonl")
-    for command in ("a", "b", "a"):
-        results.forget_command(command)
-        for section in (11, 12):
-            results.add(Record(section, "", "", "command", note=command))
-            results.add(Record(section, command, "h2o.cpp", "decode", (float(section),)))
-    rest = [(record.model, record.section) for record in results if record.measure == "decode"]
-    assert rest == [("b", 11), ("b", 12), ("a", 11), ("a", 12)]
-
-
-def test_full_disk_keeps_results(tmp_path: Path) -> None:
-    """A write that fails halfway, of a new record and of a file without an old one."""
-    path = tmp_path / "gpu.jsonl"
-    results = Results(path)
-    records = [Record(11, "a", "h2o.cpp", "command", note="a"), Record(11, "a", "b", "c", (1.0,))]
-    for record in records:
-        results.add(record)
-    size = path.stat().st_size
-    with file_size_limit(size + 20), pytest.raises(ResultsError, match=r"^gpu.jsonl: File too lar"):
-        results.add(records[0])
-    assert path.stat().st_size == size
-    with file_size_limit(20), pytest.raises(ResultsError, match=r"^gpu.jsonl: File too large$"):
-        results.forget([12])
-    assert list(results) == records
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("space", [-1, 20])
-def test_full_disk_ends_measurement(tmp_path: Path, space: int) -> None:
-    """With one sentence; what was measured before stays. space: bytes for new records."""
-    results = tmp_path / "gpu.jsonl"
-    before = Record(11, "shape", "h2o.cpp", "decode 16", (1.0,))
-    Results(results).add(before)
-    words = [sys.executable, str(ROOT / "tools" / "bench" / "gpu"), "--results", str(results)]
-    words += ["--models", str(tmp_path), "--sections", "1", "--no-baselines", "--shapes", ""]
-    with file_size_limit(results.stat().st_size + space):
-        done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr == "the results are not complete: gpu.jsonl: File too large\n"
-    assert list(Results(results)) == [before]
 
 
 def test_kill_ends_command_and_keeps_its_row(tmp_path: Path) -> None:

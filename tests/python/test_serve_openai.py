@@ -1,4 +1,4 @@
-"""The server with OpenAI's official client: outputs equal those of Generator."""
+"""Completions with OpenAI's official client: outputs equal those of Generator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from h2o_cpp import Generator
-from h2o_cpp.model.chat_template import ChatPrompt
 from support.background import PATIENCE
 from support.chatty import PLAIN
 
@@ -21,13 +20,11 @@ pytest.importorskip("openai", reason="OpenAI's client is not installed (openai)"
 
 import openai
 
-from support.serving import Server, serving
+from support.openai_client import CACHE, MESSAGES, SAMPLED, client_of, tiny_server
+from support.serving import Server
 
 PROMPT = "It was a bright morning, and the old man went down to the sea with"
 LONG = PROMPT * 6  # more tokens than the cache keeps
-CACHE: dict[str, Any] = {"hh": 60, "n_ctx": 512, "threads": 1}
-SAMPLED: dict[str, Any] = {"max_tokens": 20, "seed": 7, "temperature": 0.9}
-MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "A ship?"}]
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +35,13 @@ def alone(tiny_opt: Path) -> Iterator[Generator]:
 
 @pytest.fixture(scope="module")
 def server(tiny_opt: Path) -> Iterator[Server]:
-    with (
-        Generator(tiny_opt, max_sequences=3, **CACHE) as generator,
-        serving(generator, template=PLAIN, max_queue=20) as server,
-    ):
+    with tiny_server(tiny_opt) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[Any]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+    with client_of(server) as client:
         yield client
 
 
@@ -269,97 +263,6 @@ class TestLogprobs:
         assert [entry.logprob for entry in streamed] == [entry.logprob for entry in content]
 
 
-class TestChat:
-    def test_response(self, client: Any, alone: Generator) -> None:
-        answer = client.chat.completions.create(model="tiny", messages=MESSAGES, n=2, **SAMPLED)
-        expected = "".join(alone.chat(MESSAGES, template=PLAIN, **SAMPLED))
-        assert answer.object == "chat.completion"
-        assert answer.choices[0].message.role == "assistant"
-        assert answer.choices[0].message.content == expected
-        assert answer.choices[1].message.content != expected
-        n = len(alone.chat_template(PLAIN).tokens(MESSAGES))
-        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (n, 40)
-
-    def test_stream(self, client: Any, alone: Generator) -> None:
-        chunks = [
-            *client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True, **SAMPLED)
-        ]
-        expected = "".join(alone.chat(MESSAGES, template=PLAIN, **SAMPLED))
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
-        assert chunks[0].choices[0].delta.role == "assistant"
-        assert {chunk.choices[0].delta.role for chunk in chunks[1:]} == {None}
-        assert chunks[-1].choices[0].finish_reason == "length"
-
-    def test_content_parts_and_max_completion_tokens(self, client: Any) -> None:
-        """Also fields that are ignored."""
-        parts = [{"type": "text", "text": "A "}, {"type": "text", "text": "ship?"}]
-        entry = client.chat.completions.create(
-            model="tiny",
-            messages=[MESSAGES[0], {"role": "user", "content": parts}],
-            max_completion_tokens=20,
-            seed=7,
-            temperature=0.9,
-            user="somebody",
-            presence_penalty=0,
-        )
-        other = client.chat.completions.create(model="tiny", messages=MESSAGES, **SAMPLED)
-        assert entry.choices[0].message.content == other.choices[0].message.content
-
-    @pytest.mark.parametrize(
-        "fields",
-        [
-            {"tools": [], "tool_choice": "none", "parallel_tool_calls": False},
-            {"functions": [], "function_call": "auto"},
-            {"response_format": {"type": "text"}, "modalities": ["text"]},
-            {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "n": 1},
-            {"store": False, "metadata": {"a": "b"}, "service_tier": "auto", "top_logprobs": 0},
-            {"prompt_cache_key": "k", "safety_identifier": "s", "user": "u"},
-            {"stop": None, "tools": None, "response_format": None, "logprobs": None},
-            {"extra_body": {"cache_prompt": True, "reasoning_effort": "none"}},
-            {"extra_body": {"id_slot": 0, "timings_per_token": True, "return_progress": True}},
-        ],
-    )
-    def test_ignored_fields(self, client: Any, fields: dict[str, Any]) -> None:
-        body = partial(client.chat.completions.create, model="tiny", messages=MESSAGES, **SAMPLED)
-        assert body(**fields).choices[0].message.content == body().choices[0].message.content
-
-    def test_messages_passed_to_the_template(self, client: Any, server: Server) -> None:
-        """For a conversation with a tool call."""
-        call = {"name": "f", "arguments": '{"x": 1}'}
-        found = server.app.state.service.template
-        messages = [
-            {"role": "developer", "content": "Be brief."},
-            {"role": "user", "content": "A ship?", "name": "ann"},
-            {
-                "role": "assistant",
-                "content": None,
-                "refusal": None,
-                "tool_calls": [{"id": "a", "type": "function", "function": call}],
-            },
-            {"role": "tool", "tool_call_id": "a", "content": "yes"},
-        ]
-        received: list[Any] = []
-
-        def prompt(messages: Any, **_: Any) -> ChatPrompt:
-            received.extend(messages)
-            return ChatPrompt([5], thinking=False)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(found, "prompt", prompt)
-            client.chat.completions.create(model="tiny", messages=messages, **SAMPLED)
-        called = {"name": "f", "arguments": {"x": 1}}
-        assert received == [
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": "A ship?", "name": "ann"},
-            {
-                "role": "assistant",
-                "content": "",
-                "tool_calls": [{"id": "a", "type": "function", "function": called}],
-            },
-            {"role": "tool", "content": "yes", "tool_call_id": "a"},
-        ]
-
-
 def test_concurrent_requests(server: Server, alone: Generator) -> None:
     prompts = [PROMPT[: 8 + 2 * i] for i in range(20)]
     expected = [alone.generate(prompt, **SAMPLED).text for prompt in prompts]
@@ -381,7 +284,6 @@ def test_concurrent_requests(server: Server, alone: Generator) -> None:
 
 
 COMPLETION: dict[str, Any] = {"model": "tiny", "prompt": "The"}
-CHAT: dict[str, Any] = {"model": "tiny", "messages": MESSAGES}
 
 
 @pytest.mark.parametrize(
@@ -419,34 +321,7 @@ def test_invalid_completions(
     assert found.value.code == ("context_length_exceeded" if too_long else None)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "role"),
-        ({"messages": [{"role": "user", "content": "the sea " * 600}]}, "n_ctx is 512"),
-        ({"max_tokens": 5, "max_completion_tokens": 5}, "not both"),
-        ({"messages": [{"role": "user"}]}, "content is missing"),
-        ({"messages": [{"role": "user", "content": None}]}, "content is missing"),
-        ({"response_format": {"type": "yaml"}}, "response_format"),
-        ({"response_format": {"type": "json_schema"}}, "json_schema"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
-    ],
-)
-def test_invalid_chats(client: Any, change: dict[str, Any], message: str) -> None:
-    with pytest.raises(openai.BadRequestError, match=message):
-        client.chat.completions.create(**{**CHAT, **change})
-
-
 def test_unknown_model(client: Any) -> None:
     with pytest.raises(openai.NotFoundError, match="'gpt-4'") as found:
         client.completions.create(model="gpt-4", prompt="The")
     assert found.value.code == "model_not_found"
-
-
-def test_model_without_chat_template(tiny_opt: Path) -> None:
-    with Generator(tiny_opt, threads=1) as generator, serving(generator) as server:
-        answer = server.ask("/v1/chat/completions", CHAT)
-        assert answer.status == 400
-        assert "no chat template" in answer.json()["error"]["message"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +13,7 @@ from h2o_bench.engines.serving import StepEngine, Tokens, serve
 class FakeEngine(StepEngine):
     def __init__(self, fault: str = "", n_vocab: int = 50) -> None:
         if fault == "hangs":
-            time.sleep(60)
+            sys.stdin.read()  # until the process is killed
         if fault == "cannot open":
             raise ValueError("no such model")
         print("what a library prints")
