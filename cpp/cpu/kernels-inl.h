@@ -282,6 +282,7 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .nvfp4 = unpacked<Int8NVFP4, InterleavedNVFP4>(unpack_nvfp4),
       .quantize_rows = quantize_rows,
       .add = add_to,
+      .raise = raise,
       .scale = scale,
       .relu = relu,
       .gelu_tanh = gelu_tanh,

@@ -131,6 +131,7 @@ struct CpuKernels {
   void (*round_rows)(const Bf16Rows& to, const float* x, int64_t begin, int64_t end) = nullptr;
 
   void (*add)(float* y, const float* x, int64_t n);                 // y += x
+  void (*raise)(float* y, const float* x, int64_t n);               // y = max(y, x); no NaN
   void (*scale)(float* x, int64_t n, float factor);                 // x *= factor
   void (*relu)(float* x, int64_t n);                                // x = max(x, 0)
   void (*gelu_tanh)(float* x, int64_t n);                           // see Backend::gelu_tanh

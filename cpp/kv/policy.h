@@ -16,8 +16,8 @@ enum class Scoring : int32_t {
   sum,      // attention received (H2O)
   mean,     // attention received, per token that could attend to it (RoCo, arXiv 2402.06262)
   inverse,  // keeps the tokens with the least attention, for the paper's ablation
-  // attention from the last rows of each chunk, where a prompt has its question
-  // (SnapKV, arXiv 2404.14469)
+  // the largest attention from one of the last rows of each chunk, where a prompt has its question
+  // (after SnapKV, arXiv 2404.14469, which sums)
   question,
 };
 
@@ -47,8 +47,8 @@ struct KvPolicy {
 
   // Scoring::question: the number of rows of a chunk that count, and the radius of the max-pooling
   // over neighboring tokens.
-  static constexpr int32_t kQuestionRows = 32;
-  static constexpr int32_t kNeighbors = 3;
+  static constexpr int32_t kQuestionRows = 64;
+  static constexpr int32_t kNeighbors = 12;
 
   int32_t sinks = 0;
   int32_t heavy = 0;

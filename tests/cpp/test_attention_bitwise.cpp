@@ -17,7 +17,8 @@ constexpr KvPolicy kH2oSinks{.sinks = 2, .heavy = 10, .recent = 0};
 constexpr KvPolicy kMean{.sinks = 1, .heavy = 9, .recent = 6, .scoring = Scoring::mean};
 constexpr KvPolicy kWeighed{
     .sinks = 0, .heavy = 11, .recent = 9, .decay = 0.75f, .value_norm = ValueNorm::l1};
-constexpr KvPolicy kQuestion{.heavy = 12, .recent = 8, .scoring = Scoring::question};
+constexpr KvPolicy kQuestion{
+    .heavy = 12, .recent = 8, .scoring = Scoring::question, .decay = 0.75f};
 constexpr KvPolicy kPolicies[] = {kFull,     kWindow, kSinks,   kH2o,
                                   kH2oSinks, kMean,   kWeighed, kQuestion};
 

@@ -67,9 +67,10 @@ def test_output_norms_equal_reference(
 
 @given(
     texts(),
-    st.lists(st.integers(1, 80), min_size=1, max_size=4),
-    st.integers(1, 30),
+    st.lists(st.integers(1, 120), min_size=1, max_size=4),
+    st.integers(1, 60),
     st.integers(0, 6),
+    st.sampled_from([1.0, 0.9]),
     st.sampled_from([None, "l1", "output"]),
 )
 def test_question_scores_equal_reference(
@@ -77,25 +78,45 @@ def test_question_scores_equal_reference(
     chunks: list[int],
     heavy: int,
     recent: int,
+    decay: float,
     value_norm: Literal["l1", "output"] | None,
 ) -> None:
-    policy = Policy.h2o(heavy, recent, score="question", value_norm=value_norm)
+    policy = Policy.h2o(heavy, recent, score="question", decay=decay, value_norm=value_norm)
     assert_equals_reference("cpu", replace(text, chunks=chunks), policy, None)
 
 
-def test_question_score_keeps_tokens_attended_by_last_32() -> None:
-    """It keeps the token that the last 32 queries attend to, with its neighbors; sum does not."""
-    head_dim, n = 4, 100
+def test_question_score_keeps_tokens_attended_by_last_64() -> None:
+    """It keeps the token that the last 64 queries attend to, with its neighbors; sum does not."""
+    head_dim, n = 4, 200
     q, k, v = (np.zeros((n, 1, head_dim), np.float32) for _ in range(3))
-    k[20], k[60] = [8, 0, 0, 0], [0, 8, 0, 0]
-    q[:68], q[68:] = [4, 0, 0, 0], [0, 4, 0, 0]
+    k[20], k[100] = [8, 0, 0, 0], [0, 8, 0, 0]
+    q[:136], q[136:] = [4, 0, 0, 0], [0, 4, 0, 0]
     kept = []
-    for policy in (Policy.h2o(7, 3), Policy.h2o(7, 3, score="question")):
+    for policy in (Policy.h2o(25, 3), Policy.h2o(25, 3, score="question")):
         cache = KVCache(1, 1, head_dim, policy, max_tokens=n)
         cache.attend(q, k, v)
         kept.append(cache.positions().tolist())
     assert 20 in kept[0]
-    assert kept[1] == [*range(57, 64), 97, 98, 99]
+    assert kept[1] == [*range(88, 113), 197, 198, 199]
+
+
+def test_question_score_is_the_largest_attention() -> None:
+    """A token that one query needs is kept rather than one to which all attend a little."""
+    head_dim, n = 4, 200
+    q, k, v = (np.zeros((n, 1, head_dim), np.float32) for _ in range(3))
+    k[50], k[100] = [8, 0, 0, 0], [0, 8, 0, 0]
+    q[:, 0, 0] = 1.8  # e^(8 * 1.8 / 2) = 1339: 9 in 10 parts of attention
+    q[180] = [0, 4, 0, 0]  # all of it
+
+    def kept(decay: float) -> list[int]:
+        cache = KVCache(
+            1, 1, head_dim, Policy.h2o(25, 3, score="question", decay=decay), max_tokens=n
+        )
+        cache.attend(q, k, v)
+        return list(cache.positions())
+
+    assert kept(1.0) == [*range(88, 113), 197, 198, 199]
+    assert kept(0.95) == [*range(38, 63), 197, 198, 199]  # the last query counts most
 
 
 def test_output_norm_needs_output_weight() -> None:

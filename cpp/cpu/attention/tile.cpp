@@ -245,14 +245,15 @@ void Tile::weigh(int64_t block, const float* largest, const SoftmaxSums& all, fl
 }
 
 void Tile::add_to_scores(int64_t block, const float* received) const {
-  const float decay = keys_.head().policy.decay;
-  const int64_t first_scored = keys_.head().policy.first_scored(keys_.segment().n_rows) - first_;
+  const KvPolicy& policy = keys_.head().policy;
+  const int64_t first_scored = policy.first_scored(keys_.segment().n_rows) - first_;
+  const auto accumulate = policy.scoring == Scoring::question ? kernels_.raise : kernels_.add;
   for (int64_t i = std::max(first_row(block), first_scored); i < n_; ++i) {
     const float* attention = received + i * group_ * kKeyBlock;
     const int64_t begin = block * kKeyBlock;
     for (const KvRows& part : keys_.keys(begin, begin + n_keys(block, i))) {
-      if (decay != 1) kernels_.scale(part.scores, part.n, decay);
-      kernels_.add(part.scores, attention, part.n);
+      if (policy.decay != 1) kernels_.scale(part.scores, part.n, policy.decay);
+      accumulate(part.scores, attention, part.n);
       attention += part.n;
     }
   }

@@ -26,10 +26,10 @@ class Policy:
     is the sum of the attention that the token has received, as in the paper. Options beyond it:
 
     score: "sum"; "mean": the sum divided by the number of tokens that could attend to it (RoCo,
-        arXiv 2402.06262); "inverse": keep the smallest sums, for comparison; "question" (CPU): sum
-        only over the last 32 tokens of each chunk. If a chunk evicts more than one token, a token
-        then takes the largest score among those that may be evicted within 3 places of it (SnapKV,
-        arXiv 2404.14469).
+        arXiv 2402.06262); "inverse": keep the smallest sums, for comparison; "question" (CPU): the
+        largest attention from one of the last 64 tokens of each chunk. If a chunk evicts more than
+        one token, a token then takes the largest score among those that may be evicted within 12
+        places of it (after SnapKV, arXiv 2404.14469).
     decay: factor by which each token reduces all scores, 0 to 1 (A2SF, arXiv 2407.20485). With 0, a
         score is the attention of the newest token alone.
     value_norm: multiply scores by a norm of the token's value v: "l1": |v|_1 (VATP, arXiv
@@ -127,6 +127,8 @@ def _non_empty(policy: Policy, what: str) -> Policy:
 _N_SINKS = 4
 # Scores halve after 69 tokens.
 _DECAY = 0.99
+# Scores halve after 14 tokens: the end of a question tells best what the answer needs.
+_QUESTION_DECAY = 0.95
 
 
 def _sinks(n: int) -> Policy:
@@ -136,7 +138,9 @@ def _sinks(n: int) -> Policy:
 
 def _question(n: int) -> Policy:
     n_recent = min(max(32, n // 4), n - n // 2)
-    return Policy.h2o(n - n_recent, n_recent, score="question", value_norm="output")
+    return Policy.h2o(
+        n - n_recent, n_recent, score="question", decay=_QUESTION_DECAY, value_norm="output"
+    )
 
 
 def _h2o(n: int, n_sinks: int = 0, **options: Any) -> Policy:
