@@ -35,13 +35,10 @@ struct Int8Rows {
   int8_t* q;       // [n_rows, n_in]
   float* scales;   // [n_rows, n_in / 32]
   int32_t* sums;   // [n_rows, n_in / group]
-  int64_t n_rows;  // at most kRoundedRows; the layout may depend on it
+  int64_t n_rows;  // at most kRoundedRows
   int64_t n_in;
   int64_t group;
 };
-
-// A multiple of the rows of a tile on every instruction set.
-constexpr int64_t kInt8Rows = 48;
 
 // Number of weight columns that are interleaved.
 constexpr int64_t kInterleaved = 16;
@@ -89,8 +86,9 @@ struct TypeKernels {
   // Output columns [begin, end). The order of each sum does not depend on the range or the number
   // of rows. nullptr for types that only weights have.
   void (*matmul)(const Matmul& m, int64_t begin, int64_t end);
-  // The same with m.x rounded to 8 bits, in `x` or a part of it that begins at a multiple of
-  // kInt8Rows; bit-identical on every instruction set.
+  // The same with m.x rounded to 8 bits: `x` points to the first of m's rows, a multiple of
+  // row_multiple, but x.n_rows is the number of all rows that were rounded together. Bit-identical
+  // on every instruction set.
   // `workspace`: kInt8Workspace bytes, 64-byte aligned. nullptr for types that are not quantized.
   void (*int8_matmul)(const Matmul& m, const Int8Rows& x, int64_t begin, int64_t end,
                       std::byte* workspace);
@@ -117,6 +115,7 @@ struct TypeKernels {
 
 struct CpuKernels {
   const char* isa;
+  int64_t row_multiple = 12;  // where rows rounded to 8 bits may be divided: of whole tiles
   TypeKernels f32, f16, bf16;
   TypeKernels q4_0, q4_1, q5_0, q5_1, q8_0;
   TypeKernels q2_k, q3_k, q4_k, q5_k, q6_k;
@@ -181,14 +180,16 @@ struct Int8Kernels {
   decltype(TypeKernels::int8_matmul) int8_matmul, interleaved_matmul;
 };
 
-// Products of a unit that extends another unit's CpuKernels: those in bf16, with rows in its
-// layout, those in 8-bit integers, or both.
+// Products that replace those of another unit's CpuKernels: in bf16, in 8-bit integers, or both,
+// with the functions that round their rows.
 struct ProductKernels {
   const char* isa;
   decltype(CpuKernels::round_rows) round_rows = nullptr;
   decltype(TypeKernels::bf16_matmul) f16 = nullptr, bf16 = nullptr;
   decltype(CpuKernels::quantize_rows) quantize_rows = nullptr;
-  Int8Kernels int8[16] = {};  // of some types
+  int64_t row_multiple = 0;
+  const Int8Kernels* int8 = nullptr;  // of every type whose rows have another layout
+  int n_int8 = 0;
 };
 
 }  // namespace h2o

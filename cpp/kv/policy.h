@@ -18,7 +18,7 @@ enum class Scoring : int32_t {
   inverse,  // keeps the tokens with the least attention, for the paper's ablation
   // the largest attention from one of the last rows of each chunk, where a prompt has its question
   // (after SnapKV, arXiv 2404.14469, which sums)
-  question,
+  question = 4,  // 3 was a sum, in older snapshots
 };
 
 // A factor for the score, so that tokens whose values contribute little are evicted first.
@@ -55,7 +55,8 @@ struct KvPolicy {
   int32_t recent = kUnbounded;  // besides the token being decoded
 
   Scoring scoring = Scoring::sum;
-  float decay = 1;  // factor applied to scores after each token (A2SF, arXiv 2407.20485)
+  // factor applied to scores after each token that counts (A2SF, arXiv 2407.20485)
+  float decay = 1;
   ValueNorm value_norm = ValueNorm::none;
 
   bool operator==(const KvPolicy&) const = default;

@@ -85,7 +85,7 @@ void check_product(Backend& backend, Random& random, const Problem& p) {
 }
 
 // Row counts at the sizes of blocks of rows or threads, and one more and less.
-constexpr int64_t kRows[] = {1, 2, 3, 4, 7, 8, 9, 16, 17, 32, 33, 64, 65, 130};
+constexpr int64_t kRows[] = {1, 2, 3, 4, 7, 8, 9, 16, 17, 32, 33, 64, 65, 97, 130};
 
 TEST_CASE("products with weights of every type") {
   const auto backend = test_backend(2);

@@ -226,7 +226,7 @@ TEST_CASE("layer_norm") {
   }
 }
 
-TEST_CASE("relu and add") {
+TEST_CASE("relu, add and raise") {
   for (const CpuKernels* table : supported_kernels()) {
     CAPTURE(std::string_view(table->isa));
     Random random(3);
@@ -243,6 +243,12 @@ TEST_CASE("relu and add") {
       expected = y;
       for (int64_t i = 1; i <= n; ++i) expected[i] += x[i];  // rounded once: no choice
       table->add(y.data() + 1, x.data() + 1, n);
+      CHECK(same_bits(y, expected));
+
+      y = random.reals(n + 2);
+      expected = y;
+      for (int64_t i = 1; i <= n; ++i) expected[i] = std::max(expected[i], x[i]);
+      table->raise(y.data() + 1, x.data() + 1, n);
       CHECK(same_bits(y, expected));
     }
   }

@@ -86,7 +86,7 @@ inline double bf16_value(uint16_t bits) {
 }
 
 // Does Linux report a feature of AMX, and permit this process to use it?
-inline bool linux_lends_tiles(std::string_view feature) {
+inline bool linux_lends_tiles([[maybe_unused]] std::string_view feature) {
 #if defined(__linux__) && defined(__x86_64__)
   std::ifstream file("/proc/cpuinfo");
   for (std::string word; file >> word;) {
@@ -124,7 +124,9 @@ inline bool cpu_has(std::string_view isa) {
   if (isa == "x86_64_v4_vnni") return vnni;
   if (isa == "x86_64_v4_bf16") return bf16;
   if (isa == "x86_64_v4_amx_int8") return vnni && linux_lends_tiles("amx_int8");
-  if (isa == "x86_64_v4_amx") return bf16 && linux_lends_tiles("amx_bf16");
+  if (isa == "x86_64_v4_amx") {
+    return bf16 && linux_lends_tiles("amx_int8") && linux_lends_tiles("amx_bf16");
+  }
 #elif defined(__aarch64__)
   if (isa == "neon") return true;
 #ifdef __linux__

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string_view>
 
 #include "built_isas.h"
@@ -141,7 +142,8 @@ bool gains_from_bf16(const CpuKernels&) { return true; }
   }
   if (by.quantize_rows != nullptr) {
     kernels.quantize_rows = by.quantize_rows;
-    for (const Int8Kernels& int8 : by.int8) {
+    kernels.row_multiple = by.row_multiple;
+    for (const Int8Kernels& int8 : std::span(by.int8, by.n_int8)) {
       (kernels.*int8.type).int8_matmul = int8.int8_matmul;
       (kernels.*int8.type).interleaved_matmul = int8.interleaved_matmul;
     }

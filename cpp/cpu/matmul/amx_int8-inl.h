@@ -4,7 +4,7 @@
 // columns of a panel: sums in integers, which are exact. They are stored, scaled and accumulated in
 // float while the next groups are multiplied.
 //
-// Few rows, and types with groups of 16, are faster with VNNI.
+// Few rows are faster with VNNI, and types with groups of 16 as fast.
 #pragma once
 
 #include "cpu/matmul/amx_tiles.h"
@@ -18,13 +18,15 @@ extern const CpuKernels kernels_x86_64_v4_vnni;
 namespace {
 
 constexpr int64_t kGroup = kActivations;
-constexpr int64_t kLeastRows = kTile;
+constexpr int64_t kMinRows = kTile;
+constexpr int64_t kRowMultiple = 48;  // also of VNNI's tiles
 
 // The elements of a group are contiguous: a row of a tile register.
 using GroupTile = RowTile<kTile, kGroup>;
+static_assert(kRowMultiple % kTile == 0 && kRowMultiple % kTileRows == 0);
 
 void quantize_rows(const Int8Rows& to, const float* x, int64_t begin, int64_t end) {
-  if (to.n_rows < kLeastRows || to.group != kGroup) {
+  if (to.n_rows < kMinRows || to.group != kGroup) {
     return kernels_x86_64_v4_vnni.quantize_rows(to, x, begin, end);
   }
   quantize_rows_in_groups<GroupTile, kGroup>(to, x, begin, end);
@@ -53,7 +55,7 @@ void configure_tiles(int64_t n_last) {
   config.load();
 }
 
-// Sums of products with up to 16 rows of x and kWidth columns: of the last groups.
+// Integer sums of the last kGroups groups: up to 16 rows of x, kWidth columns.
 struct alignas(64) Buffers {
   static constexpr int64_t kGroups = 4;
   int32_t sums[kGroups][kTile * kWidth];
@@ -182,7 +184,7 @@ void add_tile(const Panel& panel, const Int8Rows& x, float* totals, int64_t n_ro
 template <auto kKernels, class Type, bool kIsInterleaved>
 void amx_int8_matmul(const Matmul& m, const Int8Rows& x, int64_t begin, int64_t end,
                      std::byte* workspace) {
-  if (x.n_rows < kLeastRows) {
+  if (x.n_rows < kMinRows) {
     const TypeKernels& few = kernels_x86_64_v4_vnni.*kKernels;
     return (kIsInterleaved ? few.interleaved_matmul : few.int8_matmul)(m, x, begin, end, workspace);
   }

@@ -12,7 +12,7 @@ constexpr int64_t kWorkspace =
     std::max({kInt8Workspace, kBf16Workspace, kMatmulWorkspace * int64_t{sizeof(float)}});
 
 // Rows of a product are not divided below this: a thread reads a panel of weights for all of them.
-constexpr int64_t kMinRows = kInt8Rows;
+constexpr int64_t kMinRows = 48;
 
 // Tiles of a product per thread, for load balancing.
 constexpr int64_t kTilesPerThread = 4;
@@ -29,8 +29,7 @@ int64_t bf16_bytes(int64_t n_in) {
   return kRoundedRows * n_blocks * kBf16Block * static_cast<int64_t>(sizeof(BF16));
 }
 
-// Padded to whole tiles of rows.
-int64_t padded(int64_t n_rows) { return (n_rows + kInt8Rows - 1) / kInt8Rows * kInt8Rows; }
+int64_t padded(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // Do both types read the same rounded rows?
 bool share_rounding(const TypeKernels& a, const TypeKernels& b) {
@@ -176,7 +175,9 @@ CpuMatmul::Part CpuMatmul::divide(const Product& product, const Tensor& x, int64
   if (type.int8_matmul != nullptr) {
     const int64_t wanted = (kTilesPerThread * pool_.size() + part.n_panels - 1) / part.n_panels;
     const int64_t n_parts = std::clamp<int64_t>(x.rows / kMinRows, 1, wanted);
-    if (n_parts > 1) part.n_rows = padded((x.rows + n_parts - 1) / n_parts);
+    if (n_parts > 1) {
+      part.n_rows = padded((x.rows + n_parts - 1) / n_parts, kernels_.row_multiple);
+    }
     part.per_panel = (x.rows + part.n_rows - 1) / part.n_rows;
   }
   return part;

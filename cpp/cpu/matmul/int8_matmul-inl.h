@@ -10,8 +10,8 @@
 //
 // A single row reads each weight once, so nothing is repacked for it: see int8_row-inl.h.
 //
-// Requires from vec_*.h, in addition to kernels-inl.h and int8_row-inl.h: kTileRows, kTileVectors;
-// load_quads and broadcast_quad of four bytes per lane; store_bytes.
+// Requires from vec_*.h, in addition to kernels-inl.h and int8_panel-inl.h: kTileRows; load_quads
+// and broadcast_quad of four bytes per lane.
 #pragma once
 
 #include "cpu/kernels.h"
@@ -22,6 +22,7 @@ namespace {
 
 // Of rows of x: four elements are broadcast to the lanes.
 using QuadTile = RowTile<kTileRows, kQuad>;
+static_assert(CpuKernels{}.row_multiple % kTileRows == 0);
 
 void quantize_rows(const Int8Rows& to, const float* x, int64_t begin, int64_t end) {
   if (to.group == kActivations) {

@@ -1,5 +1,5 @@
 // One row of x, rounded to 8 bits, times quantized weights, compiled once per instruction set (see
-// cpu/kernels-inl.h); and the parts shared with int8_matmul-inl.h.
+// cpu/kernels-inl.h); and the parts shared with int8_rows-inl.h and int8_panel-inl.h.
 //
 // Used by decode steps, which should be bound by reading the weights. The 32 weights of a column
 // are multiplied in place; only their sums of four are transposed, so that kWidth columns are

@@ -30,8 +30,8 @@ class Policy:
         largest attention from one of the last 64 tokens of each chunk. If a chunk evicts more than
         one token, a token then takes the largest score among those that may be evicted within 12
         places of it (after SnapKV, arXiv 2404.14469).
-    decay: factor by which each token reduces all scores, 0 to 1 (A2SF, arXiv 2407.20485). With 0, a
-        score is the attention of the newest token alone.
+    decay: factor by which each token that counts reduces all scores, 0 to 1 (A2SF, arXiv
+        2407.20485). With 0, a score is the attention of the newest token alone.
     value_norm: multiply scores by a norm of the token's value v: "l1": |v|_1 (VATP, arXiv
         2406.12335); "output": |W_O v|_2, how far v can move the layer's output, over the columns of
         W_O of all query heads that share the KV head.

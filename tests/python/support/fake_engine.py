@@ -13,7 +13,7 @@ from h2o_bench.engines.serving import StepEngine, Tokens, serve
 class FakeEngine(StepEngine):
     def __init__(self, fault: str = "", n_vocab: int = 50) -> None:
         if fault == "hangs":
-            sys.stdin.read()  # until the process is killed
+            sys.stdin.read()  # until the benchmark kills it or ends
         if fault == "cannot open":
             raise ValueError("no such model")
         print("what a library prints")
