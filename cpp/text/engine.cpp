@@ -314,10 +314,12 @@ void Engine::close() {
   }
   Lock lock(monitor_->mutex);
   monitor_->changed.wait(lock, [this] { return !leading_; });
-  scheduler_.reset();
-  session_.reset();
-  model_.reset();
-  drop_ended(lock);
+  // What they own may wait for a thread that waits for the lock.
+  between_steps(lock, [this] {
+    scheduler_.reset();
+    session_.reset();
+    model_.reset();
+  });
 }
 
 bool Engine::closed() const {

@@ -157,6 +157,23 @@ TEST_CASE(
   CHECK(n_dropped == 5);
 }
 
+// Python's lock, for instance, which a thread may hold that reads a generation.
+TEST_CASE("an engine is closed without the lock that readers of its generations need") {
+  bool is_destroyed = false;
+  Engine::Handle generation;
+  std::shared_ptr<Model> owner = rotary_model();
+  std::shared_ptr<Model> model(owner.get(), [&, owner](const Model*) {
+    is_destroyed = generation->progress().finish == Finish::cancelled;
+  });
+  owner.reset();
+  const auto engine = make_engine(model, engine_options(1));
+  model.reset();
+  generation = engine->submit(endless());
+  CHECK(engine->next(generation, no_interrupt));
+  engine->close();
+  CHECK(is_destroyed);
+}
+
 TEST_CASE("a callback may hold the last reference to the engine") {
   std::binary_semaphore destroyed{0};
   const auto model = rotary_model();
