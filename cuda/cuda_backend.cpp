@@ -203,7 +203,6 @@ class CudaBackend final : public Backend {
     cuda::softcap(stream_, x, cap);
   }
 
-  bool scores_questions() const override { return false; }
 
   bool caches(DType dtype) const override { return dtype != DType::q5_0; }
 

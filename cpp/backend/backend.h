@@ -225,9 +225,6 @@ class Backend {
   // x = cap * tanh(x / cap)
   virtual void softcap(Tensor x, float cap) = 0;
 
-  // Does attend() support Scoring::question?
-  virtual bool scores_questions() const = 0;
-
   // Does attend() support K and V in this type, one of kv_dtypes()?
   virtual bool caches(DType dtype) const = 0;
 

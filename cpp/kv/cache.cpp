@@ -28,11 +28,8 @@ void visit_arrays(KvView& view, const KvPolicy& policy, const KvShape& shape, co
   visit(view.policies, true, int64_t{sizeof(KvPolicy)});
 }
 
-// Throws unless the back end and the cache support the policy's scoring.
-void check_scoring(const KvPolicy& policy, const void* output_gram, const Backend& backend) {
-  require(
-      !policy.keeps_scores() || policy.scoring != Scoring::question || backend.scores_questions(),
-      backend.name(), " does not score by questions (score=question); use device=cpu");
+// Throws unless the cache supports the policy's scoring.
+void check_scoring(const KvPolicy& policy, const void* output_gram) {
   require(
       !policy.weighs_outputs() || output_gram != nullptr,
       "the policy weighs values by outputs, but this cache was created without the output weights "
@@ -78,7 +75,7 @@ void validate(std::span<const KvPolicy> policies, int32_t n_layers) {
 KvCache::KvCache(Backend& backend, std::span<const KvPolicy> policies, const KvShape& shape)
     : backend_(backend), shape_(shape), sizing_(policies.begin(), policies.end()) {
   const size_t n_bytes = bytes(policies, shape);
-  for (const KvPolicy& policy : policies) check_scoring(policy, shape.output_gram, backend);
+  for (const KvPolicy& policy : policies) check_scoring(policy, shape.output_gram);
   for (const DType dtype : {shape.k_dtype, shape.v_dtype}) {
     require(backend.caches(dtype), backend.name(), " does not cache K and V in ", info(dtype).name,
             "; use device=cpu");
@@ -162,6 +159,7 @@ void KvCache::reserve_sequences(int32_t n_sequences) {
     rolling_.resize(n_before);
     throw;
   }
+  for (int32_t l = 0; l < shape_.n_layers; ++l) note_questions(l);
 }
 
 // Copies within the back end's memory, through the host.
@@ -330,7 +328,7 @@ void KvCache::check_policies(std::span<const KvPolicy> policies) const {
         !policy.weighs_values() || layers_[l].value_norms != nullptr,
         "the policy needs norms of values, which this cache was created without: create it with a "
         "policy that weighs them");
-    check_scoring(policy, layers_[l].output_gram, backend_);
+    check_scoring(policy, layers_[l].output_gram);
     // Callers may have relied on unlimited sequences (see room()).
     require(!shape_.may_roll() || policy.evicts(layers_[l].slots),
             "the policy keeps everything, but sequences of this cache may roll: give it a smaller "
@@ -342,7 +340,16 @@ void KvCache::set_policies(int32_t sequence, std::span<const KvPolicy> policies)
   for (int32_t l = 0; l < shape_.n_layers; ++l) {
     policies_[l * shape_.n_sequences + sequence] = of_layer(policies, l);
     backend_.write(layers_[l].policies + sequence, &of_layer(policies, l), sizeof(KvPolicy));
+    note_questions(l);
   }
+}
+
+void KvCache::note_questions(int32_t layer) {
+  const KvPolicy* policies = &policies_[size_t{1} * layer * shape_.n_sequences];
+  layers_[layer].scores_questions =
+      std::any_of(policies, policies + shape_.n_sequences, [](const KvPolicy& policy) {
+        return policy.keeps_scores() && policy.scoring == Scoring::question;
+      });
 }
 
 std::vector<KvEntry> KvCache::entries(int32_t layer, int32_t sequence, int32_t kv_head) const {

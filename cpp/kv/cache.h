@@ -92,6 +92,7 @@ class KvCache {
   bool evicts(int32_t layer, int32_t sequence) const;
   void check_policies(std::span<const KvPolicy> policies) const;
   void set_policies(int32_t sequence, std::span<const KvPolicy> policies);
+  void note_questions(int32_t layer);
   Buffer allocate_rope_table(int64_t n_ranks) const;
   void copy(void* to, const void* from, int64_t n_bytes) const;
 

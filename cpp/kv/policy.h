@@ -88,6 +88,12 @@ struct KvPolicy {
     return scoring == Scoring::question && n > kQuestionRows ? n - kQuestionRows : 0;
   }
 
+  // A score after the attention from one more row, or from several.
+  H2O_HD float with_received(float score, float received) const {
+    if (scoring != Scoring::question) return score + received;
+    return score < received ? received : score;
+  }
+
   // Are scores max-pooled over neighboring tokens before evicting n tokens? Only when a chunk
   // evicts; a decoded token evicts one.
   H2O_HD bool pools_scores(int64_t n_evicted) const {

@@ -60,11 +60,12 @@ struct KvView {
   std::byte* k;
   std::byte* v;
   int32_t* positions;
-  float* scores;       // nullptr unless a policy uses scores
-  float* value_norms;  // nullptr unless a policy uses them
-  int32_t* ranks;      // nullptr unless the cache may roll
-  int32_t* next_slot;  // [n_sequences, n_kv_heads]
-  KvPolicy* policies;  // [n_sequences]
+  float* scores;          // nullptr unless a policy uses scores
+  float* value_norms;     // nullptr unless a policy uses them
+  int32_t* ranks;         // nullptr unless the cache may roll
+  int32_t* next_slot;     // [n_sequences, n_kv_heads]
+  KvPolicy* policies;     // [n_sequences]
+  bool scores_questions;  // does one of them use Scoring::question?
 
   // [n_kv_heads, head_dim, head_dim] the sum of W^T W over the query heads of a kv_head, where W
   // are the columns of W_O of one head; nullptr unless a policy weighs values by outputs

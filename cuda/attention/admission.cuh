@@ -16,6 +16,7 @@ struct Admission {
     std::byte* base = cache.workspace + kv_head * bytes(cache);
     orders = reinterpret_cast<uint64_t*>(base);
     to = reinterpret_cast<int32_t*>(orders + n);
+    pooled = reinterpret_cast<float*>(to);
     evicted = to + cache.max_rows;
     closed = evicted + cache.max_rows;
   }
@@ -27,6 +28,7 @@ struct Admission {
 
   int32_t n;
   uint64_t* orders;  // [all] eviction order; kLastOrder for tokens that must be kept
+  float* pooled;     // [all] pooled scores, before the others are written
   int32_t* to;       // [rows] the destination slot of a row that is kept, or -1
   int32_t* evicted;  // [rows] slots of evicted tokens, in order, then slots + row of evicted rows
   int32_t* closed;   // [slots] by rank: how many tokens of lower rank are evicted

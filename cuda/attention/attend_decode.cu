@@ -157,7 +157,9 @@ __global__ void __launch_bounds__(kFinishThreads)
       }
     }
 #pragma unroll
-    for (int i = 0; i < kSlotsAtOnce; ++i) scores[i] = scores[i] * head.policy.decay + received[i];
+    for (int i = 0; i < kSlotsAtOnce; ++i) {
+      scores[i] = policy.with_received(scores[i] * policy.decay, received[i]);
+    }
   };
   select_next_slot(head, segment, used, scratch, load, [&](int32_t slot, float score) {
     if (head.scores != nullptr) head.scores[slot] = score;

@@ -93,6 +93,7 @@ void prefill_attention(const Stream& stream, const Attention& attention, const K
     if (recalls != nullptr) add_recalled(stream, attention, step, recalls);
     if (cache.scores != nullptr) score_rows(stream, step);
   }
+  if (cache.scores_questions) score_questions(stream, step);
 }
 
 }  // namespace h2o::cuda

@@ -1,4 +1,4 @@
-// Selection by rank, by all threads of a block.
+// Selection by rank and sorting, by all threads of a block.
 #pragma once
 
 #include <cstdint>
@@ -55,6 +55,25 @@ __device__ int32_t number(int32_t n, int32_t* scratch, const Is& is, const Found
     before += total;
   }
   return before;
+}
+
+// Sorts keys [n] in ascending order. A bitonic sort in which every exchange puts the smaller key
+// first, so that keys past the end, as if infinite, would stay there.
+__device__ inline void sort(uint64_t* keys, int32_t n) {
+  for (int32_t merged = 2; merged / 2 < n; merged *= 2) {
+    for (int32_t apart = merged / 2; apart > 0; apart /= 2) {
+      for (int32_t a = static_cast<int32_t>(threadIdx.x); a < n; a += kSelectThreads) {
+        const int32_t b = apart == merged / 2 ? a ^ (merged - 1) : a ^ apart;
+        if (b <= a || b >= n) continue;
+        const uint64_t first = keys[a], second = keys[b];
+        if (second < first) {
+          keys[a] = second;
+          keys[b] = first;
+        }
+      }
+      __syncthreads();
+    }
+  }
 }
 
 // The k-th smallest (k from 1) of order(i) for i in [0, n), which are distinct except for

@@ -16,6 +16,54 @@ __device__ uint64_t order_of(const Victim& victim) {
   return make_order(victim.importance, 0xffffffffu - static_cast<uint32_t>(victim.position));
 }
 
+// As pool_scores() on the CPU: replaces the scores of all evictable tokens by the maximum over
+// their evictable neighbors.
+__device__ void pool_scores(const Segment& segment, const SegmentKeys& keys,
+                            const Admission& work) {
+  __shared__ int32_t scratch[kSelectThreads / kWarp];
+  const KvHead& head = keys.head;
+  const KvPolicy& policy = head.policy;
+  const int32_t next = segment.position + segment.n_rows;
+  const int32_t written = head.written(segment.position);
+  const int32_t vacant = head.vacant_slot(segment.position);
+
+  // Evictable tokens by position: those in slots, then rows, which are younger.
+  uint64_t* const tokens = work.orders;  // position, then index: a slot, or slots + row
+  const auto is_evictable = [&](int32_t slot) {
+    return slot != vacant && policy.evictable(head.positions[slot], next);
+  };
+  const int32_t n_slots =
+      number(written, scratch, is_evictable, [&](int32_t slot, int32_t i, bool is) {
+        if (is) tokens[i] = static_cast<uint64_t>(head.positions[slot]) << 32 | slot;
+      });
+  __syncthreads();
+  sort(tokens, n_slots);
+  const int32_t n_evictable =
+      n_slots + number(
+                    segment.n_rows, scratch,
+                    [&](int32_t row) { return policy.evictable(segment.position + row, next); },
+                    [&](int32_t row, int32_t i, bool is) {
+                      if (is) tokens[n_slots + i] = static_cast<uint64_t>(head.slots + row);
+                    });
+  __syncthreads();
+
+  const auto score_of = [&](int32_t i) {
+    const auto index = static_cast<int32_t>(tokens[i]);
+    return index < head.slots ? head.scores + index : keys.chunk.scores + index - head.slots;
+  };
+  for (int32_t i = threadIdx.x; i < n_evictable; i += kSelectThreads) {
+    const int32_t end = min(i + KvPolicy::kNeighbors + 1, n_evictable);
+    float largest = 0;
+    for (int32_t j = max(i - KvPolicy::kNeighbors, 0); j < end; ++j) {
+      largest = fmaxf(largest, *score_of(j));
+    }
+    work.pooled[i] = largest;
+  }
+  __syncthreads();
+  for (int32_t i = threadIdx.x; i < n_evictable; i += kSelectThreads) *score_of(i) = work.pooled[i];
+  __syncthreads();
+}
+
 // As admit_chunk() on the CPU: keeps `budget` tokens and finds a free slot for each row that is
 // kept.
 __device__ void admit_rows(const KvView& cache, const Segment& segment, const SegmentKeys& keys) {
@@ -27,6 +75,9 @@ __device__ void admit_rows(const KvView& cache, const Segment& segment, const Se
   const int32_t written = head.written(segment.position);
   const int32_t vacant = head.vacant_slot(segment.position);
   const int32_t n = head.slots + segment.n_rows;
+  const auto n_evicted =
+      static_cast<int32_t>(keys.kept + int64_t{segment.n_rows} - policy.budget());
+  if (policy.pools_scores(n_evicted)) pool_scores(segment, keys, work);
 
   for (int32_t i = threadIdx.x; i < n; i += kSelectThreads) {
     const bool is_row = i >= head.slots;
@@ -42,8 +93,6 @@ __device__ void admit_rows(const KvView& cache, const Segment& segment, const Se
     work.orders[i] = order_of({policy.importance(score, norm, position, next), position, i});
   }
   __syncthreads();
-  const auto n_evicted =
-      static_cast<int32_t>(keys.kept + int64_t{segment.n_rows} - policy.budget());
   const uint64_t last = select(n, n_evicted, [&](int32_t i) { return work.orders[i]; });
   const auto goes = [&](int32_t i) { return work.orders[i] <= last; };
 

@@ -205,6 +205,7 @@ __global__ void __launch_bounds__(kThreads, 4) score_rows_kernel(PrefillStep ste
   const SegmentKeys keys(step.cache, step.segment, kv_head);
   const int32_t n_keys = keys.kept + step.segment.n_rows;
   if (keys.head.scores == nullptr || first_key >= n_keys) return;
+  if (keys.head.policy.scoring == Scoring::question) return;
 
   const int own = warp_index() * kOwnQueries;
   const float* lse = step.lse + step.first_query(kv_head);
@@ -230,6 +231,50 @@ __global__ void __launch_bounds__(kThreads, 4) score_rows_kernel(PrefillStep ste
   add_score(step, keys, first_key + lane_index(), received);
 }
 
+// The same for Scoring::question: the largest attention from one row, summed over its heads.
+__global__ void __launch_bounds__(kThreads, 4) score_questions_kernel(PrefillStep step) {
+  let_next_start();
+  wait_for_previous();
+  std::byte* const shared = dynamic_shared<std::byte>();
+  Tile& tile = *reinterpret_cast<Tile*>(shared);
+  const Tiles block(step.cache);
+  const int32_t kv_head = block.kv_head;
+  const int32_t first_key = block.tile * kKeys;
+  const SegmentKeys keys(step.cache, step.segment, kv_head);
+  const KvPolicy& policy = keys.head.policy;
+  const int32_t n_keys = keys.kept + step.segment.n_rows;
+  if (keys.head.scores == nullptr || first_key >= n_keys) return;
+  if (policy.scoring != Scoring::question) return;
+
+  const int own = warp_index() * kOwnQueries;
+  const int32_t key = first_key + lane_index();
+  const float* lse = step.lse + step.first_query(kv_head);
+  const auto first_scored = static_cast<int32_t>(policy.first_scored(step.segment.n_rows));
+  int32_t first_query = max(first_key - keys.kept, first_scored) * step.group;
+  float received = 0.0f, largest = 0.0f;  // in the first warp: from the current row, and so far
+  for (; first_query < step.n_queries(); first_query += kQueries) {
+    float logits[kOwnQueries];
+    multiply_tile(step, keys, kv_head, first_query, first_key, n_keys, tile, logits);
+#pragma unroll
+    for (int i = 0; i < kOwnQueries; ++i) {
+      const int32_t t = first_query + own + i;
+      const bool visible = key <= last_visible(step, keys, t) && in_window(step, keys, t, key);
+      tile.p[own + i][lane_index()] = visible ? exp2_negative(logits[i] - lse[t]) : 0.0f;
+    }
+    __syncthreads();
+    if (warp_index() > 0) continue;
+    const int n = min(kQueries, step.n_queries() - first_query);
+    for (int i = 0; i < n; ++i) {
+      const int32_t t = first_query + i;
+      received += tile.p[i][lane_index()];
+      if (t % step.group < step.group - 1) continue;
+      largest = fmaxf(largest, received * decay_since(step, policy, t / step.group));
+      received = 0.0f;
+    }
+  }
+  if (warp_index() == 0 && key < n_keys) add_score(step, keys, key, largest);
+}
+
 }  // namespace
 
 void prefill_f32(const Stream& stream, PrefillStep step) {
@@ -242,6 +287,11 @@ void prefill_f32(const Stream& stream, PrefillStep step) {
 void score_rows(const Stream& stream, const PrefillStep& step) {
   launch(stream, score_rows_kernel, Tiles::grid(step.cache, step.max_keys(), kKeys), dim3(kThreads),
          sizeof(Tile), step);
+}
+
+void score_questions(const Stream& stream, const PrefillStep& step) {
+  launch(stream, score_questions_kernel, Tiles::grid(step.cache, step.max_keys(), kKeys),
+         dim3(kThreads), sizeof(Tile), step);
 }
 
 }  // namespace h2o::cuda

@@ -107,12 +107,15 @@ __device__ inline float decay_since(const PrefillStep& step, const KvPolicy& pol
   return powf(policy.decay, static_cast<float>(step.segment.n_rows - 1 - row));
 }
 
-// Adds the attention from the segment's rows to the score of key i.
+// Updates the score of key i with the attention from the segment's rows that count.
 __device__ inline void add_score(const PrefillStep& step, const SegmentKeys& keys, int32_t i,
                                  float received) {
+  const KvPolicy& policy = keys.head.policy;
   float* score = keys.row(step.cache, i).score;
+  const auto before = static_cast<int32_t>(policy.first_scored(step.segment.n_rows)) - 1;
   const bool is_new = i >= keys.kept;
-  *score = (is_new ? 0.0f : *score * decay_since(step, keys.head.policy, -1)) + received;
+  *score =
+      policy.with_received(is_new ? 0.0f : *score * decay_since(step, policy, before), received);
 }
 
 }  // namespace h2o::cuda

@@ -134,6 +134,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kDim <= 128 ? 3 : 2)
   const SegmentKeys keys(step.cache, step.segment, kv_head);
   const int32_t n_keys = keys.kept + step.segment.n_rows;
   if (keys.head.scores == nullptr || block_key >= n_keys) return;
+  if (keys.head.policy.scoring == Scoring::question) return;
 
   // The first query that sees one of the block's keys.
   int32_t first_query = max(0, block_key - keys.kept) * step.group;

@@ -1,9 +1,10 @@
 // A reference implementation of the H2O cache in double, as simple as possible: a list of kept
-// tokens. It shares only the policy's three numbers with the engine.
+// tokens. It shares only the policy's numbers with the engine.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <vector>
 
 #include "attention_rig.h"
@@ -21,6 +22,12 @@ struct Kept {
 
   // The error bound of the engine's score.
   double score_error() const { return error + gamma(n_received) * score; }
+
+  void raise(const Kept& other) {
+    score = std::max(score, other.score);
+    error = std::max(error, other.error);
+    n_received = std::max(n_received, other.n_received);
+  }
 };
 
 // Does the device use tensor cores for chunks, with factors rounded to f16?
@@ -58,12 +65,25 @@ class ReferenceHead {
     for (int64_t i = 0; i < n; ++i) {
       kept_.push_back({length_++, rounded(k, i, *k_type_), rounded(v, i, *v_type_)});
     }
+    const bool questions = policy_.scoring == Scoring::question;
     Output out;
     for (int64_t i = 0; i < n; ++i) {
+      const std::vector<Kept> previous(kept_);
+      if (questions) {  // this row's attention alone
+        for (Kept& token : kept_) token.score = token.error = token.n_received = 0;
+      }
       for (int64_t h = 0; h < group; ++h) {
         attend(q.data() + (i * group + h) * shape_.head_dim, h, before + i + 1, tensor_cores, out);
       }
+      for (size_t j = 0; questions && j < kept_.size(); ++j) {
+        if (i + KvPolicy::kQuestionRows < n) {
+          kept_[j] = previous[j];
+        } else {
+          kept_[j].raise(previous[j]);
+        }
+      }
     }
+    if (questions && std::ssize(kept_) > policy_.budget() + 1) pool();
     return out;
   }
 
@@ -73,9 +93,7 @@ class ReferenceHead {
     std::vector<int32_t> positions;
     std::vector<Kept> rest;
     for (const Kept& token : kept_) {
-      const bool stays = std::ssize(kept_) <= policy_.budget() || token.position < policy_.sinks ||
-                         token.position >= int64_t{length_} - policy_.recent;
-      if (stays) {
+      if (std::ssize(kept_) <= policy_.budget() || !evictable(token)) {
         positions.push_back(token.position);
       } else {
         rest.push_back(token);
@@ -136,6 +154,25 @@ class ReferenceHead {
     type.encode(stored.data(), x.data() + row * n, n);
     type.decode(back.data(), stored.data(), n);
     return {back.begin(), back.end()};
+  }
+
+  bool evictable(const Kept& token) const {
+    return token.position >= policy_.sinks && token.position < int64_t{length_} - policy_.recent;
+  }
+
+  // The largest score of each evictable token's evictable neighbors.
+  void pool() {
+    std::vector<Kept> rest;
+    std::ranges::copy_if(kept_, std::back_inserter(rest),
+                         [this](const Kept& token) { return evictable(token); });
+    int64_t i = 0;
+    for (Kept& token : kept_) {
+      if (!evictable(token)) continue;
+      const int64_t begin = std::max<int64_t>(i - KvPolicy::kNeighbors, 0);
+      const int64_t end = std::min<int64_t>(i + KvPolicy::kNeighbors + 1, std::ssize(rest));
+      for (int64_t j = begin; j < end; ++j) token.raise(rest[j]);
+      ++i;
+    }
   }
 
   // Distance from the last of n_visible tokens to token j.

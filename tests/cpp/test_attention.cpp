@@ -2,6 +2,8 @@
 // reference in double.
 #include <doctest/doctest.h>
 
+#include <utility>
+
 #include "attention_check.h"
 #include "core/error.h"
 
@@ -73,6 +75,54 @@ TEST_CASE("attend is softmax attention over the tokens that H2O keeps") {
     CHECK(totals.n_evictions > 30 * n_trials);
     CHECK(totals.n_close_calls <= totals.n_evictions / (on_cuda() ? 50 : 1000));
   }
+}
+
+// Chunks evict many tokens, one, and none, and are longer and shorter than the rows that count.
+TEST_CASE("scores of questions are the largest attention of the last rows, pooled") {
+  for (const DType dtype : {DType::f32, DType::f16}) {
+    Random random(6);
+    Totals totals;
+    for (int trial = 0; trial < (on_cuda() ? 20 : 50); ++trial) {
+      const KvPolicy policy{.sinks = random.integer(0, 3),
+                            .heavy = random.integer(1, 40),
+                            .recent = random.integer(0, 20),
+                            .scoring = Scoring::question};
+      KvShape shape = random_shape(random, dtype);
+      shape.max_tokens = random.integer(100, 300);
+      shape.max_rows = 120;
+      if (trial % 3 == 0) shape.head_dim = 64;  // tensor cores
+      const auto pieces = [](Random& next, const KvCache& cache) {
+        std::vector<Piece> pieces;
+        int32_t rows_left = cache.shape().max_rows;
+        for (int32_t sequence = 0; sequence < cache.shape().n_sequences; ++sequence) {
+          const int32_t most = std::min(rows_left, cache.room(sequence));
+          const int32_t n = std::min(next.flip() ? next.integer(1, 3) : next.integer(1, 120), most);
+          if (n > 0) pieces.push_back({sequence, n});
+          rows_left -= n;
+        }
+        return pieces;
+      };
+      check_against_reference(random, policy, shape, 4, pieces, totals);
+    }
+    CHECK(totals.n_evictions > (on_cuda() ? 1000 : 3000));
+    CHECK(totals.n_close_calls <= totals.n_evictions / 50);
+  }
+}
+
+// More than a block of a device has threads; the slots of later chunks are not in order.
+TEST_CASE("scores of questions are pooled over many slots") {
+  const KvShape shape{
+      .n_heads = 1, .n_kv_heads = 1, .head_dim = 8, .max_tokens = 1400, .max_rows = 1150};
+  Random random(8);
+  Totals totals;
+  int32_t n = 1150;
+  const auto pieces = [&](Random&, const KvCache&) {
+    return std::vector<Piece>{{0, std::exchange(n, 60)}};
+  };
+  check_against_reference(random,
+                          {.sinks = 2, .heavy = 1080, .recent = 20, .scoring = Scoring::question},
+                          shape, 4, pieces, totals);
+  CHECK(totals.n_evictions == 1150 + 3 * 60 - 1102);
 }
 
 TEST_CASE("without heavy hitters the cache keeps sinks and a window") {

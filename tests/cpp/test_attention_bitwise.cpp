@@ -46,7 +46,6 @@ void for_all(const Body& body) {
   for (const KvPolicy& policy : kPolicies) {
     for (const Kind& kind : {Kind{DType::f32, false}, {DType::f16, false}, {DType::f16, true}}) {
       if (kind.may_roll && policy.recent == KvPolicy::kUnbounded) continue;
-      if (on_cuda() && policy.scoring == Scoring::question) continue;  // not supported
       CAPTURE(policy.sinks);
       CAPTURE(policy.heavy);
       CAPTURE(policy.recent);

@@ -74,6 +74,7 @@ def test_output_norms_equal_reference(
     st.sampled_from([None, "l1", "output"]),
 )
 def test_question_scores_equal_reference(
+    device: str,
     text: Text,
     chunks: list[int],
     heavy: int,
@@ -82,7 +83,7 @@ def test_question_scores_equal_reference(
     value_norm: Literal["l1", "output"] | None,
 ) -> None:
     policy = Policy.h2o(heavy, recent, score="question", decay=decay, value_norm=value_norm)
-    assert_equals_reference("cpu", replace(text, chunks=chunks), policy, None)
+    assert_equals_reference(device, replace(text, chunks=chunks), policy, None)
 
 
 def test_question_score_keeps_tokens_attended_by_last_64() -> None:

@@ -26,7 +26,7 @@ class Policy:
     is the sum of the attention that the token has received, as in the paper. Options beyond it:
 
     score: "sum"; "mean": the sum divided by the number of tokens that could attend to it (RoCo,
-        arXiv 2402.06262); "inverse": keep the smallest sums, for comparison; "question" (CPU): the
+        arXiv 2402.06262); "inverse": keep the smallest sums, for comparison; "question": the
         largest attention from one of the last 64 tokens of each chunk. If a chunk evicts more than
         one token, a token then takes the largest score among those that may be evicted within 12
         places of it (after SnapKV, arXiv 2404.14469).
