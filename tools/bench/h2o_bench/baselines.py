@@ -20,10 +20,12 @@ def ours(path: object, threads: int, *, name: str = OURS, **options: Any) -> Bas
     return Baseline(name, f"{_ENGINES}.h2o", options)
 
 
-def llama_cpp(path: object, threads: int, n_ctx: int) -> Baseline:
+def llama_cpp(
+    path: object, threads: int, n_ctx: int, *, name: str = "llama.cpp", **options: Any
+) -> Baseline:
     """llama.cpp, which does not support `opt`."""
-    options = {"path": str(path), "threads": threads, "n_ctx": n_ctx}
-    return Baseline("llama.cpp", f"{_ENGINES}.llama_cpp", options)
+    options = {"path": str(path), "threads": threads, "n_ctx": n_ctx, **options}
+    return Baseline(name, f"{_ENGINES}.llama_cpp", options)
 
 
 def ik_llama_cpp(path: object, program: Path, threads: int, *, repack: bool) -> Baseline:

@@ -138,8 +138,17 @@ def measure_contexts(bench: Bench) -> None:
             slots = f"{OURS}, {FIXED_SLOTS} slots"
             all_along = [
                 ours(path, bench.threads, name=f"{OURS}, full", n_ctx=n_ctx),
+                ours(path, bench.threads, name=f"{OURS}, q8_0", n_ctx=n_ctx, kv_dtype="q8_0"),
                 ours(path, bench.threads, name=slots, n_ctx=n_ctx, hh=FIXED_SLOTS),
                 llama_cpp(path, bench.threads, n_ctx),
+                llama_cpp(path, bench.threads, n_ctx, name="llama.cpp, q8_0", kv_dtype="q8_0"),
+                llama_cpp(
+                    path,
+                    bench.threads,
+                    n_ctx,
+                    name="llama.cpp, no flash attention",
+                    flash_attn=False,
+                ),
             ]
             comparison.open(one for one in all_along if bench.wants(one.name))
             for context in contexts:

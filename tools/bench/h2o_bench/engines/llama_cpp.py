@@ -16,13 +16,23 @@ _PAD = 256  # tokens; sequences have a multiple of this
 
 
 class LlamaCpp(StepEngine):
-    """A GGUF file with llama.cpp's defaults: an f16 cache and flash attention."""
+    """A GGUF file with llama.cpp's flash attention."""
 
-    def __init__(self, path: str, *, threads: int, n_ctx: int, flash_attn: bool = True) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        threads: int,
+        n_ctx: int,
+        flash_attn: bool = True,
+        kv_dtype: str = "f16",
+    ) -> None:
+        """Load the model. kv_dtype: of the cache, f16 or q8_0."""
         begun = perf_counter()
         import llama_cpp
 
         self._import_seconds = perf_counter() - begun
+        cache_type = {"f16": llama_cpp.GGML_TYPE_F16, "q8_0": llama_cpp.GGML_TYPE_Q8_0}[kv_dtype]
         begun = perf_counter()
         self._llama: Any = llama_cpp.Llama(
             path,
@@ -32,6 +42,8 @@ class LlamaCpp(StepEngine):
             n_threads=threads,
             n_threads_batch=threads,
             flash_attn=flash_attn,
+            type_k=cache_type,
+            type_v=cache_type,
             verbose=False,
         )
         self._load_seconds = perf_counter() - begun
