@@ -59,7 +59,7 @@ std::vector<Piece> random_pieces(Random& random, const KvCache& cache) {
 }
 
 TEST_CASE("attend is softmax attention over the tokens that H2O keeps") {
-  const int n_trials = on_cuda() ? 50 : 150;  // the emulation is slow
+  const int n_trials = brief() ? 25 : on_cuda() ? 50 : 150;
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     Random random(1);
     Totals totals;

@@ -137,7 +137,7 @@ TEST_CASE("the pages with the largest estimates are recalled") {
     std::vector<PlainArchive> plain(shape.n_kv_heads, shape);
     Random random(n_recalled);
     double worst = 0;
-    for (const int32_t n : mixed_steps(300)) {
+    for (const int32_t n : mixed_steps(brief() ? 200 : 300)) {
       const Qkv in = whole_qkv(random, shape, n);
       const int32_t length = rig.cache().length(0);
       const std::vector<Pages> before = pages_of(rig);

@@ -71,8 +71,11 @@ void check(DType dtype, const Heads& heads, bool rolling) {
 }
 
 TEST_CASE("attention with soft-caps, sinks and slopes") {
+  int turn = 1;
   for (const DType dtype : {DType::f32, DType::f16, DType::q8_0}) {
+    ++turn;
     for (const Heads& heads : {Heads{64, 3}, Heads{96, 1}, Heads{32, 9}, Heads{256, 2}}) {
+      if (brief() && ++turn % 2 == 0) continue;  // f32 and q8_0 have the heads that f16 has not
       if (on_cuda() && dtype == DType::q8_0 && heads.head_dim > 64) continue;  // slow if emulated
       check(dtype, heads, false);
     }

@@ -65,6 +65,7 @@ unsigned __match_any_sync(unsigned, T x) {
   const uint64_t mine = ::h2o::cuda::emulation::bits_of(x);
   const uint64_t* all = ::h2o::cuda::emulation::gather(mine);
   unsigned peers = 0;
+#pragma GCC unroll 32
   for (int lane = 0; lane < 32; ++lane) peers |= unsigned{all[lane] == mine} << lane;
   return peers;
 }
