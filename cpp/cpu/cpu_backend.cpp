@@ -152,7 +152,6 @@ class CpuBackend final : public Backend {
     for_elements(x, [&](int64_t i, int64_t n) { kernels_.softcap(x.floats() + i, n, cap); });
   }
 
-
   bool caches(DType) const override { return true; }
 
   bool recalls_from_files() const override { return true; }
