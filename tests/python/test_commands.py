@@ -38,7 +38,11 @@ def test_help_and_docs_list_every_command(
     text = help_of(capsys=capsys)
     page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     folder = ROOT / "python" / "h2o_cpp" / "cli"
-    modules = [p.stem for p in folder.glob("*.py") if "\ndef add_arguments" in p.read_text()]
+    modules = [
+        p.stem
+        for p in folder.glob("*.py")
+        if "\ndef add_arguments" in p.read_text(encoding="utf-8")
+    ]
     assert sorted(COMMANDS) == sorted(modules)
     for group in _GROUPS.values():
         for name, (summary, _) in group.items():

@@ -89,7 +89,8 @@ def test_file_size_limit_leaves_existing_file(name: str, work: Path, tmp_path: P
         assert [*tmp_path.iterdir()] == [output]
     else:  # only complete lines; running it again continues
         subprocess.run(writers(work)[name](output), capture_output=True, check=True)
-        assert len({json.loads(line)["id"] for line in output.read_text().splitlines()}) == 60
+        lines = output.read_text(encoding="utf-8").splitlines()
+        assert len({json.loads(line)["id"] for line in lines}) == 60
 
 
 @pytest.mark.parametrize("name", ["convert", "quantize"])

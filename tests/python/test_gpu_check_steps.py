@@ -60,7 +60,8 @@ def test_few_files_are_left_for_the_next_call(tmp_path: Path) -> None:
 
 
 def test_sanitized_cases_exist() -> None:
-    text = "".join(path.read_text() for path in (ROOT / "tests" / "cpp").glob("test_*.cpp"))
+    files = (ROOT / "tests" / "cpp").glob("test_*.cpp")
+    text = "".join(path.read_text(encoding="utf-8") for path in files)
     cases = re.findall(r'TEST_CASE\(\s*"([^"]*)"', text)
     for patterns in steps.SANITIZED.values():
         for pattern in patterns:
