@@ -132,8 +132,9 @@ import sys
 from h2o_cpp import Generator
 
 def resident():
+    kinds = "RssFile", "RssShmem"  # the second if /tmp is in memory
     with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("RssFile"))
+        return sum(int(line.split()[1]) * 1024 for line in file if line.startswith(kinds))
 
 before = resident()
 size = int(sys.argv[2]) or None
