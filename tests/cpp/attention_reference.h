@@ -68,8 +68,9 @@ class ReferenceHead {
     const bool questions = policy_.scoring == Scoring::question;
     Output out;
     for (int64_t i = 0; i < n; ++i) {
-      const std::vector<Kept> previous(kept_);
+      std::vector<Kept> previous;
       if (questions) {  // this row's attention alone
+        previous = kept_;
         for (Kept& token : kept_) token.score = token.error = token.n_received = 0;
       }
       for (int64_t h = 0; h < group; ++h) {
