@@ -13,9 +13,7 @@
 
 namespace h2o {
 
-struct Kept {
-  int32_t position;
-  std::vector<double> k, v;  // [head_dim], rounded to the cache's type
+struct Score {
   double score = 0;
   double error = 0;        // accumulated error of the probabilities in `score`
   int64_t n_received = 0;  // how many there are
@@ -23,11 +21,16 @@ struct Kept {
   // The error bound of the engine's score.
   double score_error() const { return error + gamma(n_received) * score; }
 
-  void raise(const Kept& other) {
+  void raise(const Score& other) {
     score = std::max(score, other.score);
     error = std::max(error, other.error);
     n_received = std::max(n_received, other.n_received);
   }
+};
+
+struct Kept : Score {
+  int32_t position;
+  std::vector<double> k, v;  // [head_dim], rounded to the cache's type
 };
 
 // Does the device use tensor cores for chunks, with factors rounded to f16?
@@ -63,22 +66,22 @@ class ReferenceHead {
     const int64_t before = std::ssize(kept_);
     const int64_t group = shape_.n_heads / shape_.n_kv_heads;
     for (int64_t i = 0; i < n; ++i) {
-      kept_.push_back({length_++, rounded(k, i, *k_type_), rounded(v, i, *v_type_)});
+      kept_.push_back({{}, length_++, rounded(k, i, *k_type_), rounded(v, i, *v_type_)});
     }
     const bool questions = policy_.scoring == Scoring::question;
     Output out;
     for (int64_t i = 0; i < n; ++i) {
-      std::vector<Kept> previous;
+      std::vector<Score> previous;
       if (questions) {  // this row's attention alone
-        previous = kept_;
-        for (Kept& token : kept_) token.score = token.error = token.n_received = 0;
+        previous.assign(kept_.begin(), kept_.end());
+        for (Kept& token : kept_) static_cast<Score&>(token) = {};
       }
       for (int64_t h = 0; h < group; ++h) {
         attend(q.data() + (i * group + h) * shape_.head_dim, h, before + i + 1, tensor_cores, out);
       }
       for (size_t j = 0; questions && j < kept_.size(); ++j) {
         if (i + KvPolicy::kQuestionRows < n) {
-          kept_[j] = previous[j];
+          static_cast<Score&>(kept_[j]) = previous[j];
         } else {
           kept_[j].raise(previous[j]);
         }
@@ -92,18 +95,17 @@ class ReferenceHead {
   // highest scores; ties: the older.
   std::vector<int32_t> survivors() const {
     std::vector<int32_t> positions;
-    std::vector<Kept> rest;
+    std::vector<const Kept*> rest;
     for (const Kept& token : kept_) {
       if (std::ssize(kept_) <= policy_.budget() || !evictable(token)) {
         positions.push_back(token.position);
       } else {
-        rest.push_back(token);
+        rest.push_back(&token);
       }
     }
-    std::stable_sort(rest.begin(), rest.end(),
-                     [](const Kept& a, const Kept& b) { return a.score > b.score; });
+    std::ranges::stable_sort(rest, std::ranges::greater(), &Kept::score);
     const int64_t n_heavy = std::min<int64_t>(policy_.heavy, std::ssize(rest));
-    for (int64_t i = 0; i < n_heavy; ++i) positions.push_back(rest[i].position);
+    for (int64_t i = 0; i < n_heavy; ++i) positions.push_back(rest[i]->position);
     std::sort(positions.begin(), positions.end());
     return positions;
   }
@@ -163,7 +165,7 @@ class ReferenceHead {
 
   // The largest score of each evictable token's evictable neighbors.
   void pool() {
-    std::vector<Kept> rest;
+    std::vector<Score> rest;
     std::ranges::copy_if(kept_, std::back_inserter(rest),
                          [this](const Kept& token) { return evictable(token); });
     int64_t i = 0;
@@ -248,12 +250,14 @@ class ReferenceHead {
     std::vector<double> bound(head_dim);
     // Values are multiplied by weights before the division by their sum, which is at least 1.
     const double weights = relative + sums + sum_error(n_visible);
+    std::vector<double> magnitude(head_dim);
     for (int64_t j = 0; j < n_visible; ++j) {
       const double p = a[j] / total;
       const double* v = kept_[j].v.data();
       for (int64_t d = 0; d < head_dim; ++d) {
-        value[d] += p * v[d];
-        bound[d] += weights * std::abs(p * v[d]);
+        const double term = p * v[d];
+        value[d] += term;
+        magnitude[d] += std::abs(term);
       }
       const double p_error = std::max(0x1p-11 * p, 0x1p-25 / total);
       for (int64_t d = 0; tensor_cores && d < head_dim; ++d) {
@@ -263,6 +267,7 @@ class ReferenceHead {
       kept_[j].error += relative * p;
       ++kept_[j].n_received;
     }
+    for (int64_t d = 0; d < head_dim; ++d) bound[d] += weights * magnitude[d];
     out.value.insert(out.value.end(), value.begin(), value.end());
     out.bound.insert(out.bound.end(), bound.begin(), bound.end());
   }

@@ -28,8 +28,8 @@ inline bool on_cuda() {
   return cuda;
 }
 
-// With H2O_TEST_BRIEF, similar cases are tested in part: where CUDA is emulated and under
-// sanitizers, which is slow. .ci/sanitizers tests all of them.
+// With H2O_TEST_BRIEF, similar cases are tested in part, as .ci/run does. .ci/sanitizers tests all
+// of them.
 inline bool brief() {
   static const bool is_set = std::getenv("H2O_TEST_BRIEF") != nullptr;
   return is_set;

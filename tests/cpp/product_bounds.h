@@ -55,20 +55,27 @@ inline std::vector<double> row_errors(std::span<const float> x, DType weights, D
   return errors;
 }
 
+// The rounding errors of weights.
+inline std::vector<double> weight_errors(std::span<const float> w, DType factors) {
+  std::vector<double> errors(w.size());
+  std::ranges::transform(w, errors.begin(), [=](float x) { return rounding_error(factors, x); });
+  return errors;
+}
+
 // The sum of products of a row of x and one of weights, and the error bound of y, which may also
 // contain `added` terms of that magnitude. Integers are those of random_integers().
 struct ExactProduct {
   double sum, bound;
 };
-inline ExactProduct exact_product(std::span<const float> x, std::span<const double> errors,
-                                  std::span<const float> w, DType factors, double added,
-                                  bool integers) {
+inline ExactProduct exact_product(std::span<const float> x, std::span<const double> x_errors,
+                                  std::span<const float> w, std::span<const double> w_errors,
+                                  DType factors, double added, bool integers) {
   double sum = 0, magnitude = 0, off = 0;
   for (size_t i = 0; i < x.size(); ++i) {
-    sum += double{x[i]} * w[i];
-    magnitude += std::abs(double{x[i]} * w[i]);
-    off +=
-        errors[i] * std::abs(w[i]) + rounding_error(factors, w[i]) * (std::abs(x[i]) + errors[i]);
+    const double product = double{x[i]} * w[i];
+    sum += product;
+    magnitude += std::abs(product);
+    off += x_errors[i] * std::abs(w[i]) + w_errors[i] * (std::abs(x[i]) + x_errors[i]);
   }
   magnitude += added + off;
   // Sums of integers below 2^24 are exact in any order. Others are rounded in each addition, 2 of

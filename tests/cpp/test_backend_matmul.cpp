@@ -65,6 +65,7 @@ void check_product(Backend& backend, Random& random, const Problem& p) {
   }
 
   const DType type = factor_type(backend, p.dtype, p.n_rows, p.n_in);
+  const std::vector<double> w_errors = weight_errors(w, type);
   double worst = 0;
   for (int64_t r = 0; r < p.n_rows; ++r) {
     const std::span row = std::span(x).subspan(r * p.n_in, p.n_in);
@@ -72,9 +73,10 @@ void check_product(Backend& backend, Random& random, const Problem& p) {
     for (int64_t o = 0; o < p.n_out; ++o) {
       const double b = biases[first + o];
       const double a = before[r * p.n_out + o];
-      const auto [sum, bound] =
-          exact_product(row, errors, std::span(w).subspan((first + o) * p.n_in, p.n_in), type,
-                        std::abs(a) + std::abs(b), p.integers);
+      const int64_t w_row = (first + o) * p.n_in;
+      const auto [sum, bound] = exact_product(row, errors, std::span(w).subspan(w_row, p.n_in),
+                                              std::span(w_errors).subspan(w_row, p.n_in), type,
+                                              std::abs(a) + std::abs(b), p.integers);
       const int64_t at = r * p.n_out + o;
       worst =
           std::max({worst, in_bounds(y[at], sum, bound), in_bounds(y_biased[at], sum + b, bound),

@@ -304,6 +304,7 @@ void check_experts(Backend& backend, Random& random, const Experts& p) {
   for (int i = 0; i < 2; ++i) {
     const DType type = expert_factors(backend, types[i], n_rows, p.n_in);
     const std::vector<float> found = y[i].read();
+    const std::vector<double> w_errors = weight_errors(w[i], type);
     double worst = 0;
     for (int64_t e = 0; e < p.n_experts(); ++e) {
       for (int64_t r = p.offsets[e]; r < p.offsets[e + 1]; ++r) {
@@ -311,9 +312,9 @@ void check_experts(Backend& backend, Random& random, const Experts& p) {
         const std::vector<double> errors = row_errors(row, types[i], type);
         for (int64_t o = e * p.n_out; o < (e + 1) * p.n_out; ++o) {
           const double bias = i == 1 ? biases[o] : 0;
-          const auto [sum, bound] =
-              exact_product(row, errors, std::span(w[i]).subspan(o * p.n_in, p.n_in), type,
-                            std::abs(bias), p.integers);
+          const auto [sum, bound] = exact_product(
+              row, errors, std::span(w[i]).subspan(o * p.n_in, p.n_in),
+              std::span(w_errors).subspan(o * p.n_in, p.n_in), type, std::abs(bias), p.integers);
           const float y_i = found[r * p.n_out + o - e * p.n_out];
           worst = std::max(worst, in_bounds(y_i, sum + bias, bound));
         }
