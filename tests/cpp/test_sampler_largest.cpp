@@ -8,6 +8,7 @@
 #include <limits>
 #include <numeric>
 
+#include "device_rig.h"
 #include "testing.h"
 #include "text/sampler.h"
 
@@ -126,8 +127,9 @@ Counts check_same(Random& random, const SamplerOptions& options, int32_t n_vocab
 TEST_CASE("any options: drawing from the largest logits gives the same tokens as from all") {
   Random random(1);
   Counts total;
+  const int n_rounds = brief() ? 50 : 150;
   for (const int32_t n_vocab : {5, 200, 256, 257, 900, 1100, 4000}) {
-    for (int round = 0; round < 150; ++round) {
+    for (int round = 0; round < n_rounds; ++round) {
       CAPTURE(n_vocab);
       CAPTURE(round);
       const Counts counts = check_same(random, random_options(random, n_vocab), n_vocab, 6);
@@ -151,9 +153,10 @@ TEST_CASE("common options almost always draw from the largest logits") {
   SamplerOptions min_p = nucleus;
   min_p.top_p = 1;
   min_p.min_p = 0.05f;
+  const int n_rows = brief() ? 70 : 200;
   for (const SamplerOptions& options : {defaults, nucleus, greedy, min_p}) {
-    const Counts counts = check_same(random, options, 5000, 200);
-    CHECK(counts.drawn > 200 * 6 / 10);  // rows of one value, or with infinity, never do
+    const Counts counts = check_same(random, options, 5000, n_rows);
+    CHECK(counts.drawn > n_rows * 6 / 10);  // rows of one value, or with infinity, never do
   }
 }
 
