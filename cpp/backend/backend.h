@@ -225,7 +225,7 @@ class Backend {
   // x = cap * tanh(x / cap)
   virtual void softcap(Tensor x, float cap) = 0;
 
-  // Does attend() support K and V in this type, one of kv_dtypes()?
+  // Does attend() support K and V in this type, one of kv_dtypes() or of an archive?
   virtual bool caches(DType dtype) const = 0;
 
   // Can attend() archive evicted tokens in files, rather than only in memory of allocate_host()?

@@ -48,10 +48,13 @@ ArchiveOptions archive_of(const h2o_session_options& options, int32_t n_ctx) {
   const char* const directory = options.archive_dir;
   require(directory == nullptr || options.archive != nullptr, "archive_dir is for an archive");
   if (options.archive == nullptr) return {};
-  const DType dtype = kv_dtype(options.archive, "archive");
+  const std::string_view types = options.archive;
+  const size_t comma = types.find(',');
+  const std::string_view k = types.substr(0, comma);
+  const std::string_view v = comma == types.npos ? k : types.substr(comma + 1);
   const int32_t n_recalled =
       options.archive_pages == 0 ? default_archive_pages(n_ctx) : options.archive_pages;
-  ArchiveOptions made = {n_recalled, dtype, dtype, {}};
+  ArchiveOptions made = {n_recalled, archive_k_dtype(k), archive_v_dtype(v), {}};
   if (directory != nullptr) {
     require(directory[0] != '\0', "archive_dir is empty, expected a directory");
     require(is_utf8(directory), "archive_dir is not valid UTF-8");

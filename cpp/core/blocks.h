@@ -65,6 +65,23 @@ struct BlockMXFP4 {  // d * kMxfp4Values[q]
 
 constexpr int8_t kMxfp4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
+// ---- The archive's types. The low two bits of element i of 32 are bits 2i and 2i + 1 of qs. ----
+
+struct E5M3 {  // (8 + bits % 8) * 2^(bits / 8 - 22)
+  uint8_t bits;
+};
+
+struct BlockQ2 {  // d * (q - zero / 64), of 64 elements: a half is 32
+  E5M3 d;
+  uint8_t zero;
+  uint8_t qs[2][8];
+};
+
+struct BlockQ3 {  // q; a KeyGrid makes keys of them
+  uint8_t qs[8];
+  uint8_t qh[4];  // bit i is the third bit of element i
+};
+
 // ---- Blocks of 256 elements: groups of 16 or 32 with a scale each, scaled by the block's d. ----
 
 struct BlockQ2_K {     // d * scale * q - dmin * min

@@ -36,6 +36,12 @@ constexpr auto kTypes = [] {
   return types;
 }();
 
+// From DType::q2 on.
+constexpr std::array kArchiveTypes = {
+    DTypeInfo{"Q2", 64, sizeof(BlockQ2)},
+    DTypeInfo{"Q3", 32, sizeof(BlockQ3)},
+};
+
 constexpr std::array kComputable = {
     DType::f32,     DType::f16,   DType::bf16,   DType::q4_0,    DType::q4_1,   DType::q5_0,
     DType::q5_1,    DType::q8_0,  DType::q2_k,   DType::q3_k,    DType::q4_k,   DType::q5_k,
@@ -50,7 +56,11 @@ const DTypeInfo* find_dtype(uint32_t id) {
   return id < kTypes.size() && !kTypes[id].name.empty() ? &kTypes[id] : nullptr;
 }
 
-const DTypeInfo& info(DType dtype) { return kTypes[static_cast<uint32_t>(dtype)]; }
+const DTypeInfo& info(DType dtype) {
+  const auto id = static_cast<uint32_t>(dtype);
+  const auto first = static_cast<uint32_t>(DType::q2);
+  return id < first ? kTypes[id] : kArchiveTypes[id - first];
+}
 
 int64_t interleaved_block_bytes(DType dtype) {
   switch (dtype) {

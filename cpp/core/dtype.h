@@ -1,4 +1,4 @@
-// Element types. The numbers are GGUF's type ids.
+// Element types. The numbers are GGUF's type ids, except those of types that no file has.
 #pragma once
 
 #include <cstddef>
@@ -36,6 +36,8 @@ enum class DType : uint32_t {
   tq2_0 = 35,
   mxfp4 = 39,
   nvfp4 = 40,
+  q2 = 0x100,  // of an archive only: values
+  q3 = 0x101,  // keys; see KeyGrid
 };
 
 // Memory layout of a GGUF tensor type: `block_size` elements in `block_bytes` bytes.

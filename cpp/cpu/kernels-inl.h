@@ -9,6 +9,7 @@
 // Ints, to_float, lookup(table of 16, indices).
 #pragma once
 
+#include "cpu/attention/archive_types-inl.h"
 #include "cpu/attention/softmax-inl.h"
 #include "cpu/elementwise-inl.h"
 #include "cpu/kernels.h"
@@ -280,6 +281,8 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .tq1_0 = unpacked<Int8TQ1_0, Int8TQ2_0>(unpack_tq1_0),
       .tq2_0 = unpacked<Int8TQ2_0, Int8TQ2_0>(nullptr),
       .nvfp4 = unpacked<Int8NVFP4, InterleavedNVFP4>(unpack_nvfp4),
+      .q2 = {nullptr, nullptr, nullptr, 0, decode<Q2>, encode_q2, add_rows<Q2>},
+      .q3 = {matmul<Q3>, nullptr, nullptr, 0, decode<Q3>, encode_q3, nullptr},
       .quantize_rows = quantize_rows,
       .add = add_to,
       .raise = raise,

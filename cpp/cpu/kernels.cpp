@@ -58,6 +58,10 @@ const TypeKernels& CpuKernels::of(DType dtype) const {
       return tq2_0;
     case DType::nvfp4:
       return nvfp4;
+    case DType::q2:
+      return q2;
+    case DType::q3:
+      return q3;
   }
   throw InvalidArgument(text("no kernels for type ", static_cast<uint32_t>(dtype)));
 }

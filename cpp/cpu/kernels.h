@@ -122,6 +122,7 @@ struct CpuKernels {
   TypeKernels iq4_nl, iq4_xs, mxfp4;
   TypeKernels iq1_s, iq1_m, iq2_xxs, iq2_xs, iq2_s, iq3_xxs, iq3_s;
   TypeKernels tq1_0, tq2_0, nvfp4;
+  TypeKernels q2, q3;
 
   // Rows [begin, end) of x [to.n_rows, to.n_in].
   void (*quantize_rows)(const Int8Rows& to, const float* x, int64_t begin, int64_t end);

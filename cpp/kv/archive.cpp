@@ -18,17 +18,19 @@ KvArchive::KvArchive(Backend& backend, const ArchiveOptions& options, int32_t n_
   layout_.k_dtype = options.k_dtype;
   layout_.v_dtype = options.v_dtype;
   layout_.n_kv_heads = n_kv_heads;
-  layout_.n_pages = (max_tokens - 1) / kPageTokens + 1;
+  layout_.page_tokens = has_grids() ? kGridPageTokens : kPageTokens;
+  layout_.n_pages = layout_.pages_of(max_tokens);
   layout_.n_recalled = std::min(options.n_recalled, layout_.n_pages);
   layout_.k_row_bytes = byte_size(options.k_dtype, head_dim);
   layout_.v_row_bytes = byte_size(options.v_dtype, head_dim);
-  layout_.bounds_bytes = byte_size(kBoundsType, int64_t{2} * head_dim);
+  layout_.bounds_bytes =
+      has_grids() ? KeyGrid::bytes(head_dim) : byte_size(kBoundsType, int64_t{2} * head_dim);
   const int64_t pages = int64_t{n_heads_} * layout_.n_pages;
   Layout layout;
   layout.place(pages * int64_t{sizeof(int32_t)});
   layout_.bounds_at = layout.place(pages * layout_.bounds_bytes);
-  layout_.k_at = layout.place(pages * kPageTokens * layout_.k_row_bytes);
-  layout_.v_at = layout.place(pages * kPageTokens * layout_.v_row_bytes);
+  layout_.k_at = layout.place(pages * layout_.page_tokens * layout_.k_row_bytes);
+  layout_.v_at = layout.place(pages * layout_.page_tokens * layout_.v_row_bytes);
   sequence_bytes_ = layout.size();
 }
 

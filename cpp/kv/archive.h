@@ -1,9 +1,10 @@
 // KvArchive: the tokens that a bounded cache evicted, in host memory or files, for queries to
 // recall.
 //
-// A page holds the tokens of kPageTokens consecutive positions. From the mean and range of each
-// element of a page's keys (the range as in Quest, arXiv 2406.10774), a query estimates the page's
-// largest q.k without reading its keys, and recalls the pages with the largest estimates.
+// A page holds the tokens of 16 consecutive positions, or 32 with keys in q3. From the mean and
+// range of each element of a page's keys (the range as in Quest, arXiv 2406.10774), a query
+// estimates the page's largest q.k without reading its keys, and recalls the pages with the largest
+// estimates.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +16,7 @@
 #include "backend/backend.h"
 #include "core/dtype.h"
 #include "kv/archive_layout.h"
+#include "kv/key_grid.h"
 
 namespace h2o {
 
@@ -25,8 +27,8 @@ int32_t default_archive_pages(int32_t max_tokens);
 
 struct ArchiveOptions {
   int32_t n_recalled = 0;       // pages that each query reads; 0: no archive
-  DType k_dtype = DType::q8_0;  // one of kv_dtypes()
-  DType v_dtype = DType::q8_0;
+  DType k_dtype = DType::q8_0;  // one of kv_dtypes(), or q3
+  DType v_dtype = DType::q8_0;  // one of kv_dtypes(), or q2
   // it is in files there, which end with it; empty: in memory
   std::filesystem::path directory = {};
 
@@ -52,6 +54,19 @@ class KvArchive {
   std::byte* sequence(int32_t sequence) const { return sequences_[sequence].pages.data(); }
   ArchiveMemory memory(int32_t sequence) const;
 
+  // Of one page: its keys [page_tokens, head_dim], values, and, if has_grids(), what the keys'
+  // codes mean.
+  std::byte* keys(const ArchiveHead& head, int64_t page) const {
+    return head.k + page * page_tokens() * k_row_bytes();
+  }
+  std::byte* values(const ArchiveHead& head, int64_t page) const {
+    return head.v + page * page_tokens() * v_row_bytes();
+  }
+  KeyGrid grid(const ArchiveHead& head, int64_t page) const {
+    return {head.bounds + page * bounds_bytes(), bounds_bytes() / 3};
+  }
+  bool has_grids() const { return options_.k_dtype == DType::q3; }
+
   // Removes a sequence's tokens.
   void clear(int32_t sequence);
 
@@ -61,6 +76,7 @@ class KvArchive {
   const ArchiveOptions& options() const { return options_; }
   const ArchiveLayout& layout() const { return layout_; }
   int32_t n_pages() const { return layout_.n_pages; }  // per sequence
+  int32_t page_tokens() const { return layout_.page_tokens; }
   int64_t k_row_bytes() const { return layout_.k_row_bytes; }
   int64_t v_row_bytes() const { return layout_.v_row_bytes; }
   int64_t bounds_bytes() const { return layout_.bounds_bytes; }  // per page

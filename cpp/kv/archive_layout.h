@@ -11,13 +11,16 @@ namespace h2o {
 
 inline constexpr int32_t kPageTokens = 16;
 
+// Of pages with keys in q3: more keys share a KeyGrid.
+inline constexpr int32_t kGridPageTokens = 32;
+
 // The pages of one (sequence, kv_head) in one layer. A page holds its evicted tokens in order of
 // eviction; tokens still in the cache are not in it.
 struct ArchiveHead {
-  std::byte* k;       // [pages, kPageTokens, head_dim] in k_dtype
+  std::byte* k;       // [pages, page_tokens, head_dim] in k_dtype
   std::byte* v;       // likewise, in v_dtype
   std::byte* bounds;  // [pages, 2, head_dim] bf16: per element of a page's keys, mean + range / 2,
-                      // then mean - range / 2
+                      // then mean - range / 2; keys in q3: [pages] KeyGrid
   int32_t* counts;    // [pages] tokens per page
 };
 
@@ -32,7 +35,8 @@ struct ArchiveLayout {
   DType k_dtype;
   DType v_dtype;
   int32_t n_kv_heads;
-  int32_t n_pages;     // per (sequence, kv_head) and layer
+  int32_t n_pages;  // per (sequence, kv_head) and layer
+  int32_t page_tokens;
   int32_t n_recalled;  // pages that each query reads, at most n_pages
   int64_t k_row_bytes;
   int64_t v_row_bytes;
@@ -41,10 +45,12 @@ struct ArchiveLayout {
   int64_t k_at;          // each array is [n_layers, n_kv_heads, pages, ...]; a copy of counts and
   int64_t v_at;          // bounds ends at k_at
 
+  int32_t pages_of(int32_t n_tokens) const { return (n_tokens + page_tokens - 1) / page_tokens; }
+
   H2O_HD ArchiveHead head(std::byte* sequence, int32_t layer, int32_t kv_head) const {
     const int64_t page = (int64_t{layer} * n_kv_heads + kv_head) * n_pages;
-    return {sequence + k_at + page * kPageTokens * k_row_bytes,
-            sequence + v_at + page * kPageTokens * v_row_bytes,
+    return {sequence + k_at + page * page_tokens * k_row_bytes,
+            sequence + v_at + page * page_tokens * v_row_bytes,
             sequence + bounds_at + page * bounds_bytes,
             reinterpret_cast<int32_t*>(sequence) + page};
   }

@@ -11,11 +11,9 @@ void visit_page(const KvArchive& archive, const ArchiveHead& head, int64_t page,
                 const Visit& visit) {
   if (n == 0) return;
   visit(head.bounds + page * archive.bounds_bytes(), archive.bounds_bytes());
-  visit(head.k + page * kPageTokens * archive.k_row_bytes(), n * archive.k_row_bytes());
-  visit(head.v + page * kPageTokens * archive.v_row_bytes(), n * archive.v_row_bytes());
+  visit(archive.keys(head, page), n * archive.k_row_bytes());
+  visit(archive.values(head, page), n * archive.v_row_bytes());
 }
-
-int32_t pages_of(int32_t length) { return (length + kPageTokens - 1) / kPageTokens; }
 
 }  // namespace
 
@@ -39,7 +37,7 @@ void check_archive_options(const KvArchive& archive, ByteReader& reader) {
 
 void write_archive(const KvArchive& archive, const ArchiveHead& head, int32_t length,
                    ByteWriter& writer) {
-  const std::span<const int32_t> counts(head.counts, pages_of(length));
+  const std::span<const int32_t> counts(head.counts, archive.layout().pages_of(length));
   writer.put(counts);
   for (int64_t page = 0; page < std::ssize(counts); ++page) {
     visit_page(archive, head, page, counts[page],
@@ -49,10 +47,10 @@ void write_archive(const KvArchive& archive, const ArchiveHead& head, int32_t le
 
 ArchiveImage read_archive(const KvArchive& archive, int32_t length,
                           std::span<const int32_t> positions, ByteReader& reader) {
-  ArchiveImage image{reader.get<int32_t>(pages_of(length)), {}};
-  std::vector<int32_t> room(image.counts.size(), kPageTokens);
-  if (!room.empty()) room.back() = (length - 1) % kPageTokens + 1;
-  for (const int32_t position : positions) --room[position / kPageTokens];
+  ArchiveImage image{reader.get<int32_t>(archive.layout().pages_of(length)), {}};
+  std::vector<int32_t> room(image.counts.size(), archive.page_tokens());
+  if (!room.empty()) room.back() = (length - 1) % archive.page_tokens() + 1;
+  for (const int32_t position : positions) --room[position / archive.page_tokens()];
   int64_t bytes = 0;
   for (size_t page = 0; page < room.size(); ++page) {
     const int64_t n = image.counts[page];

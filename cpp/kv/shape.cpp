@@ -8,31 +8,44 @@
 namespace h2o {
 namespace {
 
-void validate_dtype(DType dtype, int32_t head_dim) {
-  const std::span<const DType> dtypes = kv_dtypes();
+// Those of the cache, and last what only an archive has.
+constexpr std::array kArchiveKDtypes = {DType::f32,  DType::f16,  DType::bf16, DType::q8_0,
+                                        DType::q5_0, DType::q4_0, DType::q3};
+constexpr std::array kArchiveVDtypes = {DType::f32,  DType::f16,  DType::bf16, DType::q8_0,
+                                        DType::q5_0, DType::q4_0, DType::q2};
+
+void validate_dtype(DType dtype, std::span<const DType> dtypes, int32_t head_dim) {
   require(std::find(dtypes.begin(), dtypes.end(), dtype) != dtypes.end(), "type ", info(dtype).name,
           " is not one of ", dtype_names(dtypes));
   require(head_dim % info(dtype).block_size == 0, "head_dim is ", head_dim,
           ", expected a multiple of ", info(dtype).block_size, " for type ", info(dtype).name);
 }
 
-}  // namespace
-
-std::span<const DType> kv_dtypes() {
-  static constexpr std::array kTypes = {DType::f32,  DType::f16,  DType::bf16,
-                                        DType::q8_0, DType::q5_0, DType::q4_0};
-  return kTypes;
-}
-
-DType kv_dtype(std::string_view name, std::string_view argument) {
+DType dtype_named(std::string_view name, std::span<const DType> dtypes, std::string_view argument) {
   std::string names;
-  for (const DType dtype : kv_dtypes()) {
+  for (const DType dtype : dtypes) {
     std::string lower(info(dtype).name);
     for (char& c : lower) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c;
     if (lower == name) return dtype;
     names += text(names.empty() ? "" : ", ", lower);
   }
   throw InvalidArgument(text(argument, " is ", quoted(name), ", expected one of ", names));
+}
+
+}  // namespace
+
+std::span<const DType> kv_dtypes() { return std::span(kArchiveKDtypes).first<6>(); }
+
+DType kv_dtype(std::string_view name, std::string_view argument) {
+  return dtype_named(name, kv_dtypes(), argument);
+}
+
+DType archive_k_dtype(std::string_view name) {
+  return dtype_named(name, kArchiveKDtypes, "archive");
+}
+
+DType archive_v_dtype(std::string_view name) {
+  return dtype_named(name, kArchiveVDtypes, "archive, as the type of values,");
 }
 
 void validate(const KvShape& shape) {
@@ -44,14 +57,14 @@ void validate(const KvShape& shape) {
           shape.n_kv_heads, " kv_heads evenly");
   require(shape.max_tokens > 0, "max_tokens is ", shape.max_tokens, ", expected 1 or more");
   require(shape.max_rows > 0, "max_rows is ", shape.max_rows, ", expected 1 or more");
-  validate_dtype(shape.k_dtype, shape.head_dim);
-  validate_dtype(shape.v_dtype, shape.head_dim);
+  validate_dtype(shape.k_dtype, kv_dtypes(), shape.head_dim);
+  validate_dtype(shape.v_dtype, kv_dtypes(), shape.head_dim);
   if (shape.archive.n_recalled != 0) {
     require(shape.archive.n_recalled > 0, "archive_pages is ", shape.archive.n_recalled,
             ", expected 1 or more");
     require(!shape.may_roll(), "an archive does not support rolling positions");
-    validate_dtype(shape.archive.k_dtype, shape.head_dim);
-    validate_dtype(shape.archive.v_dtype, shape.head_dim);
+    validate_dtype(shape.archive.k_dtype, kArchiveKDtypes, shape.head_dim);
+    validate_dtype(shape.archive.v_dtype, kArchiveVDtypes, shape.head_dim);
   }
   // Larger byte counts could overflow: up to 16 bytes per element, in a workspace for each of up to
   // 1024 threads. No machine has that much memory.

@@ -16,6 +16,10 @@ std::span<const DType> kv_dtypes();
 // The kv_dtype with this lower-case name. Throws InvalidArgument, naming `argument`.
 DType kv_dtype(std::string_view name, std::string_view argument = "kv_dtype");
 
+// The same for an archive, which may also have keys in q3 and values in q2.
+DType archive_k_dtype(std::string_view name);
+DType archive_v_dtype(std::string_view name);
+
 struct KvShape {
   int32_t n_layers = 1;
   int32_t n_sequences = 1;

@@ -164,8 +164,8 @@ ArchiveOptions archive_options(std::optional<int32_t> n_recalled, int32_t n_ctx,
                                const std::string& k_dtype, const std::string& v_dtype,
                                const std::filesystem::path& directory) {
   if (!n_recalled) return {};
-  return {*n_recalled == 0 ? default_archive_pages(n_ctx) : *n_recalled,
-          kv_dtype(k_dtype, "archive"), kv_dtype(v_dtype, "archive"), directory};
+  return {*n_recalled == 0 ? default_archive_pages(n_ctx) : *n_recalled, archive_k_dtype(k_dtype),
+          archive_v_dtype(v_dtype), directory};
 }
 
 void register_session(py::module_& m) {

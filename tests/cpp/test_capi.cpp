@@ -85,6 +85,10 @@ TEST_CASE("a session with an archive") {
   CHECK(evicting.stats().archive_bytes == 0);
   CHECK(archived.stats().cache_bytes == evicting.stats().cache_bytes);
 
+  options.archive = "f16,q9";
+  CHECK_THROWS_WITH_AS(api::Session(model, options),
+                       doctest::Contains("archive, as the type of values, is 'q9'"),
+                       api::Error);
   options.archive = "q9";
   CHECK_THROWS_WITH_AS(api::Session(model, options), doctest::Contains("archive is 'q9'"),
                        api::Error);

@@ -144,22 +144,23 @@ TEST_CASE("f32 decodes to itself and Q8_0 to scale times quant, exactly") {
   }
 }
 
-// That the scalar table's blocks match gguf-py is tested in Python.
+// That the scalar table's blocks match gguf-py is tested in Python; q2 and q3, which it does not
+// know, in test_archive_types.cpp.
 TEST_CASE("encode makes the same blocks on every instruction set") {
   const CpuKernels& scalar = choose_kernels("scalar");
   for (const CpuKernels* table : supported_kernels()) {
     CAPTURE(std::string_view(table->isa));
-    for (const DType dtype : {DType::q8_0, DType::q5_0, DType::q4_0}) {
+    for (const DType dtype : {DType::q8_0, DType::q5_0, DType::q4_0, DType::q2, DType::q3}) {
       Random random(5);
       for (int trial = 0; trial < 500; ++trial) {
         const float size = std::ldexp(1.0f, random.integer(-30, 15));
-        std::vector<float> x = random.reals(96, -size, size);
-        if (trial % 10 == 0) x[random.integer(0, 95)] = trial % 20 == 0 ? NAN : INFINITY;
+        std::vector<float> x = random.reals(192, -size, size);
+        if (trial % 10 == 0) x[random.integer(0, 191)] = trial % 20 == 0 ? NAN : INFINITY;
         if (trial % 7 == 0) std::fill_n(x.begin() + 32, 32, 0.0f);
-        std::vector<std::byte> expected(byte_size(dtype, 96));
+        std::vector<std::byte> expected(byte_size(dtype, 192));
         std::vector<std::byte> blocks(expected.size());
-        scalar.of(dtype).encode(expected.data(), x.data(), 96);
-        table->of(dtype).encode(blocks.data(), x.data(), 96);
+        scalar.of(dtype).encode(expected.data(), x.data(), 192);
+        table->of(dtype).encode(blocks.data(), x.data(), 192);
         CHECK(blocks == expected);
       }
     }

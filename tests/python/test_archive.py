@@ -162,7 +162,9 @@ def test_snapshot_of_another_archive_is_rejected(llama_model: _core.Model) -> No
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"archive": "q9"}, "archive is 'q9', expected one of f32"),
+        ({"archive": "q9"}, "archive is 'q9', expected one of f32.*, q4_0, q3"),
+        ({"archive": "q3"}, "archive, as the type of values, is 'q3', expected .*, q4_0, q2"),
+        ({"archive": ("f16", "q2")}, "head_dim is [0-9]+, expected a multiple of 64"),
         ({"archive": ("f16",)}, "expected a type or a pair of types"),
         ({"archive": True}, "archive=True"),
         ({"archive": "f16", "archive_pages": 0}, "archive_pages=0"),

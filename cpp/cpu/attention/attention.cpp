@@ -165,7 +165,8 @@ class Attend {
     for (const Segment& segment : batch_.segments) {
       if (!recalls(segment)) continue;
       n_searched += segment.n_rows * recall_->n_parts(segment) * kPartPages;
-      n_recalled += segment.n_rows * cache_.archive->options().n_recalled * kPageTokens;
+      n_recalled +=
+          segment.n_rows * cache_.archive->options().n_recalled * cache_.archive->page_tokens();
     }
     const int64_t numbers = 2 * cache_.n_heads * cache_.head_dim;
     parallel(
@@ -338,10 +339,7 @@ class Attend {
           } else if (select_next_slot(kernels_, keys.head(), segment,
                                       reinterpret_cast<float*>(scratch)) &&
                      archive) {
-            const int32_t evicted = *keys.head().next_slot;
-            const int32_t position = keys.head().positions[evicted];
-            archive->add(slot_row(cache_, keys.head(), evicted), position);
-            archive->bound(position / kPageTokens);
+            archive_next_slot(cache_, keys.head(), segment, *archive);
           }
         });
   }

@@ -1,6 +1,7 @@
 #include "cpu/attention/evict.h"
 
 #include <algorithm>
+#include <array>
 
 #include "kv/rows.h"
 
@@ -46,6 +47,28 @@ void pool_scores(const KvHead& head, int32_t next, Victim* victims, int64_t n, c
   }
 }
 
+// The cached keys of a page of the archive, at most one per position.
+class PageKeys {
+ public:
+  PageKeys(const ArchiveWriter& archive, int32_t page) : archive_(archive), page_(page) {}
+
+  void add(const KvRow& row, int32_t position) {
+    if (archive_.page_of(position) == page_) keys_[n_++] = row.k;
+  }
+  void add_slots(const KvView& cache, const KvHead& head, int32_t written, int32_t vacant) {
+    for (int32_t i = 0; i < written; ++i) {
+      if (i != vacant) add(slot_row(cache, head, i), head.positions[i]);
+    }
+  }
+  void fit() const { archive_.fit(page_, {keys_.data(), n_}); }
+
+ private:
+  const ArchiveWriter& archive_;
+  int32_t page_;
+  size_t n_ = 0;
+  std::array<const std::byte*, kGridPageTokens> keys_;
+};
+
 }  // namespace
 
 bool select_next_slot(const CpuKernels& kernels, const KvHead& head, const Segment& segment,
@@ -69,6 +92,19 @@ bool select_next_slot(const CpuKernels& kernels, const KvHead& head, const Segme
   *head.next_slot = victim;
   if (segment.rolling) close_rank(head, victim, used);
   return true;
+}
+
+void archive_next_slot(const KvView& cache, const KvHead& head, const Segment& segment,
+                       const ArchiveWriter& archive) {
+  const int32_t slot = *head.next_slot;
+  const int32_t page = archive.page_of(head.positions[slot]);
+  if (archive.needs_fit(page)) {
+    PageKeys keys(archive, page);
+    keys.add_slots(cache, head, head.policy.kept(segment.position) + segment.n_rows, -1);
+    keys.fit();
+  }
+  archive.add(slot_row(cache, head, slot), head.positions[slot]);
+  archive.bound(page);
 }
 
 void admit_chunk(const KvView& cache, const KvHead& head, const KvStaging& chunk,
@@ -102,9 +138,17 @@ void admit_chunk(const KvView& cache, const KvHead& head, const KvStaging& chunk
   std::sort(victims, victims + n_evicted,
             [](const Victim& a, const Victim& b) { return a.slot < b.slot; });
   for (int64_t i = 0; archive != nullptr && i < n_evicted; ++i) {
+    const int32_t page = archive->page_of(victims[i].position);
+    if (archive->needs_fit(page)) {
+      PageKeys keys(*archive, page);
+      keys.add_slots(cache, head, written, vacant);
+      for (int32_t row = 0; row < segment.n_rows; ++row) {
+        keys.add(chunk_row(cache, head, chunk, row), segment.position + row);
+      }
+      keys.fit();
+    }
     archive->add(row_of(victims[i]), victims[i].position);
-    const int32_t page = victims[i].position / kPageTokens;
-    const bool is_last = i + 1 == n_evicted || victims[i + 1].position / kPageTokens != page;
+    const bool is_last = i + 1 == n_evicted || archive->page_of(victims[i + 1].position) != page;
     if (is_last) archive->bound(page);
   }
 

@@ -16,6 +16,10 @@ namespace h2o {
 bool select_next_slot(const CpuKernels& kernels, const KvHead& head, const Segment& segment,
                       float* importances);
 
+// Archives the token in the slot that select_next_slot() selected for eviction.
+void archive_next_slot(const KvView& cache, const KvHead& head, const Segment& segment,
+                       const ArchiveWriter& archive);
+
 // For a segment whose rows are staged in `chunk`. Keeps `budget` of the cached and staged tokens;
 // the staged tokens that are kept move into the slots of evicted ones, which go to `archive` unless
 // it is nullptr. `victims`: scratch, [slots + n_rows].

@@ -5,12 +5,6 @@
 #include "cpu/attention/workspace.h"
 
 namespace h2o {
-namespace {
-
-constexpr int64_t kBlockPages = kKeyBlock / kPageTokens;  // attended to together
-
-}  // namespace
-
 RecallSpace::RecallSpace(const KvView& shape, int n_threads)
     : workspace_(shape.workspace),
       begin_(Workspace(shape, n_threads).bytes()),
@@ -25,9 +19,9 @@ RecallSpace::RecallSpace(const KvView& shape, int n_threads)
       n_queries_(int64_t{shape.n_heads} * shape.max_rows) {}
 
 int64_t RecallSpace::thread_floats() const {
-  return whole_cache_lines(tile_queries_ * (2 * head_dim_ + kPartPages) +
-                           tile_rows_ * n_recalled_ * kPageFloats +
-                           group_ * (kKeyBlock + 2 + head_dim_));
+  return whole_cache_lines(
+      tile_queries_ * (2 * head_dim_ + kPartPages) + tile_rows_ * n_recalled_ * kPageFloats +
+      group_ * (kKeyBlock + 2 + head_dim_) + group_ * (head_dim_ + 1) + kGridPages * 2 * head_dim_);
 }
 
 int64_t RecallSpace::tile_floats() const {
@@ -65,10 +59,30 @@ template <class Best>
 void Recall::offer_part(const TileRows& rows, int64_t part, int thread, const Best& best) const {
   const KvArchive& archive = *cache_.archive;
   const ArchiveHead head = archive.head(cache_.layer, rows.segment.sequence, rows.kv_head);
-  const int64_t head_dim = cache_.head_dim;
   const int64_t begin = part * kPartPages;
   const int64_t n = std::min(kPartPages, n_pages(rows.segment) - begin);
+  const bool recalls_all = n_pages(rows.segment) <= archive.layout().n_recalled;
+  if (!recalls_all) estimate(rows, head, begin, n, thread);
 
+  const float* estimates = space_.estimates(thread);
+  for (int64_t row = 0; row < rows.n; ++row, estimates += group_ * kPartPages) {
+    const BestPages to_row = best(row);
+    for (int64_t page = 0; page < n; ++page) {
+      if (head.counts[begin + page] == 0) continue;
+      float estimate = kMinEstimate;
+      for (int64_t i = 0; i < group_ && !recalls_all; ++i) {
+        estimate = larger_estimate(estimate, estimates[i * kPartPages + page]);
+      }
+      to_row.offer({estimate, static_cast<int32_t>(begin + page)});
+    }
+  }
+}
+
+// Estimates n pages for all queries.
+void Recall::estimate(const TileRows& rows, const ArchiveHead& head, int64_t begin, int64_t n,
+                      int thread) const {
+  const KvArchive& archive = *cache_.archive;
+  const int64_t head_dim = cache_.head_dim;
   float* to = space_.q(thread);
   for (int64_t row = 0; row < rows.n; ++row) {
     const float* from = queries(rows, row);
@@ -79,29 +93,28 @@ void Recall::offer_part(const TileRows& rows, int64_t part, int thread, const Be
       }
     }
   }
-  const float* estimates = space_.estimates(thread);
-  kernels_.of(KvArchive::kBoundsType)
-      .matmul({.y = space_.estimates(thread),
-               .x = space_.q(thread),
-               .w = head.bounds + begin * archive.bounds_bytes(),
-               .bias = nullptr,
-               .n_rows = rows.n * group_,
-               .n_in = 2 * head_dim,
-               .w_row_bytes = archive.bounds_bytes(),
-               .y_stride = kPartPages,
-               .add = false},
-              0, n);
-
-  for (int64_t row = 0; row < rows.n; ++row, estimates += group_ * kPartPages) {
-    const BestPages to_row = best(row);
-    for (int64_t page = 0; page < n; ++page) {
-      if (head.counts[begin + page] == 0) continue;
-      float estimate = kMinEstimate;
-      for (int64_t i = 0; i < group_; ++i) {
-        estimate = larger_estimate(estimate, estimates[i * kPartPages + page]);
-      }
-      to_row.offer({estimate, static_cast<int32_t>(begin + page)});
+  Matmul product{.y = space_.estimates(thread),
+                 .x = space_.q(thread),
+                 .w = head.bounds + begin * archive.bounds_bytes(),
+                 .bias = nullptr,
+                 .n_rows = rows.n * group_,
+                 .n_in = 2 * head_dim,
+                 .w_row_bytes = archive.bounds_bytes(),
+                 .y_stride = kPartPages,
+                 .add = false};
+  if (!archive.has_grids()) {
+    kernels_.of(KvArchive::kBoundsType).matmul(product, 0, n);
+    return;
+  }
+  float* const bounds = space_.bounds(thread);
+  product.w = reinterpret_cast<const std::byte*>(bounds);
+  product.w_row_bytes = 2 * head_dim * int64_t{sizeof(float)};
+  for (int64_t done = 0; done < n; done += kGridPages, product.y += kGridPages) {
+    const int64_t n_grids = std::min(kGridPages, n - done);
+    for (int64_t i = 0; i < n_grids; ++i) {
+      archive.grid(head, begin + done + i).bounds(bounds + 2 * head_dim * i);
     }
+    kernels_.f32.matmul(product, 0, n_grids);
   }
 }
 
@@ -110,32 +123,24 @@ void Recall::attend_pages(const TileRows& rows, int64_t row, std::span<const Est
                           int thread) const {
   const ArchiveHead head = cache_.archive->head(cache_.layer, rows.segment.sequence, rows.kv_head);
   const TileSums to = sums(rows.segment, rows.kv_head, rows.first + row);
-  for (size_t begin = 0; begin < pages.size(); begin += kBlockPages) {
+  const int64_t together = kKeyBlock / cache_.archive->page_tokens();
+  for (size_t begin = 0; begin < pages.size(); begin += together) {
     const TileSums part = begin == 0 ? to : space_.part(thread);
-    attend_block(head, pages.subspan(begin, std::min<size_t>(kBlockPages, pages.size() - begin)),
-                 queries(rows, row), space_.exps(thread), part);
+    attend_block(head, pages.subspan(begin, std::min<size_t>(together, pages.size() - begin)),
+                 queries(rows, row), thread, part);
     if (begin > 0) merge_sums(kernels_, attention_, cache_.head_dim, part, to, 0, group_);
   }
 }
 
 // For the query heads of one row, q [group, head_dim].
 void Recall::attend_block(const ArchiveHead& head, std::span<const EstimatedPage> pages,
-                          const float* q, float* exps, const TileSums& to) const {
+                          const float* q, int thread, const TileSums& to) const {
   const KvArchive& archive = *cache_.archive;
   const int64_t head_dim = cache_.head_dim;
-  const auto k_matmul = kernels_.of(archive.options().k_dtype).matmul;
+  float* const exps = space_.exps(thread);
   int64_t n_keys = 0;
   for (const EstimatedPage& page : pages) {
-    k_matmul({.y = exps + n_keys,
-              .x = q,
-              .w = head.k + page.page * kPageTokens * archive.k_row_bytes(),
-              .bias = nullptr,
-              .n_rows = group_,
-              .n_in = head_dim,
-              .w_row_bytes = archive.k_row_bytes(),
-              .y_stride = kKeyBlock,
-              .add = false},
-             0, head.counts[page.page]);
+    multiply_keys(head, page.page, q, exps + n_keys, thread);
     n_keys += head.counts[page.page];
   }
   for (int64_t i = 0; i < group_; ++i) {
@@ -153,13 +158,41 @@ void Recall::attend_block(const ArchiveHead& head, std::span<const EstimatedPage
     const int64_t n = head.counts[page.page];
     add_rows({.y = to.out,
               .p = exps + n_keys,
-              .rows = head.v + page.page * kPageTokens * archive.v_row_bytes(),
+              .rows = archive.values(head, page.page),
               .n_out = group_,
               .n_rows = n,
               .n = head_dim,
               .row_bytes = archive.v_row_bytes(),
               .p_stride = kKeyBlock});
     n_keys += n;
+  }
+}
+
+// The products of a page's keys with q: logits [group, kKeyBlock].
+void Recall::multiply_keys(const ArchiveHead& head, int32_t page, const float* q, float* logits,
+                           int thread) const {
+  const KvArchive& archive = *cache_.archive;
+  const int64_t n = head.counts[page];
+  Matmul product{.y = logits,
+                 .x = q,
+                 .w = archive.keys(head, page),
+                 .bias = nullptr,
+                 .n_rows = group_,
+                 .n_in = cache_.head_dim,
+                 .w_row_bytes = archive.k_row_bytes(),
+                 .y_stride = kKeyBlock,
+                 .add = false};
+  const auto matmul = kernels_.of(archive.options().k_dtype).matmul;
+  if (!archive.has_grids()) {
+    matmul(product, 0, n);
+    return;
+  }
+  const float* const shifts = space_.shifts(thread);
+  archive.grid(head, page).scale(q, group_, space_.scaled(thread), space_.shifts(thread));
+  product.x = space_.scaled(thread);
+  matmul(product, 0, n);
+  for (int64_t i = 0; i < group_; ++i) {
+    for (int64_t t = 0; t < n; ++t) logits[i * kKeyBlock + t] += shifts[i];
   }
 }
 

@@ -24,6 +24,9 @@ namespace h2o {
 // Pages searched together: their bounds fit in the L2 cache.
 constexpr int64_t kPartPages = 256;
 
+// Pages whose KeyGrids become bounds together.
+constexpr int64_t kGridPages = 16;
+
 // Rows [first, first + n) of a segment, at most one tile, with the query heads of one kv_head.
 struct TileRows {
   const Segment& segment;
@@ -94,6 +97,15 @@ class RecallSpace {
   }
   TileSums part(int thread) const {  // [group] of a block of keys
     return sums_at(exps(thread) + group_ * kKeyBlock, group_, 0);
+  }
+  float* scaled(int thread) const {  // [group, head_dim]
+    return exps(thread) + group_ * (kKeyBlock + 2 + head_dim_);
+  }
+  float* shifts(int thread) const {  // [group]
+    return scaled(thread) + group_ * head_dim_;
+  }
+  float* bounds(int thread) const {  // [kGridPages, 2, head_dim]
+    return shifts(thread) + group_;
   }
 
   // The best pages of one part, for a row of a tile whose parts are searched by several threads.
@@ -168,17 +180,23 @@ class Recall {
   }
 
  private:
-  int64_t n_pages(const Segment& segment) const { return (segment.position - 1) / kPageTokens + 1; }
+  int64_t n_pages(const Segment& segment) const {
+    return cache_.archive->layout().pages_of(segment.position);
+  }
   const float* queries(const TileRows& rows, int64_t row) const {  // [group, head_dim]
     return attention_.q.floats() + (rows.segment.row + rows.first + row) * attention_.q.cols +
            rows.kv_head * group_ * cache_.head_dim;
   }
   template <class Best>
   void offer_part(const TileRows& rows, int64_t part, int thread, const Best& best) const;
+  void estimate(const TileRows& rows, const ArchiveHead& head, int64_t begin, int64_t n,
+                int thread) const;
   void attend_pages(const TileRows& rows, int64_t row, std::span<const EstimatedPage> pages,
                     int thread) const;
   void attend_block(const ArchiveHead& head, std::span<const EstimatedPage> pages, const float* q,
-                    float* exps, const TileSums& to) const;
+                    int thread, const TileSums& to) const;
+  void multiply_keys(const ArchiveHead& head, int32_t page, const float* q, float* logits,
+                     int thread) const;
 
   const CpuKernels& kernels_;
   const Attention& attention_;

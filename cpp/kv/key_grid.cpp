@@ -1,0 +1,65 @@
+#include "kv/key_grid.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace h2o {
+namespace {
+
+constexpr float kLargestCode = 7;
+constexpr int32_t kBias = (127 - 19) << 3;  // the smallest E5M3 as the first bits of a float
+
+float value(E5M3 x) { return std::bit_cast<float>((uint32_t{x.bits} + kBias) << 20); }
+float value(BF16 x) { return std::bit_cast<float>(uint32_t{x.bits} << 16); }
+
+// The smallest E5M3 that is not below x >= 0; the largest if there is none, or for NaN.
+E5M3 rounded_up(float x) {
+  if (!(x < value(E5M3{255}))) return {255};
+  const int32_t bits = (std::bit_cast<int32_t>(x) + (1 << 20) - 1) >> 20;
+  return {static_cast<uint8_t>(std::max(bits - kBias, 0))};
+}
+
+// The largest BF16 that is not above x.
+BF16 rounded_down(float x) {
+  const auto bits = std::bit_cast<uint32_t>(x);
+  const uint32_t away = x < 0 ? 0xffff : 0;
+  return {static_cast<uint16_t>((bits + away) >> 16)};
+}
+
+}  // namespace
+
+void KeyGrid::fit(const float* smallest, const float* largest) const {
+  for (int64_t i = 0; i < head_dim_; ++i) {
+    lowest_[i] = rounded_down(smallest[i]);
+    steps_[i] = rounded_up((largest[i] - value(lowest_[i])) / kLargestCode);
+  }
+}
+
+void KeyGrid::to_codes(const float* key, float* codes) const {
+  for (int64_t i = 0; i < head_dim_; ++i) {
+    codes[i] = (key[i] - value(lowest_[i])) / value(steps_[i]);
+  }
+}
+
+void KeyGrid::scale(const float* queries, int64_t n_queries, float* scaled, float* shifts) const {
+  constexpr int64_t kSums = 16;  // independent of each other
+  for (int64_t q = 0; q < n_queries; ++q, queries += head_dim_, scaled += head_dim_) {
+    float sums[kSums] = {};
+    for (int64_t i = 0; i < head_dim_; ++i) {
+      scaled[i] = queries[i] * value(steps_[i]);
+      sums[i % kSums] += queries[i] * value(lowest_[i]);
+    }
+    shifts[q] = 0;
+    for (const float sum : sums) shifts[q] += sum;
+  }
+}
+
+void KeyGrid::bounds(float* bounds) const {
+  for (int64_t i = 0; i < head_dim_; ++i) {
+    const float lowest = value(lowest_[i]);
+    bounds[i] = lowest + kLargestCode * value(steps_[i]);
+    bounds[head_dim_ + i] = lowest;
+  }
+}
+
+}  // namespace h2o
