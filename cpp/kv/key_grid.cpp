@@ -42,12 +42,15 @@ void KeyGrid::to_codes(const float* key, float* codes) const {
 }
 
 void KeyGrid::scale(const float* queries, int64_t n_queries, float* scaled, float* shifts) const {
-  constexpr int64_t kSums = 16;  // independent of each other
+  constexpr int64_t kSums = 16;  // that are independent; head_dim is a multiple of a block
   for (int64_t q = 0; q < n_queries; ++q, queries += head_dim_, scaled += head_dim_) {
     float sums[kSums] = {};
-    for (int64_t i = 0; i < head_dim_; ++i) {
-      scaled[i] = queries[i] * value(steps_[i]);
-      sums[i % kSums] += queries[i] * value(lowest_[i]);
+    for (int64_t first = 0; first < head_dim_; first += kSums) {
+      for (int64_t j = 0; j < kSums; ++j) {
+        const int64_t i = first + j;
+        scaled[i] = queries[i] * value(steps_[i]);
+        sums[j] += queries[i] * value(lowest_[i]);
+      }
     }
     shifts[q] = 0;
     for (const float sum : sums) shifts[q] += sum;
