@@ -19,9 +19,10 @@ RecallSpace::RecallSpace(const KvView& shape, int n_threads)
       n_queries_(int64_t{shape.n_heads} * shape.max_rows) {}
 
 int64_t RecallSpace::thread_floats() const {
-  return whole_cache_lines(
-      tile_queries_ * (2 * head_dim_ + kPartPages) + tile_rows_ * n_recalled_ * kPageFloats +
-      group_ * (kKeyBlock + 2 + head_dim_) + group_ * (head_dim_ + 1) + kGridPages * 2 * head_dim_);
+  return whole_cache_lines(tile_queries_ * (2 * head_dim_ + kPartPages) +
+                           tile_rows_ * n_recalled_ * kPageFloats +
+                           tile_queries_ * (kKeyBlock + 2 + head_dim_) +
+                           tile_queries_ * (head_dim_ + 1) + kGridPages * 2 * head_dim_);
 }
 
 int64_t RecallSpace::tile_floats() const {
@@ -29,28 +30,33 @@ int64_t RecallSpace::tile_floats() const {
 }
 
 void Recall::attend(const TileRows& rows, int thread) const {
+  const TileRows choosing = choosing_rows(rows);
   const auto best = [&](int64_t row) { return space_.best(thread, row); };
-  for (int64_t row = 0; row < rows.n; ++row) best(row).clear();
-  for (int64_t part = 0; part < n_parts(rows.segment); ++part) offer_part(rows, part, thread, best);
-  for (int64_t row = 0; row < rows.n; ++row) {
-    attend_pages(rows, row, best(row).in_order(), thread);
+  for (int64_t row = 0; row < choosing.n; ++row) best(row).clear();
+  for (int64_t part = 0; part < n_parts(rows.segment); ++part) {
+    offer_part(choosing, part, thread, best);
+  }
+  for (int64_t row = 0; row < choosing.n; ++row) {
+    attend_pages(rows, row, rows.n / choosing.n, best(row).in_order(), thread);
   }
 }
 
 void Recall::search(const TileRows& rows, int64_t tile, int64_t part, int thread) const {
+  const TileRows choosing = choosing_rows(rows);
   const auto best = [&](int64_t row) { return space_.best(tile, row, part); };
-  for (int64_t row = 0; row < rows.n; ++row) best(row).clear();
-  offer_part(rows, part, thread, best);
+  for (int64_t row = 0; row < choosing.n; ++row) best(row).clear();
+  offer_part(choosing, part, thread, best);
 }
 
 void Recall::attend_found(const TileRows& rows, int64_t tile, int thread) const {
+  const TileRows choosing = choosing_rows(rows);
   const BestPages best = space_.best(thread, 0);
-  for (int64_t row = 0; row < rows.n; ++row) {
+  for (int64_t row = 0; row < choosing.n; ++row) {
     best.clear();
     for (int64_t part = 0; part < n_parts(rows.segment); ++part) {
       best.offer(space_.best(tile, row, part));
     }
-    attend_pages(rows, row, best.in_order(), thread);
+    attend_pages(rows, row, rows.n / choosing.n, best.in_order(), thread);
   }
 }
 
@@ -61,8 +67,8 @@ void Recall::offer_part(const TileRows& rows, int64_t part, int thread, const Be
   const ArchiveHead head = archive.head(cache_.layer, rows.segment.sequence, rows.kv_head);
   const int64_t begin = part * kPartPages;
   const int64_t n = std::min(kPartPages, n_pages(rows.segment) - begin);
-  const bool recalls_all = n_pages(rows.segment) <= archive.layout().n_recalled;
-  if (!recalls_all) estimate(rows, head, begin, n, thread);
+  const bool all = recalls_all(rows.segment);
+  if (!all) estimate(rows, head, begin, n, thread);
 
   const float* estimates = space_.estimates(thread);
   for (int64_t row = 0; row < rows.n; ++row, estimates += group_ * kPartPages) {
@@ -70,7 +76,7 @@ void Recall::offer_part(const TileRows& rows, int64_t part, int thread, const Be
     for (int64_t page = 0; page < n; ++page) {
       if (head.counts[begin + page] == 0) continue;
       float estimate = kMinEstimate;
-      for (int64_t i = 0; i < group_ && !recalls_all; ++i) {
+      for (int64_t i = 0; i < group_ && !all; ++i) {
         estimate = larger_estimate(estimate, estimates[i * kPartPages + page]);
       }
       to_row.offer({estimate, static_cast<int32_t>(begin + page)});
@@ -118,23 +124,30 @@ void Recall::estimate(const TileRows& rows, const ArchiveHead& head, int64_t beg
   }
 }
 
-// Requires at least one page.
-void Recall::attend_pages(const TileRows& rows, int64_t row, std::span<const EstimatedPage> pages,
-                          int thread) const {
+// For rows [row, row + n_rows) of a tile. Requires at least one page.
+void Recall::attend_pages(const TileRows& rows, int64_t row, int64_t n_rows,
+                          std::span<const EstimatedPage> pages, int thread) const {
   const ArchiveHead head = cache_.archive->head(cache_.layer, rows.segment.sequence, rows.kv_head);
   const TileSums to = sums(rows.segment, rows.kv_head, rows.first + row);
+  Queries q{queries(rows, row), n_rows * group_};
+  if (n_rows > 1) {  // one after the other, where estimates have theirs otherwise
+    const int64_t n = group_ * cache_.head_dim;
+    for (int64_t i = 0; i < n_rows; ++i) {
+      std::copy_n(queries(rows, row + i), n, space_.q(thread) + i * n);
+    }
+    q.data = space_.q(thread);
+  }
   const int64_t together = kKeyBlock / cache_.archive->page_tokens();
   for (size_t begin = 0; begin < pages.size(); begin += together) {
     const TileSums part = begin == 0 ? to : space_.part(thread);
-    attend_block(head, pages.subspan(begin, std::min<size_t>(together, pages.size() - begin)),
-                 queries(rows, row), thread, part);
-    if (begin > 0) merge_sums(kernels_, attention_, cache_.head_dim, part, to, 0, group_);
+    attend_block(head, pages.subspan(begin, std::min<size_t>(together, pages.size() - begin)), q,
+                 thread, part);
+    if (begin > 0) merge_sums(kernels_, attention_, cache_.head_dim, part, to, 0, q.n);
   }
 }
 
-// For the query heads of one row, q [group, head_dim].
 void Recall::attend_block(const ArchiveHead& head, std::span<const EstimatedPage> pages,
-                          const float* q, int thread, const TileSums& to) const {
+                          const Queries& q, int thread, const TileSums& to) const {
   const KvArchive& archive = *cache_.archive;
   const int64_t head_dim = cache_.head_dim;
   float* const exps = space_.exps(thread);
@@ -143,7 +156,7 @@ void Recall::attend_block(const ArchiveHead& head, std::span<const EstimatedPage
     multiply_keys(head, page.page, q, exps + n_keys, thread);
     n_keys += head.counts[page.page];
   }
-  for (int64_t i = 0; i < group_; ++i) {
+  for (int64_t i = 0; i < q.n; ++i) {
     float* const logits = exps + i * kKeyBlock;
     if (attention_.softcap > 0) {  // logits are scaled later
       kernels_.softcap(logits, n_keys, attention_.softcap / attention_.scale);
@@ -151,7 +164,7 @@ void Recall::attend_block(const ArchiveHead& head, std::span<const EstimatedPage
     to.softmax.total[i] =
         kernels_.exponentiate(logits, n_keys, attention_.scale, to.softmax.largest + i);
   }
-  std::fill_n(to.out, group_ * head_dim, 0.0f);
+  std::fill_n(to.out, q.n * head_dim, 0.0f);
   const auto add_rows = kernels_.of(archive.options().v_dtype).add_rows;
   n_keys = 0;
   for (const EstimatedPage& page : pages) {
@@ -159,7 +172,7 @@ void Recall::attend_block(const ArchiveHead& head, std::span<const EstimatedPage
     add_rows({.y = to.out,
               .p = exps + n_keys,
               .rows = archive.values(head, page.page),
-              .n_out = group_,
+              .n_out = q.n,
               .n_rows = n,
               .n = head_dim,
               .row_bytes = archive.v_row_bytes(),
@@ -168,16 +181,16 @@ void Recall::attend_block(const ArchiveHead& head, std::span<const EstimatedPage
   }
 }
 
-// The products of a page's keys with q: logits [group, kKeyBlock].
-void Recall::multiply_keys(const ArchiveHead& head, int32_t page, const float* q, float* logits,
+// The products of a page's keys with q: logits [queries, kKeyBlock].
+void Recall::multiply_keys(const ArchiveHead& head, int32_t page, const Queries& q, float* logits,
                            int thread) const {
   const KvArchive& archive = *cache_.archive;
   const int64_t n = head.counts[page];
   Matmul product{.y = logits,
-                 .x = q,
+                 .x = q.data,
                  .w = archive.keys(head, page),
                  .bias = nullptr,
-                 .n_rows = group_,
+                 .n_rows = q.n,
                  .n_in = cache_.head_dim,
                  .w_row_bytes = archive.k_row_bytes(),
                  .y_stride = kKeyBlock,
@@ -188,10 +201,10 @@ void Recall::multiply_keys(const ArchiveHead& head, int32_t page, const float* q
     return;
   }
   const float* const shifts = space_.shifts(thread);
-  archive.grid(head, page).scale(q, group_, space_.scaled(thread), space_.shifts(thread));
+  archive.grid(head, page).scale(q.data, q.n, space_.scaled(thread), space_.shifts(thread));
   product.x = space_.scaled(thread);
   matmul(product, 0, n);
-  for (int64_t i = 0; i < group_; ++i) {
+  for (int64_t i = 0; i < q.n; ++i) {
     for (int64_t t = 0; t < n; ++t) logits[i * kKeyBlock + t] += shifts[i];
   }
 }

@@ -92,20 +92,20 @@ class RecallSpace {
   BestPages best(int thread, int64_t row) const {  // of a tile
     return pages_at(estimates(thread) + tile_queries_ * kPartPages, row, n_recalled_);
   }
-  float* exps(int thread) const {  // [group, kKeyBlock]
+  float* exps(int thread) const {  // [queries, kKeyBlock]
     return estimates(thread) + tile_queries_ * kPartPages + tile_rows_ * n_recalled_ * kPageFloats;
   }
-  TileSums part(int thread) const {  // [group] of a block of keys
-    return sums_at(exps(thread) + group_ * kKeyBlock, group_, 0);
+  TileSums part(int thread) const {  // [queries] of a block of keys
+    return sums_at(exps(thread) + tile_queries_ * kKeyBlock, tile_queries_, 0);
   }
-  float* scaled(int thread) const {  // [group, head_dim]
-    return exps(thread) + group_ * (kKeyBlock + 2 + head_dim_);
+  float* scaled(int thread) const {  // [queries, head_dim]
+    return exps(thread) + tile_queries_ * (kKeyBlock + 2 + head_dim_);
   }
-  float* shifts(int thread) const {  // [group]
-    return scaled(thread) + group_ * head_dim_;
+  float* shifts(int thread) const {  // [queries]
+    return scaled(thread) + tile_queries_ * head_dim_;
   }
   float* bounds(int thread) const {  // [kGridPages, 2, head_dim]
-    return shifts(thread) + group_;
+    return shifts(thread) + tile_queries_;
   }
 
   // The best pages of one part, for a row of a tile whose parts are searched by several threads.
@@ -180,6 +180,19 @@ class Recall {
   }
 
  private:
+  struct Queries {
+    const float* data;  // [n, head_dim]
+    int64_t n;
+  };
+
+  // Is every page recalled? Then all rows of a tile attend to the same pages, together.
+  bool recalls_all(const Segment& segment) const {
+    return n_pages(segment) <= cache_.archive->layout().n_recalled;
+  }
+  TileRows choosing_rows(const TileRows& rows) const {
+    return {rows.segment, rows.kv_head, rows.first, recalls_all(rows.segment) ? 1 : rows.n};
+  }
+
   int64_t n_pages(const Segment& segment) const {
     return cache_.archive->layout().pages_of(segment.position);
   }
@@ -191,11 +204,11 @@ class Recall {
   void offer_part(const TileRows& rows, int64_t part, int thread, const Best& best) const;
   void estimate(const TileRows& rows, const ArchiveHead& head, int64_t begin, int64_t n,
                 int thread) const;
-  void attend_pages(const TileRows& rows, int64_t row, std::span<const EstimatedPage> pages,
-                    int thread) const;
-  void attend_block(const ArchiveHead& head, std::span<const EstimatedPage> pages, const float* q,
+  void attend_pages(const TileRows& rows, int64_t row, int64_t n_rows,
+                    std::span<const EstimatedPage> pages, int thread) const;
+  void attend_block(const ArchiveHead& head, std::span<const EstimatedPage> pages, const Queries& q,
                     int thread, const TileSums& to) const;
-  void multiply_keys(const ArchiveHead& head, int32_t page, const float* q, float* logits,
+  void multiply_keys(const ArchiveHead& head, int32_t page, const Queries& q, float* logits,
                      int thread) const;
 
   const CpuKernels& kernels_;
