@@ -209,6 +209,7 @@ __global__ void __launch_bounds__(kThreads, 4) score_rows_kernel(PrefillStep ste
 
   const int own = warp_index() * kOwnQueries;
   const float* lse = step.lse + step.first_query(kv_head);
+  const int32_t key = first_key + lane_index();
   float received = 0.0f;
   int32_t first_query = max(0, first_key - keys.kept) * step.group;
   for (; first_query < step.n_queries(); first_query += kQueries) {
@@ -217,7 +218,7 @@ __global__ void __launch_bounds__(kThreads, 4) score_rows_kernel(PrefillStep ste
 #pragma unroll
     for (int i = 0; i < kOwnQueries; ++i) {
       const int32_t t = first_query + own + i;
-      if (first_key + lane_index() > last_visible(step, keys, t)) continue;
+      if (key > last_visible(step, keys, t) || !in_window(step, keys, t, key)) continue;
       const float p = exp2_negative(logits[i] - lse[t]);
       received = fmaf(p, decay_since(step, keys.head.policy, t / step.group), received);
     }
@@ -225,10 +226,10 @@ __global__ void __launch_bounds__(kThreads, 4) score_rows_kernel(PrefillStep ste
 
   tile.p[warp_index()][lane_index()] = received;
   __syncthreads();
-  if (warp_index() > 0 || first_key + lane_index() >= n_keys) return;
+  if (warp_index() > 0 || key >= n_keys) return;
 #pragma unroll
   for (int warp = 1; warp < kWarps; ++warp) received += tile.p[warp][lane_index()];
-  add_score(step, keys, first_key + lane_index(), received);
+  add_score(step, keys, key, received);
 }
 
 // The same for Scoring::question: the largest attention from one row, summed over its heads.

@@ -1,6 +1,8 @@
 // Attention windows: a chunk of rows gives the same output as its rows one by one, if each is
-// preceded by evicting the tokens outside its window.
+// preceded by evicting the tokens outside its window. And scores count no other rows.
 #include <doctest/doctest.h>
+
+#include <cmath>
 
 #include "attention_reference.h"
 
@@ -60,6 +62,45 @@ TEST_CASE("no row of a chunk sees beyond the window") {
         CHECK(worst <= 1);
       }
     }
+  }
+}
+
+TEST_CASE("a key's score is the attention from the rows whose window it is in") {
+  constexpr int32_t kRows = 40, kWindow = 7, kDim = 32;
+  const KvShape shape{.n_heads = 2,
+                      .n_kv_heads = 1,
+                      .head_dim = kDim,
+                      .max_tokens = kRows,
+                      .max_rows = kRows,
+                      .k_dtype = DType::f32,
+                      .v_dtype = DType::f32};
+  Rig rig({.sinks = 0, .heavy = 20, .recent = 20}, shape);
+  rig.set_window(kWindow);
+  Random random(1);
+  const Qkv in = random_qkv(random, shape, kRows);
+  rig.attend({{0, kRows}}, in);
+  std::vector<double> expected(kRows);
+  for (int32_t query = 0; query < kRows * shape.n_heads; ++query) {
+    const int32_t row = query / shape.n_heads;
+    const int32_t first = std::max(row - kWindow + 1, 0);
+    std::vector<double> p;
+    double total = 0;
+    for (int32_t key = first; key <= row; ++key) {
+      double logit = 0;
+      for (int32_t i = 0; i < kDim; ++i) {
+        logit += double{in.q[query * kDim + i]} * in.k[key * kDim + i];
+      }
+      p.push_back(std::exp(logit * attention_scale(shape)));
+      total += p.back();
+    }
+    for (int32_t key = first; key <= row; ++key) expected[key] += p[key - first] / total;
+  }
+  // Logits are up to 32 / sqrt(32); the engine's are rounded in each of 32 sums.
+  const double relative = 2 * gamma(kDim) * std::sqrt(kDim) + gamma(4 * kRows);
+  const std::vector<KvEntry> entries = rig.entries(0, 0);
+  REQUIRE(std::ssize(entries) == kRows);
+  for (int32_t key = 0; key < kRows; ++key) {
+    CHECK(std::abs(entries[key].score - expected[key]) <= relative * expected[key]);
   }
 }
 

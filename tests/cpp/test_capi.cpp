@@ -87,8 +87,7 @@ TEST_CASE("a session with an archive") {
 
   options.archive = "f16,q9";
   CHECK_THROWS_WITH_AS(api::Session(model, options),
-                       doctest::Contains("archive, as the type of values, is 'q9'"),
-                       api::Error);
+                       doctest::Contains("archive, as the type of values, is 'q9'"), api::Error);
   options.archive = "q9";
   CHECK_THROWS_WITH_AS(api::Session(model, options), doctest::Contains("archive is 'q9'"),
                        api::Error);
