@@ -213,7 +213,7 @@ class CpuBackend final : public Backend {
   }
 
   size_t attend_workspace(const KvView& shape) const override {
-    return h2o::attend_workspace(shape, pool_.size());
+    return h2o::attend_workspace(kernels_, shape, pool_.size());
   }
 
   void attend(const Attention& attention, const KvView& cache, const Batch& batch) override {

@@ -74,6 +74,45 @@ struct AddRows {
   int64_t p_stride;
 };
 
+constexpr int64_t kSplitRows = 16;
+constexpr int64_t kSplitColumns = 32;
+
+// y[r, c] = sum_i x[r, i] * column[c, i], or y += that. The order of each sum does not depend on
+// the other rows and columns, nor on how it is divided at multiples of 32 terms.
+struct SplitProduct {
+  float* y;  // [n_rows, y_stride], of which multiples of kSplitColumns are written if they fit
+  const float* x;     // [n_rows, x_stride]
+  std::byte* staged;  // scratch of multiply_keys()
+  int64_t n_rows;     // at most kSplitRows
+  int64_t n_in;       // up to what is staged
+  int64_t n_out;      // the first of n_columns
+  int64_t n_columns;  // as staged
+  int64_t x_stride;
+  int64_t y_stride;
+  bool add;
+  std::byte* workspace;  // kSplitWorkspace bytes and kSplitRows rows of y, 64-byte aligned
+};
+constexpr int64_t kSplitWorkspace = 8 * 1024;
+
+// Products of attention in bf16 with the accuracy of floats: each factor is the sum of two bf16,
+// and the smallest of the four products is left out.
+//
+// Columns are staged first, for rows [n_rows, n] of the cache, in units that are 64-byte aligned
+// and take split_bytes(n_rows, n). Elements of missing rows (nullptr) are zero.
+struct SplitKernels {
+  // y[r, j] = sum_i x[r, i] * rows[j, i] for n keys without staging them, which is faster for at
+  // most kSplitRows rows of x; bit-identical. y_stride is at least n, rounded up to a multiple
+  // of 16.
+  void (*multiply_keys)(const SplitProduct& p, const std::byte* const* rows);
+  // For products with each row.
+  void (*stage_keys)(std::byte* to, const std::byte* const* rows, int64_t n_rows, int64_t n);
+  // For sums over rows. Returns false if a number is not finite: it times 0 is NaN.
+  bool (*stage_values)(std::byte* to, const std::byte* const* rows, int64_t n_rows, int64_t n);
+};
+constexpr int64_t split_bytes(int64_t n_rows, int64_t n) {
+  return (n_rows + 31) / 32 * 32 * ((n + 31) / 32 * 32) * 4;
+}
+
 // Partial softmax, for each query: the largest logit so far, and the sum of e^(scale * (logit -
 // largest)).
 struct SoftmaxSums {
@@ -111,6 +150,8 @@ struct TypeKernels {
   // and decodes n elements of such blocks. nullptr for other types.
   void (*unpack)(std::byte* to, const std::byte* block) = nullptr;
   void (*decode_unpacked)(float* y, const std::byte* x, int64_t n) = nullptr;
+  // nullptr for types whose attention is not split, and on instruction sets without such products.
+  const SplitKernels* split = nullptr;
 };
 
 struct CpuKernels {
@@ -129,6 +170,8 @@ struct CpuKernels {
   // The same; `begin` is a multiple of kBf16Block, and so is `end` unless it is to.n_rows. nullptr
   // if no type has a bf16_matmul.
   void (*round_rows)(const Bf16Rows& to, const float* x, int64_t begin, int64_t end) = nullptr;
+  // nullptr if no type has SplitKernels.
+  void (*multiply_split)(const SplitProduct& p) = nullptr;
 
   void (*add)(float* y, const float* x, int64_t n);                 // y += x
   void (*raise)(float* y, const float* x, int64_t n);               // y = max(y, x); no NaN
@@ -181,8 +224,14 @@ struct Int8Kernels {
   decltype(TypeKernels::int8_matmul) int8_matmul, interleaved_matmul;
 };
 
+// The split products of one type.
+struct SplitType {
+  TypeKernels CpuKernels::* type;
+  SplitKernels kernels;
+};
+
 // Products that replace those of another unit's CpuKernels: in bf16, in 8-bit integers, or both,
-// with the functions that round their rows.
+// with the functions that round their rows; and those of attention.
 struct ProductKernels {
   const char* isa;
   decltype(CpuKernels::round_rows) round_rows = nullptr;
@@ -191,6 +240,9 @@ struct ProductKernels {
   int64_t row_multiple = 0;
   const Int8Kernels* int8 = nullptr;  // of every type whose rows have another layout
   int n_int8 = 0;
+  decltype(CpuKernels::multiply_split) multiply_split = nullptr;
+  const SplitType* split = nullptr;
+  int n_split = 0;
 };
 
 }  // namespace h2o

@@ -34,8 +34,8 @@ class Attend {
         cache_(cache),
         batch_(batch),
         group_(cache.n_heads / cache.n_kv_heads),
-        tile_rows_(Tile::rows(group_)),
-        work_(cache, pool.size()) {
+        work_(kernels, cache, pool.size()),
+        tile_rows_(work_.tile_rows()) {
     if (cache.archive != nullptr) recall_.emplace(kernels, attention, cache, pool.size());
     for (const Segment& segment : batch.segments) {
       const int64_t keys = n_keys(segment);
@@ -245,8 +245,7 @@ class Attend {
     tile.load_queries(work_.q(thread));
     if (merged) tile.start(space.all, 0, n_queries);
     for (int64_t block = 0; block < tile.n_blocks(); ++block) {
-      tile.attend(block, work_.q(thread), space.exps_of(block), work_.rotated(thread),
-                  sums_of(block), 0, n_queries);
+      tile.attend(block, work_.scratch(thread), space.exps_of(block), sums_of(block), 0, n_queries);
       if (merged) tile.merge(block, sums_of(block), space.all, 0, n_queries);
     }
     merge_recalled(tile, space.all, 0, n_queries);
@@ -276,8 +275,8 @@ class Attend {
             if (block >= tile.n_blocks() || begin >= end) return;
             const TileSpace space = work_.of_tile(first_tile + index, thread);
             tile.load_queries(work_.q(thread));
-            tile.attend(block, work_.q(thread), space.exps_of(block), work_.rotated(thread),
-                        space.block(block), begin, end);
+            tile.attend(block, work_.scratch(thread), space.exps_of(block), space.block(block),
+                        begin, end);
           });
         });
 
@@ -350,8 +349,8 @@ class Attend {
   const KvView& cache_;
   const Batch& batch_;
   const int64_t group_;  // query heads per kv_head
-  const int64_t tile_rows_;
   const Workspace work_;
+  const int64_t tile_rows_;
   std::optional<Recall> recall_;  // if there is an archive
   int64_t n_tiles_ = 0;
   int64_t n_logits_ = 0;  // maximum
@@ -362,9 +361,9 @@ class Attend {
 
 }  // namespace
 
-size_t attend_workspace(const KvView& shape, int n_threads) {
-  const size_t bytes = Workspace(shape, n_threads).bytes();
-  return shape.archive == nullptr ? bytes : bytes + RecallSpace(shape, n_threads).bytes();
+size_t attend_workspace(const CpuKernels& kernels, const KvView& shape, int n_threads) {
+  const size_t bytes = Workspace(kernels, shape, n_threads).bytes();
+  return shape.archive == nullptr ? bytes : bytes + RecallSpace(kernels, shape, n_threads).bytes();
 }
 
 void attend(const CpuKernels& kernels, ThreadPool& pool, const Attention& attention,

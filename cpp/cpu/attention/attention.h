@@ -11,7 +11,7 @@
 namespace h2o {
 
 // Bytes of workspace that attend() needs with n_threads threads.
-size_t attend_workspace(const KvView& shape, int n_threads);
+size_t attend_workspace(const CpuKernels& kernels, const KvView& shape, int n_threads);
 
 // Backend::attend(). Results do not depend, bit for bit, on the number of threads or the rest of
 // the batch.

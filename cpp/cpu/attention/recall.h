@@ -74,7 +74,7 @@ class BestPages {
 // threads, and the sums of all queries of a batch. Placed after Workspace.
 class RecallSpace {
  public:
-  RecallSpace(const KvView& shape, int n_threads);
+  RecallSpace(const CpuKernels& kernels, const KvView& shape, int n_threads);
 
   size_t bytes() const {
     return (n_threads_ * thread_floats() + n_tiles_ * tile_floats() +
@@ -152,7 +152,7 @@ class Recall {
       : kernels_(kernels),
         attention_(attention),
         cache_(cache),
-        space_(cache, n_threads),
+        space_(kernels, cache, n_threads),
         group_(cache.n_heads / cache.n_kv_heads) {}
 
   // Does the segment have archived tokens? Tokens outside a window are not archived.

@@ -50,25 +50,16 @@ void Tile::load_queries(float* q) const {
   for (int64_t i = 0; i < n_; ++i) std::copy_n(row_of(attention_.q, i), width, q + i * width);
 }
 
-void Tile::attend(int64_t block, const float* q, float* exps, float* rotated, const TileSums& to,
+void Tile::attend(int64_t block, const TileScratch& scratch, float* exps, const TileSums& to,
                   int64_t begin, int64_t end) const {
   const int64_t row = first_row(block);
   begin = std::max(begin, row * group_);
   if (begin >= end) return;
-  multiply(block, q, exps, rotated, begin, end);
-  for (int64_t i = begin; i < end; ++i) {
-    if (attention_.slopes) add_distances(block, i, exps + i * kKeyBlock);
-    if (attention_.softcap > 0) {  // logits are scaled later
-      kernels_.softcap(exps + i * kKeyBlock, n_keys(block, i / group_),
-                       attention_.softcap / attention_.scale);
-    }
-    if (windowed()) {
-      exps_in_window(block, i, exps + i * kKeyBlock, to.softmax);
-      continue;
-    }
-    to.softmax.total[i] = kernels_.exponentiate(exps + i * kKeyBlock, n_keys(block, i / group_),
-                                                attention_.scale, to.softmax.largest + i);
+  if (splits(kernels_, cache_)) {
+    return attend_split(block, scratch, exps, to, begin, end);
   }
+  multiply(block, scratch, exps, begin, end);
+  for (int64_t i = begin; i < end; ++i) exponentiate(block, i, exps + i * kKeyBlock, to.softmax);
 
   // First the keys visible to all rows, then for each later row the additional ones.
   const int64_t head_dim = cache_.head_dim;
@@ -85,16 +76,27 @@ void Tile::attend(int64_t block, const float* q, float* exps, float* rotated, co
   }
 }
 
+// Logits to exponentials, for query i.
+void Tile::exponentiate(int64_t block, int64_t i, float* exps, const SoftmaxSums& to) const {
+  const int64_t n = n_keys(block, i / group_);
+  if (attention_.slopes) add_distances(block, i, exps);
+  if (attention_.softcap > 0) {  // logits are scaled later
+    kernels_.softcap(exps, n, attention_.softcap / attention_.scale);
+  }
+  if (windowed()) return exps_in_window(block, i, exps, to);
+  to.total[i] = kernels_.exponentiate(exps, n, attention_.scale, to.largest + i);
+}
+
 // logits [queries, kKeyBlock] = q keys^T for queries [begin, end), including keys not visible to
 // earlier rows.
-void Tile::multiply(int64_t block, const float* q, float* logits, float* rotated, int64_t begin,
+void Tile::multiply(int64_t block, const TileScratch& scratch, float* logits, int64_t begin,
                     int64_t end) const {
   const int64_t key = block * kKeyBlock;
   const SegmentHead::Parts parts = keys_.keys(key, key + n_keys(block, n_ - 1));
   float* y = logits + begin * kKeyBlock;
   const auto dots = [&](const TypeKernels& type, const std::byte* k, int64_t k_bytes, int64_t n) {
     const Matmul m{.y = y,
-                   .x = q + begin * cache_.head_dim,
+                   .x = scratch.q + begin * cache_.head_dim,
                    .w = k,
                    .bias = nullptr,
                    .n_rows = end - begin,
@@ -106,8 +108,8 @@ void Tile::multiply(int64_t block, const float* q, float* logits, float* rotated
     y += n;
   };
   if (keys_.segment().rolling) {
-    rotate_keys(parts, rotated);
-    dots(kernels_.f32, reinterpret_cast<const std::byte*>(rotated),
+    rotate_keys(parts, scratch.rotated);
+    dots(kernels_.f32, reinterpret_cast<const std::byte*>(scratch.rotated),
          cache_.head_dim * int64_t{sizeof(float)}, n_keys(block, n_ - 1));
   } else {
     for (const KvRows& part : parts) dots(k_kernels_, part.k, cache_.k_row_bytes, part.n);

@@ -4,6 +4,8 @@
 // bit for bit, on how rows are grouped into tiles or blocks assigned to threads.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 #include "backend/backend.h"
@@ -22,15 +24,36 @@ struct TileSums {
   float* out;           // [queries, head_dim]: exponentials times values
 };
 
+// Scratch of one thread.
+struct TileScratch {
+  float* q;           // [queries, head_dim]
+  float* rotated;     // [kKeyBlock, head_dim] keys of rolling segments
+  std::byte* staged;  // of split products: keys, values, and the workspace; see split_scratch()
+};
+
+// Are products with values split, and those with keys if their type allows it?
+bool splits(const CpuKernels& kernels, const KvView& cache);
+
+// Bytes of TileScratch::staged for keys or for values, and in all.
+int64_t staged_bytes(int64_t head_dim);
+int64_t split_scratch(int64_t head_dim);
+
 // Merges the sums over some keys into those over others, for queries [begin, end).
 void merge_sums(const CpuKernels& kernels, const Attention& attention, int64_t head_dim,
                 const TileSums& part, const TileSums& to, int64_t begin, int64_t end);
 
 class Tile {
  public:
-  // Query rows, over all heads of the group, that share reads of keys and values.
+  // Query rows, over all heads of the group, that share reads of keys and values; more if these are
+  // split, as long as exponentials of `keys` keys stay in the L2 cache.
   static constexpr int64_t kQueries = 24;
-  static int64_t rows(int64_t group) { return group < kQueries ? kQueries / group : 1; }
+  static constexpr int64_t kSplitQueries = 96;
+  static constexpr int64_t kCachedExps = 256 * 1024;
+  static int64_t rows(int64_t group, bool split, int64_t keys) {
+    const int64_t queries =
+        split ? std::clamp(kCachedExps / keys, kQueries, kSplitQueries) : kQueries;
+    return group < queries ? queries / group : 1;
+  }
 
   // Rows [first, first + n) of the segment.
   Tile(const CpuKernels& kernels, const Attention& attention, const SegmentHead& keys,
@@ -47,10 +70,10 @@ class Tile {
   // q [queries, head_dim]
   void load_queries(float* q) const;
 
-  // Computes the sums of one block for queries [begin, end). Leaves the exponentials [queries,
-  // kKeyBlock], each row up to its last visible key, in `exps`. `rotated`: scratch, [kKeyBlock,
-  // head_dim] if the segment is rolling.
-  void attend(int64_t block, const float* q, float* exps, float* rotated, const TileSums& to,
+  // Computes the sums of one block for queries [begin, end), which load_queries() has loaded to
+  // scratch.q. Leaves the exponentials [queries, kKeyBlock], each row up to its last visible key,
+  // in `exps`.
+  void attend(int64_t block, const TileScratch& scratch, float* exps, const TileSums& to,
               int64_t begin, int64_t end) const;
 
   // Merges the sums of a block, or of other keys visible to all queries, into those of the previous
@@ -84,8 +107,12 @@ class Tile {
   // Is attention limited by a window? For a single row the cache already keeps no token outside it.
   bool windowed() const { return attention_.window > 0 && keys_.segment().n_rows > 1; }
 
-  void multiply(int64_t block, const float* q, float* logits, float* rotated, int64_t begin,
+  class SplitBlock;
+  void attend_split(int64_t block, const TileScratch& scratch, float* exps, const TileSums& to,
+                    int64_t begin, int64_t end) const;
+  void multiply(int64_t block, const TileScratch& scratch, float* logits, int64_t begin,
                 int64_t end) const;
+  void exponentiate(int64_t block, int64_t i, float* exps, const SoftmaxSums& to) const;
   void add_distances(int64_t block, int64_t i, float* logits) const;
   void exps_in_window(int64_t block, int64_t i, float* exps, const SoftmaxSums& to) const;
   int64_t set_beyond_window(int64_t block, int64_t row, float* p, float value) const;

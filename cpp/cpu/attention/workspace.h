@@ -37,18 +37,20 @@ constexpr int64_t whole_cache_lines(int64_t floats) { return (floats + 15) / 16 
 
 class Workspace {
  public:
-  Workspace(const KvView& shape, int n_threads)
+  Workspace(const CpuKernels& kernels, const KvView& shape, int n_threads)
       : base_(reinterpret_cast<float*>(shape.workspace)),
         n_threads_(n_threads),
         group_(shape.n_heads / shape.n_kv_heads),
-        queries_(Tile::rows(group_) * group_),
         head_dim_(shape.head_dim),
         keys_(int64_t{shape.slots} + shape.max_rows),
         blocks_((keys_ + kKeyBlock - 1) / kKeyBlock),
         scores_(shape.scores != nullptr),
-        rolls_(shape.ranks != nullptr) {
+        rolls_(shape.ranks != nullptr),
+        splits_(splits(kernels, shape)),
+        tile_rows_(Tile::rows(group_, splits_, scores_ ? keys_ : kKeyBlock)),
+        queries_(tile_rows_ * group_) {
     const int64_t tiles =
-        (shape.n_sequences + shape.max_rows / Tile::rows(group_) + 1) * int64_t{shape.n_kv_heads};
+        (shape.n_sequences + shape.max_rows / tile_rows_ + 1) * int64_t{shape.n_kv_heads};
     n_tiles_ = n_threads == 1 ? 0 : std::min(tiles, kTilesPerThread * n_threads);
   }
 
@@ -56,18 +58,20 @@ class Workspace {
     return (n_threads_ * thread_floats() + n_tiles_ * tile_floats()) * sizeof(float);
   }
 
+  int64_t tile_rows() const { return tile_rows_; }
+
   // Maximum number of tiles whose keys are divided among threads.
   int64_t n_tiles() const { return n_tiles_; }
 
   // Per thread.
-  float* q(int thread) const { return base_ + thread * thread_floats(); }  // [queries, head_dim]
-  float* rotated(int thread) const { return q(thread) + queries_ * head_dim_; }
+  float* q(int thread) const { return at(thread).q; }  // [queries, head_dim]
+  TileScratch scratch(int thread) const { return at(thread); }
   // [keys] victims, importances or ranks; or a row of the RoPE table
   std::byte* victims(int thread) const {
-    return reinterpret_cast<std::byte*>(rotated(thread) + rotated_floats());
+    return reinterpret_cast<std::byte*>(at(thread).rotated + rotated_floats());
   }
   TileSpace of_thread(int thread) const {
-    return space(rotated(thread) + rotated_floats() + victim_floats(), 1);
+    return space(at(thread).rotated + rotated_floats() + victim_floats(), 1);
   }
 
   // Of a tile whose blocks are divided among threads. Without scores, its exponentials are not read
@@ -79,24 +83,32 @@ class Workspace {
   }
 
  private:
-  int64_t rotated_floats() const { return rolls_ ? kKeyBlock * head_dim_ : 0; }
+  TileScratch at(int thread) const {
+    float* const begin = base_ + thread * thread_floats();
+    float* const q = begin + staged_floats();
+    return {q, q + whole_cache_lines(queries_ * head_dim_), reinterpret_cast<std::byte*>(begin)};
+  }
+
+  int64_t staged_floats() const {
+    return splits_ ? split_scratch(head_dim_) / int64_t{sizeof(float)} : 0;
+  }
+  int64_t rotated_floats() const { return rolls_ ? whole_cache_lines(kKeyBlock * head_dim_) : 0; }
   int64_t victim_floats() const {
-    return std::max(keys_ * int64_t{sizeof(Victim) / sizeof(float)}, head_dim_);
+    return whole_cache_lines(std::max(keys_ * int64_t{sizeof(Victim) / sizeof(float)}, head_dim_));
   }
   int64_t sums_floats(int64_t n_blocks) const {
-    return queries_ * (2 + head_dim_ + blocks_ + n_blocks * (1 + head_dim_));
+    return whole_cache_lines(queries_ * (2 + head_dim_ + blocks_ + n_blocks * (1 + head_dim_)));
   }
   int64_t exps_floats(int64_t n_blocks) const { return n_blocks * queries_ * kKeyBlock; }
   int64_t thread_floats() const {
-    return whole_cache_lines(queries_ * head_dim_ + rotated_floats() + victim_floats() +
-                             sums_floats(1) + exps_floats(scores_ ? blocks_ : 1));
+    return staged_floats() + whole_cache_lines(queries_ * head_dim_) + rotated_floats() +
+           victim_floats() + sums_floats(1) + exps_floats(scores_ ? blocks_ : 1);
   }
-  int64_t tile_floats() const {
-    return whole_cache_lines(sums_floats(blocks_) + exps_floats(scores_ ? blocks_ : 0));
-  }
+  int64_t tile_floats() const { return sums_floats(blocks_) + exps_floats(scores_ ? blocks_ : 0); }
 
   // Sums for n_blocks blocks at once: one or all of them.
   TileSpace space(float* at, int64_t n_blocks) const {
+    float* const exps = at + sums_floats(n_blocks);
     const auto take = [&at](int64_t n) { return std::exchange(at, at + n); };
     TileSpace space;
     space.queries = queries_;
@@ -106,7 +118,7 @@ class Workspace {
     space.all = {{take(queries_), take(queries_)}, take(queries_ * head_dim_)};
     space.blocks = {{take(blocks_ * queries_), take(n_blocks * queries_)},
                     take(n_blocks * queries_ * head_dim_)};
-    space.exps = at;
+    space.exps = exps;
     return space;
   }
 
@@ -114,12 +126,14 @@ class Workspace {
   int64_t n_threads_;
   int64_t n_tiles_;
   int64_t group_;
-  int64_t queries_;  // per tile
   int64_t head_dim_;
   int64_t keys_;    // maximum
   int64_t blocks_;  // maximum
   bool scores_;
   bool rolls_;
+  bool splits_;
+  int64_t tile_rows_;
+  int64_t queries_;  // per tile
 };
 
 }  // namespace h2o

@@ -148,6 +148,12 @@ bool gains_from_bf16(const CpuKernels&) { return true; }
       (kernels.*int8.type).interleaved_matmul = int8.interleaved_matmul;
     }
   }
+  if (by.multiply_split != nullptr) {
+    kernels.multiply_split = by.multiply_split;
+    for (const SplitType& split : std::span(by.split, by.n_split)) {
+      (kernels.*split.type).split = &split.kernels;
+    }
+  }
   return kernels;
 }
 
