@@ -43,6 +43,15 @@ inline bool uses_tensor_cores(const KvShape& shape) {
          std::ranges::count(kHeadDims, shape.head_dim) > 0;
 }
 
+// Does the CPU split products into those of bf16?
+inline bool splits_products(const KvShape& shape) {
+  if (on_cuda()) return false;
+  const auto backend = test_backend();
+  return multiplies_in_bf16(backend->name()) &&
+         backend->name().find("x86_64_v4_amx") != std::string::npos &&
+         shape.n_heads >= 8 * shape.n_kv_heads;
+}
+
 // One sequence and one kv_head. step() returns the attention outputs of the next tokens with error
 // bounds for f32; adopt() updates the kept tokens.
 class ReferenceHead {
@@ -189,7 +198,10 @@ class ReferenceHead {
   void attend(const float* q, int64_t head, int64_t n_visible, bool tensor_cores, Output& out) {
     const int64_t head_dim = shape_.head_dim;
     const double scale = attention_scale(shape_);
-    const auto sum_error = [=](int64_t n) { return tensor_cores ? tensor_core_gamma(n) : 0.0; };
+    // Split factors are off by 2^-16 each, and what is left out is 2^-16 of a product; three sums.
+    const auto sum_error = [=, this](int64_t n) {
+      return tensor_cores ? tensor_core_gamma(n) : splits_ ? 3.01 * 0x1p-16 + gamma(2 * n) : 0.0;
+    };
     std::vector<double> a(n_visible);
     double logit_error = 0;  // of a scaled logit: gamma of head_dim + 6 roundings, see test_matmul
     for (int64_t j = 0; j < n_visible; ++j) {
@@ -274,6 +286,7 @@ class ReferenceHead {
 
   KvPolicy policy_;
   KvShape shape_;
+  bool splits_ = splits_products(shape_);
   LogitRules rules_;           // for the query heads of the group
   const TypeKernels* k_type_;  // used to round to the cache's types
   const TypeKernels* v_type_;
