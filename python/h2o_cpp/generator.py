@@ -109,8 +109,9 @@ class Generator(LoadedModel):
             fit are read again in every forward pass, once for all sequences; for a mixture of
             experts, the most used experts stay, with CUDA those of the first layers. Default: all
             weights stay.
-        exact: on the CPU, multiply F16 and BF16 weights in float32, even if faster products exist,
-            which round activations and F16 weights to bf16 (docs/precision.md).
+        exact: on the CPU, multiply F16 and BF16 weights, and in attention, in float32, even if
+            faster products exist, which round activations and F16 weights to bf16
+            (docs/precision.md).
         prefix_cache: most bytes, or a size, for states of prompts; 0: none. A prompt with the same
             prefix as an earlier one continues from its state, with the same output. States exist
             after any token with a full cache on a CPU, otherwise after a chunk of n_batch tokens

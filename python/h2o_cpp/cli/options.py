@@ -164,8 +164,8 @@ def add_machine(parser: Parser, *, resident: bool = False) -> None:
         machine.add_argument(
             "--exact",
             action="store_true",
-            help="multiply F16 and BF16 weights in float32, more slowly (default: in bf16, on "
-            "processors that have it)",
+            help="multiply F16 and BF16 weights, and in attention, in float32, more slowly "
+            "(default: in bf16, on processors that have it)",
         )
     add_threads(machine)
 
