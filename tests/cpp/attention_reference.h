@@ -49,7 +49,7 @@ inline bool splits_products(const KvShape& shape) {
   const auto backend = test_backend();
   return multiplies_in_bf16(backend->name()) &&
          backend->name().find("x86_64_v4_amx") != std::string::npos &&
-         shape.n_heads >= 8 * shape.n_kv_heads;
+         shape.n_heads >= 7 * shape.n_kv_heads;
 }
 
 // One sequence and one kv_head. step() returns the attention outputs of the next tokens with error

@@ -9,7 +9,7 @@ namespace {
 
 // Rows have the same bits alone and in chunks. For a single row, keys and values are split for the
 // queries of one group only, and with fewer of these, products of floats are faster.
-constexpr int32_t kMinGroup = 8;
+constexpr int32_t kMinGroup = 7;
 
 // Values that are staged at a time for few queries: they stay in the L1 cache.
 constexpr int64_t kFewValues = 64;

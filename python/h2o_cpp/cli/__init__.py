@@ -60,14 +60,14 @@ _GROUPS: dict[str, dict[str, _Command]] = {
         ),
         "perplexity": _Command(
             "measure what eviction costs on a text",
-            "perplexity model.gguf book.txt --budget 0.1,0.2",
+            "perplexity model.gguf book.txt --hh 0.1,0.2",
         ),
         "inspect": _Command(
             "show what the cache keeps of a text", "inspect -f book.txt --hh 0.2 -c 512"
         ),
         "retrieve": _Command(
             "measure how well facts in a prompt are found",
-            "retrieve model.gguf --budget 0.2",
+            "retrieve model.gguf --hh 0.2",
         ),
         "eval": _Command(
             "score a model on benchmark tasks under eviction",

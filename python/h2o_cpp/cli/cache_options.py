@@ -74,7 +74,7 @@ def add_cache(parser: Parser, *, n_batch: int = 512, memory: bool = False) -> No
     cache.add_argument(
         "--policy",
         metavar="NAME",
-        help=f"which tokens to keep: {', '.join(POLICIES)}; mean is better on most texts "
+        help=f"which tokens to keep: {', '.join(POLICIES)}; contribution is better on most texts "
         "(default: h2o, as in the paper)",
     )
     add_n_ctx(
