@@ -14,7 +14,11 @@ int32_t default_archive_pages(int32_t max_tokens) {
 
 KvArchive::KvArchive(Backend& backend, const ArchiveOptions& options, int32_t n_layers,
                      int32_t n_kv_heads, int32_t head_dim, int32_t max_tokens)
-    : backend_(backend), options_(options), n_heads_(n_layers * n_kv_heads), layout_{} {
+    : backend_(backend),
+      options_(options),
+      n_heads_(n_layers * n_kv_heads),
+      head_dim_(head_dim),
+      layout_{} {
   layout_.k_dtype = options.k_dtype;
   layout_.v_dtype = options.v_dtype;
   layout_.n_kv_heads = n_kv_heads;

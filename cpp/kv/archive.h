@@ -63,7 +63,7 @@ class KvArchive {
     return head.v + page * page_tokens() * v_row_bytes();
   }
   KeyGrid grid(const ArchiveHead& head, int64_t page) const {
-    return {head.bounds + page * bounds_bytes(), bounds_bytes() / 3};
+    return {head.bounds + page * bounds_bytes(), head_dim_};
   }
   bool has_grids() const { return options_.k_dtype == DType::q3; }
 
@@ -101,6 +101,7 @@ class KvArchive {
   Backend& backend_;
   ArchiveOptions options_;
   int32_t n_heads_;  // kv_heads in all layers
+  int32_t head_dim_;
   ArchiveLayout layout_;
   size_t sequence_bytes_ = 0;
   std::vector<Sequence> sequences_;
