@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attention_rig.h"
+#include "kv/serialized_sequence.h"
 
 namespace h2o {
 
@@ -41,6 +42,13 @@ inline Qkv whole_qkv(Random& random, const KvShape& shape, int32_t n) {
   for (float& x : in.q) x = std::round(x);
   for (float& x : in.k) x = std::round(2 * x);
   return in;
+}
+
+// The first sequence, as in a snapshot.
+inline std::vector<std::byte> bytes_of(Rig& rig) {
+  ByteWriter writer;
+  write_sequence(rig.cache(), 0, writer);
+  return std::move(writer.bytes());
 }
 
 }  // namespace h2o

@@ -35,6 +35,14 @@ struct Qkv {
   }
 };
 
+// Batches one after the other.
+inline Qkv joined(Qkv all, const Qkv& next) {
+  all.q.insert(all.q.end(), next.q.begin(), next.q.end());
+  all.k.insert(all.k.end(), next.k.begin(), next.k.end());
+  all.v.insert(all.v.end(), next.v.begin(), next.v.end());
+  return all;
+}
+
 inline Qkv random_qkv(Random& random, const KvShape& shape, int64_t n) {
   return {random.reals(n * shape.n_heads * shape.head_dim),
           random.reals(n * shape.n_kv_heads * shape.head_dim),
@@ -139,6 +147,16 @@ class Rig {
     }
     cache_.advance(batch);
     return out.read();
+  }
+
+  // The same for n rows of a sequence, in steps of one.
+  std::vector<float> attend_singly(int32_t sequence, int32_t n, const Qkv& in) {
+    std::vector<float> all;
+    for (int32_t i = 0; i < n; ++i) {
+      const std::vector<float> out = attend({{sequence, 1}}, in.rows(cache_.shape(), i, 1));
+      all.insert(all.end(), out.begin(), out.end());
+    }
+    return all;
   }
 
   KvCache& cache() { return cache_; }

@@ -149,12 +149,6 @@ Qkv model_like(Random& random, const KvShape& shape, int64_t n) {
   return in;
 }
 
-std::vector<std::byte> bytes_of(Rig& rig) {
-  ByteWriter writer;
-  write_sequence(rig.cache(), 0, writer);
-  return std::move(writer.bytes());
-}
-
 TEST_CASE("attention to an archive in q3 and q2 is that to the keys and values of its codes" *
           doctest::skip(on_cuda())) {
   const KvShape shape = small_shape();
@@ -167,8 +161,7 @@ TEST_CASE("attention to an archive in q3 and q2 is that to the keys and values o
     Qkv last;
     for (const int32_t n : mixed_steps(n_tokens)) {
       last = model_like(random, shape, n);
-      all.k.insert(all.k.end(), last.k.begin(), last.k.end());
-      all.v.insert(all.v.end(), last.v.begin(), last.v.end());
+      all = joined(std::move(all), last);
       out = rig.attend({{0, n}}, last);
     }
     const int32_t n_last = static_cast<int32_t>(std::ssize(last.q) / (4 * kHeadDim));
@@ -222,15 +215,12 @@ TEST_CASE("an archive in q3 and q2 depends neither on steps, threads nor other s
   Random random(4);
   for (const int32_t n : mixed_steps(300)) {
     const Qkv in = model_like(random, shape, n);
-    Qkv both = model_like(random, shape, 2);
-    both.q.insert(both.q.end(), in.q.begin(), in.q.end());
-    both.k.insert(both.k.end(), in.k.begin(), in.k.end());
-    both.v.insert(both.v.end(), in.v.begin(), in.v.end());
+    const Qkv both = joined(model_like(random, shape, 2), in);
     const std::vector<float> expected = one.attend({{0, n}}, in);
     std::vector<float> out = many.attend({{0, 2}, {1, n}}, both);
     out.erase(out.begin(), out.end() - std::ssize(expected));
     CHECK(same_bits(expected, out));
-    for (int32_t row = 0; row < n; ++row) singly.attend({{0, 1}}, in.rows(alone, row, 1));
+    singly.attend_singly(0, n, in);
   }
   // Pages have the same rows, in another order: sums of values up to 1 are rounded differently.
   const Qkv in = model_like(random, shape, 1);

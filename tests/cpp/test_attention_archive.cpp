@@ -102,11 +102,7 @@ TEST_CASE("recall depends neither on threads nor on other sequences") {
   Rig one(kPolicy, alone), many(kPolicy, shape, 4), grown(kPolicy, alone, 2);
   for (const int32_t n : mixed_steps(brief() ? 180 : 300)) {
     const Qkv in = random_qkv(random, shape, n);
-    const Qkv other = random_qkv(random, shape, 2);
-    Qkv both = other;
-    both.q.insert(both.q.end(), in.q.begin(), in.q.end());
-    both.k.insert(both.k.end(), in.k.begin(), in.k.end());
-    both.v.insert(both.v.end(), in.v.begin(), in.v.end());
+    const Qkv both = joined(random_qkv(random, shape, 2), in);
     const std::vector<float> expected = one.attend({{0, n}}, in);
     std::vector<float> out = many.attend({{0, 2}, {1, n}}, both);
     out.erase(out.begin(), out.end() - std::ssize(expected));
@@ -121,12 +117,6 @@ TEST_CASE("recall depends neither on threads nor on other sequences") {
   grown.reset(0);
   const Qkv in = random_qkv(random, shape, 70);
   CHECK(same_bits(one.attend({{0, 70}}, in), grown.attend({{0, 70}}, in)));
-}
-
-std::vector<std::byte> bytes_of(Rig& rig) {
-  ByteWriter writer;
-  write_sequence(rig.cache(), 0, writer);
-  return std::move(writer.bytes());
 }
 
 // With a policy without scores, everything kept and archived is rounded rows.

@@ -231,13 +231,9 @@ TEST_CASE("a chunk that fits is equivalent to its tokens one by one" * doctest::
         chunk.attend({{0, past}}, in.rows(shape, 0, past));
         steps.attend({{0, past}}, in.rows(shape, 0, past));
       }
-      std::vector<float> expected;
-      for (int32_t i = past; i < fits; ++i) {
-        const std::vector<float> out = steps.attend({{0, 1}}, in.rows(shape, i, 1));
-        expected.insert(expected.end(), out.begin(), out.end());
-      }
-      CHECK(
-          same_bits(chunk.attend({{0, fits - past}}, in.rows(shape, past, fits - past)), expected));
+      const Qkv rest = in.rows(shape, past, fits - past);
+      const std::vector<float> expected = steps.attend_singly(0, fits - past, rest);
+      CHECK(same_bits(chunk.attend({{0, fits - past}}, rest), expected));
       CHECK(same_entries(chunk, 0, steps, 0, shape.n_kv_heads));
       // Later results are the same too, long after the first eviction.
       for (int32_t i = fits; i < fits + 30; ++i) {
@@ -266,11 +262,7 @@ TEST_CASE("long chunks that fit are equivalent to their tokens one by one" *
       Random random(11);
       for (const int32_t n : {490, 60, 500, 41}) {
         const Qkv in = random_qkv(random, shape, n);
-        std::vector<float> expected;
-        for (int32_t i = 0; i < n; ++i) {
-          const std::vector<float> out = steps.attend({{0, 1}}, in.rows(shape, i, 1));
-          expected.insert(expected.end(), out.begin(), out.end());
-        }
+        const std::vector<float> expected = steps.attend_singly(0, n, in);
         CHECK(same_bits(chunks.attend({{0, n}}, in), expected));
         CHECK(same_entries(chunks, 0, steps, 0, shape.n_kv_heads));
       }

@@ -58,59 +58,34 @@ double bound_of(int64_t n, double magnitude) {
   return (3.01 * 0x1p-16 + gamma(3 * n + 8)) * magnitude + 1e-30;
 }
 
-TEST_CASE("split products are those of floats, in bits that do not depend on other rows") {
-  const Workspace space;
+struct Trial {
+  const CpuKernels& table;
+  DType dtype;
+  int64_t n;         // elements of a row
+  int64_t n_cached;  // rows
+  int64_t n_rows;    // of x
+  double worst = 0;  // error, in bounds
+};
+
+// Calls body(random, trial) for sizes of every type, with up to `most` cached rows.
+template <class Body>
+void for_each_trial(uint32_t seed, int32_t most, const Body& body) {
   for (const CpuKernels* table : tables()) {
     for (const DType dtype : kTypes) {
       CAPTURE(info(dtype).name);
-      const SplitKernels& split = *table->of(dtype).split;
-      Random random(1);
+      Random random(seed);
       double worst = 0;
-      for (int trial = 0; trial < 40; ++trial) {
+      for (int i = 0; i < 40; ++i) {
         const int64_t block = info(dtype).block_size;
         const int64_t n = block * random.integer(1, static_cast<int32_t>(200 / block));
-        const int64_t n_keys = random.integer(1, 100);
+        const int64_t n_cached = random.integer(1, most);
         const int64_t n_rows = random.integer(1, kSplitRows);
         CAPTURE(n);
-        CAPTURE(n_keys);
+        CAPTURE(n_cached);
         CAPTURE(n_rows);
-        const CachedRows keys(random, dtype, n_keys, n);
-        const std::vector<float> x = random.reals(n_rows * n);
-        constexpr int64_t kStride = 128;
-        std::vector<float> y(kSplitRows * kStride);
-        const auto product = [&](std::vector<float>& to, int64_t first, int64_t rows) {
-          return SplitProduct{.y = to.data() + first * kStride,
-                              .x = x.data() + first * n,
-                              .staged = space.staged(),
-                              .n_rows = rows,
-                              .n_in = n,
-                              .n_out = n_keys,
-                              .n_columns = n_keys,
-                              .x_stride = n,
-                              .y_stride = kStride,
-                              .add = false,
-                              .workspace = space.scratch()};
-        };
-        split.stage_keys(space.staged(), keys.rows.data(), n_keys, n);
-        table->multiply_split(product(y, 0, n_rows));
-        std::vector<float> single(y.size()), few(y.size());
-        for (int64_t r = 0; r < n_rows; ++r) table->multiply_split(product(single, r, 1));
-        split.multiply_keys(product(few, 0, n_rows), keys.rows.data());
-        int n_different = 0;
-        for (int64_t r = 0; r < n_rows; ++r) {
-          for (int64_t j = 0; j < n_keys; ++j) {
-            double sum = 0, magnitude = 0;
-            for (int64_t i = 0; i < n; ++i) {
-              const double term = double{x[r * n + i]} * keys.values[j * n + i];
-              sum += term;
-              magnitude += std::abs(term);
-            }
-            const int64_t at = r * kStride + j;
-            worst = std::max(worst, in_bounds(y[at], sum, bound_of(n, magnitude)));
-            n_different += !same_bits(y[at], single[at]) || !same_bits(y[at], few[at]);
-          }
-        }
-        CHECK(n_different == 0);
+        Trial trial{*table, dtype, n, n_cached, n_rows};
+        body(random, trial);
+        worst = std::max(worst, trial.worst);
       }
       CHECK(worst <= 1);
       CHECK(worst > 0.001);
@@ -118,63 +93,97 @@ TEST_CASE("split products are those of floats, in bits that do not depend on oth
   }
 }
 
+TEST_CASE("split products are those of floats, in bits that do not depend on other rows") {
+  const Workspace space;
+  for_each_trial(1, 100, [&](Random& random, Trial& trial) {
+    const CpuKernels& table = trial.table;
+    const SplitKernels& split = *table.of(trial.dtype).split;
+    const int64_t n = trial.n, n_keys = trial.n_cached, n_rows = trial.n_rows;
+    const CachedRows keys(random, trial.dtype, n_keys, n);
+    const std::vector<float> x = random.reals(n_rows * n);
+    constexpr int64_t kStride = 128;
+    std::vector<float> y(kSplitRows * kStride);
+    const auto product = [&](std::vector<float>& to, int64_t first, int64_t rows) {
+      return SplitProduct{.y = to.data() + first * kStride,
+                          .x = x.data() + first * n,
+                          .staged = space.staged(),
+                          .n_rows = rows,
+                          .n_in = n,
+                          .n_out = n_keys,
+                          .n_columns = n_keys,
+                          .x_stride = n,
+                          .y_stride = kStride,
+                          .add = false,
+                          .workspace = space.scratch()};
+    };
+    split.stage_keys(space.staged(), keys.rows.data(), n_keys, n);
+    table.multiply_split(product(y, 0, n_rows));
+    std::vector<float> single(y.size()), few(y.size());
+    for (int64_t r = 0; r < n_rows; ++r) table.multiply_split(product(single, r, 1));
+    split.multiply_keys(product(few, 0, n_rows), keys.rows.data());
+    int n_different = 0;
+    for (int64_t r = 0; r < n_rows; ++r) {
+      for (int64_t j = 0; j < n_keys; ++j) {
+        double sum = 0, magnitude = 0;
+        for (int64_t i = 0; i < n; ++i) {
+          const double term = double{x[r * n + i]} * keys.values[j * n + i];
+          sum += term;
+          magnitude += std::abs(term);
+        }
+        const int64_t at = r * kStride + j;
+        trial.worst = std::max(trial.worst, in_bounds(y[at], sum, bound_of(n, magnitude)));
+        n_different += !same_bits(y[at], single[at]) || !same_bits(y[at], few[at]);
+      }
+    }
+    CHECK(n_different == 0);
+  });
+}
+
 TEST_CASE("split sums over values do not depend on how they are divided") {
   const Workspace space;
-  for (const CpuKernels* table : tables()) {
-    for (const DType dtype : kTypes) {
-      CAPTURE(info(dtype).name);
-      const SplitKernels& split = *table->of(dtype).split;
-      Random random(2);
-      double worst = 0;
-      for (int trial = 0; trial < 40; ++trial) {
-        const int64_t block = info(dtype).block_size;
-        const int64_t n = block * random.integer(1, static_cast<int32_t>(200 / block));
-        const int64_t n_values = random.integer(1, 200);
-        const int64_t n_rows = random.integer(1, kSplitRows);
-        CAPTURE(n);
-        CAPTURE(n_values);
-        CAPTURE(n_rows);
-        CachedRows values(random, dtype, n_values, n);
-        const int64_t missing = random.integer(0, static_cast<int32_t>(n_values) - 1);
-        values.rows[missing] = nullptr;
-        const std::vector<float> x = random.reals(n_rows * n_values);
-        // The last row is guarded.
-        std::vector<float> y((n_rows + 1) * n, 7.0f), parts = y;
-        const auto add = [&](std::vector<float>& to, int64_t first, int64_t count) {
-          CHECK(split.stage_values(space.staged(), values.rows.data() + first, count, n));
-          table->multiply_split({.y = to.data(),
-                                 .x = x.data() + first,
-                                 .staged = space.staged(),
-                                 .n_rows = n_rows,
-                                 .n_in = count,
-                                 .n_out = n,
-                                 .n_columns = n,
-                                 .x_stride = n_values,
-                                 .y_stride = n,
-                                 .add = first > 0,
-                                 .workspace = space.scratch()});
-        };
-        add(y, 0, n_values);
-        for (int64_t i = 0; i < n_values; i += 64)
-          add(parts, i, std::min<int64_t>(64, n_values - i));
-        CHECK(same_bits(y, parts));
-        for (int64_t r = 0; r < n_rows; ++r) {
-          for (int64_t c = 0; c < n; ++c) {
-            double sum = 0, magnitude = 0;
-            for (int64_t i = 0; i < n_values; ++i) {
-              if (i == missing) continue;
-              const double term = double{x[r * n_values + i]} * values.values[i * n + c];
-              sum += term;
-              magnitude += std::abs(term);
-            }
-            worst = std::max(worst, in_bounds(y[r * n + c], sum, bound_of(n_values, magnitude)));
-          }
+  for_each_trial(2, 200, [&](Random& random, Trial& trial) {
+    const CpuKernels& table = trial.table;
+    const SplitKernels& split = *table.of(trial.dtype).split;
+    const int64_t n = trial.n, n_values = trial.n_cached, n_rows = trial.n_rows;
+    CachedRows values(random, trial.dtype, n_values, n);
+    const int64_t missing = random.integer(0, static_cast<int32_t>(n_values) - 1);
+    values.rows[missing] = nullptr;
+    const std::vector<float> x = random.reals(n_rows * n_values);
+    // The last row is guarded.
+    std::vector<float> y((n_rows + 1) * n, 7.0f), parts = y;
+    const auto add = [&](std::vector<float>& to, int64_t first, int64_t count) {
+      CHECK(split.stage_values(space.staged(), values.rows.data() + first, count, n));
+      table.multiply_split({.y = to.data(),
+                            .x = x.data() + first,
+                            .staged = space.staged(),
+                            .n_rows = n_rows,
+                            .n_in = count,
+                            .n_out = n,
+                            .n_columns = n,
+                            .x_stride = n_values,
+                            .y_stride = n,
+                            .add = first > 0,
+                            .workspace = space.scratch()});
+    };
+    add(y, 0, n_values);
+    for (int64_t i = 0; i < n_values; i += 64) add(parts, i, std::min<int64_t>(64, n_values - i));
+    CHECK(same_bits(y, parts));
+    for (int64_t r = 0; r < n_rows; ++r) {
+      for (int64_t c = 0; c < n; ++c) {
+        double sum = 0, magnitude = 0;
+        for (int64_t i = 0; i < n_values; ++i) {
+          if (i == missing) continue;
+          const double term = double{x[r * n_values + i]} * values.values[i * n + c];
+          sum += term;
+          magnitude += std::abs(term);
         }
-        for (int64_t c = 0; c < n; ++c) CHECK(y[n_rows * n + c] == 7.0f);
+        trial.worst =
+            std::max(trial.worst, in_bounds(y[r * n + c], sum, bound_of(n_values, magnitude)));
       }
-      CHECK(worst <= 1);
-      CHECK(worst > 0.001);
     }
+    for (int64_t c = 0; c < n; ++c) CHECK(y[n_rows * n + c] == 7.0f);
+  });
+  for (const CpuKernels* table : tables()) {
     const std::vector<F16> infinite(64, F16{0x7c00}), nan(64, F16{0x7e00}), large(64, F16{0x7bff});
     for (const auto* row : {&infinite, &nan, &large}) {
       const auto* at = reinterpret_cast<const std::byte*>(row->data());
@@ -227,11 +236,7 @@ TEST_CASE("long chunks of large groups are equivalent to their tokens one by one
       Random random(11);
       for (const int32_t n : {490, 37, 540}) {
         const Qkv in = random_qkv(random, shape, n);
-        std::vector<float> expected;
-        for (int32_t i = 0; i < n; ++i) {
-          const std::vector<float> out = steps.attend({{0, 1}}, in.rows(shape, i, 1));
-          expected.insert(expected.end(), out.begin(), out.end());
-        }
+        const std::vector<float> expected = steps.attend_singly(0, n, in);
         CHECK(same_bits(chunks.attend({{0, n}}, in), expected));
         CHECK(same_bits(threads.attend({{0, n}}, in), expected));
         CHECK(same_entries(chunks, 0, steps, 0, shape.n_kv_heads));
