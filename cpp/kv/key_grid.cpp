@@ -1,23 +1,15 @@
 #include "kv/key_grid.h"
 
-#include <algorithm>
 #include <bit>
+
+#include "core/e5m3.h"
 
 namespace h2o {
 namespace {
 
 constexpr float kLargestCode = 7;
-constexpr int32_t kBias = (127 - 19) << 3;  // the smallest E5M3 as the first bits of a float
 
-float value(E5M3 x) { return std::bit_cast<float>((uint32_t{x.bits} + kBias) << 20); }
-float value(BF16 x) { return std::bit_cast<float>(uint32_t{x.bits} << 16); }
-
-// The smallest E5M3 that is not below x >= 0; the largest if there is none, or for NaN.
-E5M3 rounded_up(float x) {
-  if (!(x < value(E5M3{255}))) return {255};
-  const int32_t bits = (std::bit_cast<int32_t>(x) + (1 << 20) - 1) >> 20;
-  return {static_cast<uint8_t>(std::max(bits - kBias, 0))};
-}
+float to_float(BF16 x) { return std::bit_cast<float>(uint32_t{x.bits} << 16); }
 
 // The largest BF16 that is not above x.
 BF16 rounded_down(float x) {
@@ -31,13 +23,13 @@ BF16 rounded_down(float x) {
 void KeyGrid::fit(const float* smallest, const float* largest) const {
   for (int64_t i = 0; i < head_dim_; ++i) {
     lowest_[i] = rounded_down(smallest[i]);
-    steps_[i] = rounded_up((largest[i] - value(lowest_[i])) / kLargestCode);
+    steps_[i] = rounded_up((largest[i] - to_float(lowest_[i])) / kLargestCode);
   }
 }
 
 void KeyGrid::to_codes(const float* key, float* codes) const {
   for (int64_t i = 0; i < head_dim_; ++i) {
-    codes[i] = (key[i] - value(lowest_[i])) / value(steps_[i]);
+    codes[i] = (key[i] - to_float(lowest_[i])) / to_float(steps_[i]);
   }
 }
 
@@ -48,8 +40,8 @@ void KeyGrid::scale(const float* queries, int64_t n_queries, float* scaled, floa
     for (int64_t first = 0; first < head_dim_; first += kSums) {
       for (int64_t j = 0; j < kSums; ++j) {
         const int64_t i = first + j;
-        scaled[i] = queries[i] * value(steps_[i]);
-        sums[j] += queries[i] * value(lowest_[i]);
+        scaled[i] = queries[i] * to_float(steps_[i]);
+        sums[j] += queries[i] * to_float(lowest_[i]);
       }
     }
     shifts[q] = 0;
@@ -59,8 +51,8 @@ void KeyGrid::scale(const float* queries, int64_t n_queries, float* scaled, floa
 
 void KeyGrid::bounds(float* bounds) const {
   for (int64_t i = 0; i < head_dim_; ++i) {
-    const float lowest = value(lowest_[i]);
-    bounds[i] = lowest + kLargestCode * value(steps_[i]);
+    const float lowest = to_float(lowest_[i]);
+    bounds[i] = lowest + kLargestCode * to_float(steps_[i]);
     bounds[head_dim_ + i] = lowest;
   }
 }

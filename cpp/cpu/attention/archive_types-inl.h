@@ -2,17 +2,11 @@
 // once per instruction set (see cpu/kernels-inl.h).
 #pragma once
 
+#include "core/e5m3.h"
 #include "cpu/matmul/blocks-inl.h"
 
 namespace h2o {
 namespace {
-
-float to_float(E5M3 x) {
-  const uint32_t bits = (uint32_t{x.bits} + ((127 - 19) << 3)) << 20;
-  float value;
-  __builtin_memcpy(&value, &bits, sizeof(value));
-  return value;
-}
 
 // q of 2 bits.
 Ints pairs(const uint8_t* qs, int64_t l) {
@@ -45,16 +39,6 @@ struct Q3 : OneGroup<Q3, BlockQ3> {
     return to_float(bit_or(pairs(qs, l), shift_left(bit_and(third, ints(1)), ints(2))));
   }
 };
-
-// The smallest E5M3 that is not below x >= 0; the largest if there is none, or for NaN.
-E5M3 rounded_up(float x) {
-  constexpr int32_t kBias = (127 - 19) << 3;
-  int32_t bits;
-  __builtin_memcpy(&bits, &x, sizeof(bits));
-  if (!(x < 7680)) return {255};
-  bits = ((bits + (1 << 20) - 1) >> 20) - kBias;
-  return {static_cast<uint8_t>(bits > 0 ? bits : 0)};
-}
 
 // q is 0 for NaN.
 void encode_q2(std::byte* y, const float* x, int64_t n) {

@@ -36,7 +36,7 @@ class Attend {
         group_(cache.n_heads / cache.n_kv_heads),
         work_(kernels, cache, pool.size()),
         tile_rows_(work_.tile_rows()) {
-    if (cache.archive != nullptr) recall_.emplace(kernels, attention, cache, pool.size());
+    if (cache.archive != nullptr) recall_.emplace(kernels, attention, cache, work_, pool.size());
     for (const Segment& segment : batch.segments) {
       const int64_t keys = n_keys(segment);
       n_tiles_ += n_tiles(segment);
@@ -362,8 +362,9 @@ class Attend {
 }  // namespace
 
 size_t attend_workspace(const CpuKernels& kernels, const KvView& shape, int n_threads) {
-  const size_t bytes = Workspace(kernels, shape, n_threads).bytes();
-  return shape.archive == nullptr ? bytes : bytes + RecallSpace(kernels, shape, n_threads).bytes();
+  const Workspace workspace(kernels, shape, n_threads);
+  if (shape.archive == nullptr) return workspace.bytes();
+  return workspace.bytes() + RecallSpace(workspace, shape, n_threads).bytes();
 }
 
 void attend(const CpuKernels& kernels, ThreadPool& pool, const Attention& attention,

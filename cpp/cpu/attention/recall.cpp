@@ -6,13 +6,13 @@
 
 namespace h2o {
 
-RecallSpace::RecallSpace(const CpuKernels& kernels, const KvView& shape, int n_threads)
+RecallSpace::RecallSpace(const Workspace& workspace, const KvView& shape, int n_threads)
     : workspace_(shape.workspace),
-      begin_(Workspace(kernels, shape, n_threads).bytes()),
+      begin_(workspace.bytes()),
       n_threads_(n_threads),
-      n_tiles_(Workspace(kernels, shape, n_threads).n_tiles()),
+      n_tiles_(workspace.n_tiles()),
       group_(shape.n_heads / shape.n_kv_heads),
-      tile_rows_(Workspace(kernels, shape, n_threads).tile_rows()),
+      tile_rows_(workspace.tile_rows()),
       tile_queries_(tile_rows_ * group_),
       head_dim_(shape.head_dim),
       n_parts_((shape.archive->n_pages() + kPartPages - 1) / kPartPages),

@@ -21,6 +21,8 @@
 
 namespace h2o {
 
+class Workspace;
+
 // Pages searched together: their bounds fit in the L2 cache.
 constexpr int64_t kPartPages = 256;
 
@@ -74,7 +76,7 @@ class BestPages {
 // threads, and the sums of all queries of a batch. Placed after Workspace.
 class RecallSpace {
  public:
-  RecallSpace(const CpuKernels& kernels, const KvView& shape, int n_threads);
+  RecallSpace(const Workspace& workspace, const KvView& shape, int n_threads);
 
   size_t bytes() const {
     return (n_threads_ * thread_floats() + n_tiles_ * tile_floats() +
@@ -148,11 +150,12 @@ class RecallSpace {
 
 class Recall {
  public:
-  Recall(const CpuKernels& kernels, const Attention& attention, const KvView& cache, int n_threads)
+  Recall(const CpuKernels& kernels, const Attention& attention, const KvView& cache,
+         const Workspace& workspace, int n_threads)
       : kernels_(kernels),
         attention_(attention),
         cache_(cache),
-        space_(kernels, cache, n_threads),
+        space_(workspace, cache, n_threads),
         group_(cache.n_heads / cache.n_kv_heads) {}
 
   // Does the segment have archived tokens? Tokens outside a window are not archived.
