@@ -1,7 +1,9 @@
-// Conversions of E5M3. Each file has its own copy: the kernels of an instruction set share none.
+// Conversions of E5M3, on host and device. Each file has its own copy: the kernels of an
+// instruction set share none.
 #pragma once
 
 #include "core/blocks.h"
+#include "core/host_device.h"
 
 namespace h2o {
 
@@ -9,7 +11,7 @@ namespace h2o {
 // there.
 constexpr int32_t kE5M3Bias = (127 - 19) << 3;
 
-static inline float to_float(E5M3 x) {
+H2O_HD static inline float to_float(E5M3 x) {
   const uint32_t bits = (uint32_t{x.bits} + kE5M3Bias) << 20;
   float value;
   __builtin_memcpy(&value, &bits, sizeof(value));
@@ -17,7 +19,7 @@ static inline float to_float(E5M3 x) {
 }
 
 // The smallest that is not below x >= 0; the largest if there is none, or for NaN.
-static inline E5M3 rounded_up(float x) {
+H2O_HD static inline E5M3 rounded_up(float x) {
   if (!(x < 15 * 512)) return {255};
   int32_t bits;
   __builtin_memcpy(&bits, &x, sizeof(bits));

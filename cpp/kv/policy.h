@@ -4,11 +4,7 @@
 #include <cstdint>
 #include <limits>
 
-#ifdef __CUDACC__
-#define H2O_HD __host__ __device__
-#else
-#define H2O_HD
-#endif
+#include "core/host_device.h"
 
 namespace h2o {
 
