@@ -204,7 +204,7 @@ class CudaBackend final : public Backend {
   }
 
   bool caches(DType dtype) const override {
-    return dtype != DType::q5_0 && dtype != DType::q3 && dtype != DType::q2;
+    return dtype != DType::q5_0;
   }
 
   bool recalls_from_files() const override { return false; }

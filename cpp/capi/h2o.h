@@ -184,7 +184,7 @@ typedef struct h2o_session_options {
                               the same output: after any token with a full cache on a CPU, otherwise
                               after a chunk of n_batch tokens */
   const char* archive;     /* keep evicted tokens in host memory, in a type as of k_type, or two,
-                              "K,V", where "q3,q2" (CPU) is the smallest; a sequence then ends at
+                              "K,V", where "q3,q2" is the smallest; a sequence then ends at
                               n_ctx. NULL: evicted tokens are lost */
   int32_t archive_pages;   /* pages of 16 archived tokens (with keys in q3: 32) that each token
                               attends to; 0: 0.75 * sqrt(n_ctx), 16 to 48 */

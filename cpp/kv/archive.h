@@ -16,7 +16,6 @@
 #include "backend/backend.h"
 #include "core/dtype.h"
 #include "kv/archive_layout.h"
-#include "kv/key_grid.h"
 
 namespace h2o {
 
@@ -63,9 +62,9 @@ class KvArchive {
     return head.v + page * page_tokens() * v_row_bytes();
   }
   KeyGrid grid(const ArchiveHead& head, int64_t page) const {
-    return {head.bounds + page * bounds_bytes(), head_dim_};
+    return layout_.grid(head, page, head_dim_);
   }
-  bool has_grids() const { return options_.k_dtype == DType::q3; }
+  bool has_grids() const { return layout_.has_grids(); }
 
   // Removes a sequence's tokens.
   void clear(int32_t sequence);

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "kv/key_grid.h"
 #include "kv/policy.h"
 
 namespace h2o {
@@ -44,6 +45,11 @@ struct ArchiveLayout {
   int64_t bounds_at;     // offsets in a sequence's memory, which begins with its counts;
   int64_t k_at;          // each array is [n_layers, n_kv_heads, pages, ...]; a copy of counts and
   int64_t v_at;          // bounds ends at k_at
+
+  H2O_HD bool has_grids() const { return k_dtype == DType::q3; }
+  H2O_HD KeyGrid grid(const ArchiveHead& head, int64_t page, int64_t head_dim) const {
+    return {head.bounds + page * bounds_bytes, head_dim};
+  }
 
   int32_t pages_of(int32_t n_tokens) const { return (n_tokens + page_tokens - 1) / page_tokens; }
 

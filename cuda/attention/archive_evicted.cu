@@ -1,7 +1,7 @@
 #include "cuda/attention/admission.cuh"
 #include "cuda/attention/archive_evicted.h"
+#include "cuda/attention/archive_types.cuh"
 #include "cuda/attention/attend.h"
-#include "cuda/attention/kv_types.cuh"
 #include "cuda/runtime/copy_bytes.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "kv/archive.h"
@@ -45,25 +45,60 @@ struct Evicted {
   const int64_t n;
 };
 
-// Writes a row of the cache to the archive, through `stored`, which holds it afterwards. Both
-// `stored` and `scratch` [head_dim] are shared.
-__device__ void store(DType from_type, const std::byte* from, DType to_type, std::byte* to,
-                      int64_t row_bytes, int head_dim, float* scratch, std::byte* stored) {
-  if (from_type == to_type) {
-    for (int64_t i = threadIdx.x; i < row_bytes; i += blockDim.x) stored[i] = from[i];
-  } else {
-    for (int i = threadIdx.x; i < head_dim; i += blockDim.x) {
-      scratch[i] = element(from_type, from, i);
-    }
-    __syncthreads();
-    write_row(to_type, stored, scratch, head_dim);
+// The cached keys of a page: at most one per position, else nullptr.
+using PageKeys = const std::byte* [kGridPageTokens];
+
+__device__ void find_keys(PageKeys& keys, const Evicted& evicted, int32_t page) {
+  const KvHead& head = evicted.head;
+  const Segment& segment = evicted.segment;
+  const bool fits = evicted.all <= head.slots;
+  const int32_t written = fits ? static_cast<int32_t>(evicted.all) : head.written(segment.position);
+  const int32_t vacant = fits ? -1 : head.vacant_slot(segment.position);
+  const auto add = [&](int32_t position, const std::byte* k) {
+    if (position / kGridPageTokens == page) keys[position % kGridPageTokens] = k;
+  };
+  for (int32_t i = threadIdx.x; i < kGridPageTokens; i += kWarp) keys[i] = nullptr;
+  __syncthreads();
+  for (int32_t i = threadIdx.x; i < written; i += kWarp) {
+    if (i != vacant) add(head.positions[i], slot_row(evicted.cache, head, i).k);
+  }
+  for (int32_t i = threadIdx.x; i < segment.n_rows && !fits; i += kWarp) {
+    add(segment.position + i, chunk_row(evicted.cache, head, evicted.chunk, i).k);
   }
   __syncthreads();
-  copy_bytes(to, stored, row_bytes);
 }
 
-// The bounds of `count` keys of a page and a copy of them, bit-identical to the CPU: elements are
-// exact products, so sums with them round the same, fused or not. Each thread has its own elements.
+// Fits a page's grid, and its copy, to these keys. Each thread has its own elements.
+__device__ void fit(const KeyGrid& grid, const KeyGrid& copy, const PageKeys& keys, DType type,
+                    int head_dim) {
+  for (int i = threadIdx.x; i < head_dim; i += kWarp) {
+    float largest = -INFINITY, smallest = INFINITY;
+    for (const std::byte* key : keys) {
+      if (key == nullptr) continue;
+      const float x = element(type, key, i);
+      largest = fmaxf(largest, x);
+      smallest = fminf(smallest, x);
+    }
+    grid.fit(i, smallest, largest);
+    copy.fit(i, smallest, largest);
+  }
+}
+
+// Writes the elements that load() returns to a row of the archive, through `stored`. Both `stored`
+// and `scratch` [head_dim] are shared.
+template <class Load>
+__device__ void store(DType type, std::byte* to, int64_t row_bytes, int head_dim, float* scratch,
+                      std::byte* stored, const Load& load) {
+  for (int i = threadIdx.x; i < head_dim; i += kWarp) scratch[i] = load(i);
+  __syncthreads();
+  write_archived(type, stored, scratch, head_dim);
+  __syncthreads();
+  copy_bytes(to, stored, row_bytes);
+  __syncthreads();
+}
+
+// The bounds of `count` keys of a page and a copy of them: elements are exact products, so sums
+// with them round as on the CPU, fused or not. Each thread has its own elements.
 __device__ void bound(__nv_bfloat16* bounds, __nv_bfloat16* copy, DType type, const std::byte* k,
                       int64_t row_bytes, int32_t count, int head_dim) {
   for (int i = threadIdx.x; i < head_dim; i += blockDim.x) {
@@ -88,6 +123,7 @@ __global__ void __launch_bounds__(kWarp)
     archive_kernel(KvView cache, ArchiveLayout archive, const Segment* segments, Segment chunk) {
   __shared__ float scratch[kMaxHeadDim];
   __shared__ __align__(16) std::byte stored[kMaxHeadDim * sizeof(float)];
+  __shared__ PageKeys keys;
   let_next_start();
   wait_for_previous();
   const bool decodes = segments != nullptr;
@@ -98,34 +134,44 @@ __global__ void __launch_bounds__(kWarp)
   const int64_t first = decodes ? 0 : blockIdx.x;
   if (first >= evicted.n) return;
 
-  const int32_t page = evicted.position(first) / kPageTokens;
+  const int32_t page_tokens = archive.page_tokens;
+  const int32_t page = evicted.position(first) / page_tokens;
   for (int64_t i = 0; i < first; i += kWarp) {
     const int64_t before = i + threadIdx.x;
-    if (__any_sync(kAllLanes, before < first && evicted.position(before) / kPageTokens == page)) {
+    if (__any_sync(kAllLanes, before < first && evicted.position(before) / page_tokens == page)) {
       return;
     }
   }
   const ArchiveMemory memory = cache.archives[segment.sequence];
   const ArchiveHead head = archive.head(memory, cache.layer, kv_head);
   const ArchiveHead host = archive.head(memory.pages, cache.layer, kv_head);
+  const KeyGrid grid = archive.grid(head, page, cache.head_dim);
   int32_t count = head.counts[page];
-  for (int64_t i = first; i < evicted.n; ++i) {
-    if (evicted.position(i) / kPageTokens != page) continue;
-    const KvRow row = evicted.row(i);
-    const int64_t at = int64_t{page} * kPageTokens + count;
-    __syncthreads();  // no thread reads the previous row
-    store(cache.v_dtype, row.v, archive.v_dtype, head.v + at * archive.v_row_bytes,
-          archive.v_row_bytes, cache.head_dim, scratch, stored);
+  if (archive.has_grids() && count == 0) {
+    find_keys(keys, evicted, page);
+    fit(grid, archive.grid(host, page, cache.head_dim), keys, cache.k_dtype, cache.head_dim);
     __syncthreads();
-    store(cache.k_dtype, row.k, archive.k_dtype, head.k + at * archive.k_row_bytes,
-          archive.k_row_bytes, cache.head_dim, scratch, stored);
+  }
+  for (int64_t i = first; i < evicted.n; ++i) {
+    if (evicted.position(i) / page_tokens != page) continue;
+    const KvRow row = evicted.row(i);
+    const int64_t at = int64_t{page} * page_tokens + count;
+    store(archive.v_dtype, head.v + at * archive.v_row_bytes, archive.v_row_bytes, cache.head_dim,
+          scratch, stored, [&](int d) { return element(cache.v_dtype, row.v, d); });
+    store(archive.k_dtype, head.k + at * archive.k_row_bytes, archive.k_row_bytes, cache.head_dim,
+          scratch, stored, [&](int d) {
+            const float key = element(cache.k_dtype, row.k, d);
+            return archive.has_grids() ? grid.code(d, key) : key;
+          });
     ++count;
   }
-  __syncthreads();  // all threads have read the old count, and may read all keys
-  bound(reinterpret_cast<__nv_bfloat16*>(head.bounds + page * archive.bounds_bytes),
-        reinterpret_cast<__nv_bfloat16*>(host.bounds + page * archive.bounds_bytes),
-        archive.k_dtype, head.k + int64_t{page} * kPageTokens * archive.k_row_bytes,
-        archive.k_row_bytes, count, cache.head_dim);
+  if (!archive.has_grids()) {
+    bound(reinterpret_cast<__nv_bfloat16*>(head.bounds + page * archive.bounds_bytes),
+          reinterpret_cast<__nv_bfloat16*>(host.bounds + page * archive.bounds_bytes),
+          archive.k_dtype, head.k + int64_t{page} * page_tokens * archive.k_row_bytes,
+          archive.k_row_bytes, count, cache.head_dim);
+  }
+  __syncthreads();  // all threads have read the old count
   if (threadIdx.x == 0) head.counts[page] = host.counts[page] = count;
 }
 

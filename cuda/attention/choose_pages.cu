@@ -28,6 +28,28 @@ __device__ float estimate_by(const float* q, const float* bounds, int32_t head_d
   return warp_sum(sum);
 }
 
+// Called by a warp: the upper bounds of a page's keys, then the lower. A lane writes the elements
+// that it reads in estimate_by().
+__device__ void load_bounds(float* bounds, const RecallStep& step, const ArchiveHead& head,
+                            int32_t page) {
+  const int32_t head_dim = step.cache.head_dim;
+  const KeyGrid grid = step.archive.grid(head, page, head_dim);
+  const auto* pairs =
+      reinterpret_cast<const uint32_t*>(head.bounds + page * step.archive.bounds_bytes);
+  for (auto pair = static_cast<int32_t>(threadIdx.x % kWarp); pair < head_dim; pair += kWarp) {
+    const int32_t i = 2 * pair;
+    if (step.archive.has_grids()) {
+      const bool is_upper = i < head_dim;
+      bounds[i] = is_upper ? grid.highest(i) : grid.lowest(i - head_dim);
+      bounds[i + 1] = is_upper ? grid.highest(i + 1) : grid.lowest(i + 1 - head_dim);
+    } else {
+      const uint32_t bits = pairs[pair];
+      bounds[i] = __uint_as_float(bits << 16);
+      bounds[i + 1] = __uint_as_float(bits & 0xffff0000u);
+    }
+  }
+}
+
 // One block per (row or all rows of a chunk, kv_head, some of the pages); one page per warp. Bounds
 // are read once for all rows of a chunk.
 __global__ void __launch_bounds__(kWarps* kWarp) estimate_kernel(RecallStep step, int32_t rows) {
@@ -39,20 +61,13 @@ __global__ void __launch_bounds__(kWarps* kWarp) estimate_kernel(RecallStep step
   const RecallRow first(step, static_cast<int32_t>(blockIdx.x) * rows);
   if (!first.recalls) return;
   const ArchiveHead head = first.head(step, kv_head);
-  // This warp's upper bounds, then the lower. A lane only reads elements that it wrote itself.
   float* const bounds = dynamic_shared<float>() + warp * 2 * head_dim;
 
   const auto apart = static_cast<int32_t>(gridDim.z) * kWarps;
   for (auto page = static_cast<int32_t>(blockIdx.z) * kWarps + warp; page < first.n_pages;
        page += apart) {
     const bool empty = head.counts[page] == 0;
-    const auto* pairs =
-        reinterpret_cast<const uint32_t*>(head.bounds + page * step.archive.bounds_bytes);
-    for (int32_t pair = lane; pair < head_dim; pair += kWarp) {
-      const uint32_t bits = pairs[pair];
-      bounds[2 * pair] = __uint_as_float(bits << 16);
-      bounds[2 * pair + 1] = __uint_as_float(bits & 0xffff0000u);
-    }
+    load_bounds(bounds, step, head, page);
     const float* q = first.queries(step, kv_head);
     float* estimates = first.estimates(step, kv_head);
     for (int32_t i = 0; i < rows; ++i) {

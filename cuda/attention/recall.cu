@@ -1,7 +1,7 @@
 #include <numbers>
 
+#include "cuda/attention/archive_types.cuh"
 #include "cuda/attention/choose_pages.h"
-#include "cuda/attention/kv_types.cuh"
 #include "cuda/attention/prefill_step.cuh"
 #include "cuda/attention/recall.h"
 #include "cuda/attention/recall_step.cuh"
@@ -12,12 +12,16 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kPartTokens = kPartPages * kPageTokens;
+constexpr int kMaxPartTokens = kPartPages * kGridPageTokens;
 constexpr int kHeadsAtOnce = 8;  // whose sums a thread keeps in registers
+
+H2O_HD int32_t part_tokens(const ArchiveLayout& archive) {
+  return kPartPages * archive.page_tokens;
+}
 
 // One block per (row, kv_head, kPartPages of its pages).
 __global__ void __launch_bounds__(kThreads) recall_kernel(RecallStep step) {
-  __shared__ int64_t tokens[kPartTokens];  // row indices in the head's K and V; -1: none
+  __shared__ int64_t tokens[kMaxPartTokens];  // row indices in the head's K and V; -1: none
   let_next_start();
   wait_for_previous();
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
@@ -29,29 +33,32 @@ __global__ void __launch_bounds__(kThreads) recall_kernel(RecallStep step) {
   if (!row.recalls) return;
   const ArchiveHead head = row.head(step, kv_head);
   const ArchiveLayout& archive = step.archive;
-  float* const p = dynamic_shared<float>();  // [group, kPartTokens] logits, then their exponentials
-  float* const key = p + group * kPartTokens + warp * head_dim;  // per warp
+  const int32_t page_tokens = archive.page_tokens;
+  const int32_t n_tokens = part_tokens(archive);
+  float* const p = dynamic_shared<float>();  // [group, n_tokens] logits, then their exponentials
+  float* const key = p + group * n_tokens + warp * head_dim;  // per warp
 
-  for (int i = threadIdx.x; i < kPartTokens; i += kThreads) {
-    const int32_t index = part * kPartPages + i / kPageTokens;
+  for (int i = threadIdx.x; i < n_tokens; i += kThreads) {
+    const int32_t index = part * kPartPages + i / page_tokens;
     const int32_t page = index < archive.n_recalled ? row.pages(step, kv_head)[index] : -1;
-    const bool exists = page >= 0 && i % kPageTokens < head.counts[page];
-    tokens[i] = exists ? int64_t{page} * kPageTokens + i % kPageTokens : -1;
+    const bool exists = page >= 0 && i % page_tokens < head.counts[page];
+    tokens[i] = exists ? int64_t{page} * page_tokens + i % page_tokens : -1;
   }
   __syncthreads();
 
-  for (int i = warp; i < kPartTokens; i += kWarps) {
+  for (int i = warp; i < n_tokens; i += kWarps) {
     if (tokens[i] < 0) continue;
     // A lane only reads elements that it wrote itself.
     const std::byte* const from = head.k + tokens[i] * archive.k_row_bytes;
-    for (int d = lane; d < head_dim; d += kWarp) key[d] = element(archive.k_dtype, from, d);
+    const KeyGrid grid = archive.grid(head, tokens[i] / page_tokens, head_dim);
+    for (int d = lane; d < head_dim; d += kWarp) key[d] = archived_key(archive, grid, from, d);
     const float* q = row.queries(step, kv_head);
     for (int h = 0; h < group; ++h, q += head_dim) {
       float sum = 0;
       for (int d = lane; d < head_dim; d += kWarp) sum = fmaf(q[d], key[d], sum);
       const float logit = warp_sum(sum) * step.scale;
       if (lane == 0) {
-        p[h * kPartTokens + i] = step.changes.softcap > 0 ? step.changes.capped(logit) : logit;
+        p[h * n_tokens + i] = step.changes.softcap > 0 ? step.changes.capped(logit) : logit;
       }
     }
   }
@@ -61,14 +68,14 @@ __global__ void __launch_bounds__(kThreads) recall_kernel(RecallStep step) {
       (int64_t{row.place} * step.cache.n_heads + kv_head * group) * step.space.sums.n + part;
   const auto sums_of = [&](int h) { return first + int64_t{h} * step.space.sums.n; };
   for (int h = warp; h < group; h += kWarps) {
-    float* const own = p + h * kPartTokens;
+    float* const own = p + h * n_tokens;
     float largest = -INFINITY;
-    for (int i = lane; i < kPartTokens; i += kWarp) {
+    for (int i = lane; i < n_tokens; i += kWarp) {
       if (tokens[i] >= 0) largest = fmaxf(largest, own[i]);
     }
     largest = warp_max(largest);
     float total = 0;
-    for (int i = lane; i < kPartTokens; i += kWarp) {
+    for (int i = lane; i < n_tokens; i += kWarp) {
       own[i] = tokens[i] >= 0 ? exp_negative(own[i] - largest) : 0;
       total += own[i];
     }
@@ -83,13 +90,13 @@ __global__ void __launch_bounds__(kThreads) recall_kernel(RecallStep step) {
   for (int d = threadIdx.x; d < head_dim; d += kThreads) {
     for (int begin = 0; begin < group; begin += kHeadsAtOnce) {
       float sums[kHeadsAtOnce] = {};
-      for (int i = 0; i < kPartTokens; ++i) {
+      for (int i = 0; i < n_tokens; ++i) {
         if (tokens[i] < 0) continue;
-        const float value = element(archive.v_dtype, head.v + tokens[i] * archive.v_row_bytes, d);
+        const float value = archived_value(archive, head.v + tokens[i] * archive.v_row_bytes, d);
 #pragma unroll
         for (int j = 0; j < kHeadsAtOnce; ++j) {
           const int h = min(begin + j, group - 1);
-          sums[j] = fmaf(p[h * kPartTokens + i], value, sums[j]);
+          sums[j] = fmaf(p[h * n_tokens + i], value, sums[j]);
         }
       }
 #pragma unroll
@@ -153,8 +160,9 @@ RecallStep step_of(const Attention& attention, const KvView& cache, std::byte* w
 
 void launch_recall(const Stream& stream, const RecallStep& step) {
   choose_pages(stream, step);
-  const size_t shared =
-      (size_t{kPartTokens} * step.group() + size_t{kWarps} * step.cache.head_dim) * sizeof(float);
+  const size_t shared = (size_t{1} * part_tokens(step.archive) * step.group() +
+                         size_t{kWarps} * step.cache.head_dim) *
+                        sizeof(float);
   launch(stream, recall_kernel, dim3(step.n_rows, step.cache.n_kv_heads, step.space.sums.n),
          dim3(kThreads), shared, step);
 }

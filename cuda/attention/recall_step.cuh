@@ -64,7 +64,7 @@ struct RecallRow {
         row(segment.row + (step.segments != nullptr ? 0 : step.first + i)),
         recalls((step.segments == nullptr || segment.n_rows == 1) &&
                 has_archived(step.cache.policies[segment.sequence], segment.position)),
-        n_pages((segment.position - 1) / kPageTokens + 1) {}
+        n_pages((segment.position - 1) / step.archive.page_tokens + 1) {}
 
   __device__ ArchiveHead head(const RecallStep& step, int32_t kv_head) const {
     return step.archive.head(step.cache.archives[segment.sequence], step.cache.layer, kv_head);

@@ -123,8 +123,8 @@ class Generator(LoadedModel):
         prefix_ends: with a budget, also keep the states at the ends of outputs, as Chat does. An
             output then depends on whether such a state is still stored.
         archive: keep evicted tokens in host memory, in addition to the budget, in a type of
-            kv_dtype ("q8_0") or a pair (K, V). The smallest is ("q3", "q2"), 19% of f16, on a CPU.
-            Outputs then end at n_ctx. None: evicted tokens are lost.
+            kv_dtype ("q8_0") or a pair (K, V). The smallest is ("q3", "q2"), 19% of f16. Outputs
+            then end at n_ctx. None: evicted tokens are lost.
         archive_pages: how many pages of 16 archived tokens (32 with keys in q3) each token attends
             to, per layer and KV head; the pages with the largest estimate of q.k are chosen. None:
             0.75 * sqrt(n_ctx), 16 to 48.

@@ -149,8 +149,7 @@ Qkv model_like(Random& random, const KvShape& shape, int64_t n) {
   return in;
 }
 
-TEST_CASE("attention to an archive in q3 and q2 is that to the keys and values of its codes" *
-          doctest::skip(on_cuda())) {
+TEST_CASE("attention to an archive in q3 and q2 is that to the keys and values of its codes") {
   const KvShape shape = small_shape();
   for (const int n_threads : {1, 3}) {
     Rig rig(kRing, shape, n_threads);
@@ -206,8 +205,7 @@ TEST_CASE("attention to an archive in q3 and q2 is that to the keys and values o
   }
 }
 
-TEST_CASE("an archive in q3 and q2 depends neither on steps, threads nor other sequences" *
-          doctest::skip(on_cuda())) {
+TEST_CASE("an archive in q3 and q2 depends neither on steps, threads nor other sequences") {
   KvShape shape = small_shape(2);
   KvShape alone = small_shape();
   alone.archive.n_recalled = shape.archive.n_recalled = 3;

@@ -122,13 +122,20 @@ TEST_CASE("recall depends neither on threads nor on other sequences") {
 // With a policy without scores, everything kept and archived is rounded rows.
 TEST_CASE("CUDA archives the same bits as the CPU" * doctest::skip(!on_cuda())) {
   constexpr KvPolicy kRing{.sinks = 2, .heavy = 0, .recent = 20};
+  struct Types {
+    DType k, v;
+  };
+  constexpr Types kArchived[] = {{DType::f32, DType::f32},   {DType::f16, DType::f16},
+                                 {DType::bf16, DType::bf16}, {DType::q8_0, DType::q8_0},
+                                 {DType::q4_0, DType::q4_0}, {DType::q3, DType::q2}};
   for (const DType kept : {DType::f32, DType::f16, DType::bf16, DType::q8_0}) {
-    for (const DType archived : {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0}) {
-      if (kept != DType::f32 && kept != archived) continue;
+    for (const Types archived : kArchived) {
+      if (kept != DType::f32 && kept != archived.k && archived.k != DType::q3) continue;
       CAPTURE(info(kept).name);
-      CAPTURE(info(archived).name);
+      CAPTURE(info(archived.k).name);
       KvShape shape = shape_with(kept, 64, 3);
-      shape.archive.k_dtype = shape.archive.v_dtype = archived;
+      shape.archive.k_dtype = archived.k;
+      shape.archive.v_dtype = archived.v;
       Rig cuda(kRing, shape);
       Rig cpu(make_backend("cpu", 1), std::span(&kRing, 1), shape);
       Random random(9);

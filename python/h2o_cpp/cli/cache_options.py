@@ -138,7 +138,7 @@ def add_archive(parser: Arguments) -> None:
         type=kv_types,
         metavar="TYPE[,TYPE]",
         help="keep evicted tokens in host memory, in these types of --kv-dtype, in pages of 16; "
-        "q3,q2 (CPU) is the smallest, in pages of 32 (default: no archive)",
+        "q3,q2 is the smallest, in pages of 32 (default: no archive)",
     )
     parser.add_argument(
         "--archive-pages",
