@@ -30,8 +30,6 @@ struct ArchiveOptions {
   DType v_dtype = DType::q8_0;  // one of kv_dtypes(), or q2
   // it is in files there, which end with it; empty: in memory
   std::filesystem::path directory = {};
-
-  bool operator==(const ArchiveOptions&) const = default;
 };
 
 class KvArchive {

@@ -24,11 +24,12 @@ void write_archive_options(const KvArchive& archive, ByteWriter& writer) {
 }
 
 void check_archive_options(const KvArchive& archive, ByteReader& reader) {
-  ArchiveOptions options;
-  options.n_recalled = reader.get<int32_t>();
-  options.k_dtype = reader.get<DType>();
-  options.v_dtype = reader.get<DType>();
-  if (options != archive.options()) {
+  const auto n_recalled = reader.get<int32_t>();
+  const auto k_dtype = reader.get<DType>();
+  const auto v_dtype = reader.get<DType>();
+  const ArchiveOptions& options = archive.options();
+  if (n_recalled != options.n_recalled || k_dtype != options.k_dtype ||
+      v_dtype != options.v_dtype) {
     throw FormatError(text(reader.what(),
                            " has an archive with other types or another number of recalled pages; "
                            "use the archive options that it was saved with"));

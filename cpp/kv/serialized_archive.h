@@ -11,8 +11,8 @@
 
 namespace h2o {
 
-// The options that determine how tokens are stored and recalled; check_archive_options() throws
-// FormatError if they differ.
+// The options that determine how tokens are stored and recalled, whether in memory or in files;
+// check_archive_options() throws FormatError if they differ.
 void write_archive_options(const KvArchive& archive, ByteWriter& writer);
 void check_archive_options(const KvArchive& archive, ByteReader& reader);
 

@@ -75,6 +75,22 @@ class TestArchiveDir:
             memory.reset(0)
         assert list(tmp_path.iterdir()) == []
 
+    def test_snapshots_of_files_and_memory_are_alike(self, tiny_opt: Path, tmp_path: Path) -> None:
+        options: dict[str, Any] = {"hh": 16, "archive": "q8_0", "n_ctx": 400, "threads": 1}
+        more: dict[str, Any] = {"max_tokens": 20, "seed": 1, "ignore_eos": True}
+        prompt = "The old man and the sea " * 5
+        texts = []
+        for directory in (tmp_path, None):
+            with Generator(tiny_opt, archive_dir=directory, **options) as source:
+                source.read(prompt).save(tmp_path / "snapshot")
+                texts.append(source.generate("Who?", after=source.read(prompt), **more).text)
+            for other in (tmp_path, None):
+                with Generator(tiny_opt, archive_dir=other, **options) as generator:
+                    after = generator.load(tmp_path / "snapshot")
+                    texts.append(generator.generate("Who?", after=after, **more).text)
+        assert len(texts) == 6
+        assert len(set(texts)) == 1
+
     @LINUX  # reads /proc
     def test_files_are_in_archive_dir(self, llama: Path, tmp_path: Path) -> None:
         def mapped() -> bool:
@@ -168,6 +184,7 @@ def test_snapshot_of_another_archive_is_rejected(llama_model: _core.Model) -> No
         ({"archive": ("f16",)}, "expected a type or a pair of types"),
         ({"archive": True}, "archive=True"),
         ({"archive": "f16", "archive_pages": 0}, "archive_pages=0"),
+        ({"archive_pages": 4}, "archive_pages=4 needs archive"),
         ({"archive": "q8_0"}, "head_dim is [0-9]+, expected a multiple of 32"),
         ({"archive": "f16", "positions": "rolling"}, "leave positions at auto"),
     ],

@@ -24,6 +24,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "wide window": {"hh": 100, "policy": "window"},
     "q8_0": {"hh": 60, "kv_dtype": "q8_0"},
     "archive": {"hh": 40, "archive": "q8_0", "archive_pages": 2},
+    "archive in files": {"hh": 40, "archive": "q8_0", "archive_pages": 2, "archive_dir": "."},
 }
 
 
@@ -32,8 +33,14 @@ def open_generator(model: Path, **options: Any) -> Generator:
 
 
 @pytest.fixture(params=POLICIES)
-def pair(request: pytest.FixtureRequest, tiny_opt: Path) -> Iterator[tuple[Generator, Generator]]:
+def pair(
+    request: pytest.FixtureRequest,
+    tiny_opt: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[tuple[Generator, Generator]]:
     """A generator with a prefix cache, and one without."""
+    monkeypatch.chdir(tmp_path)
     options = POLICIES[request.param]
     with (
         open_generator(tiny_opt, **options) as cached,
