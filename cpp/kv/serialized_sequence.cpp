@@ -223,8 +223,7 @@ void write_sequence(const KvCache& cache, int32_t sequence, ByteWriter& writer) 
   }
 }
 
-void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader& reader,
-                   std::optional<int32_t> n_tokens) {
+void check_shape(const KvCache& cache, int32_t sequence, ByteReader& reader) {
   for (const auto& [name, expected] : sizes(cache)) {
     const auto got = reader.get<int32_t>();
     if (got != expected) {
@@ -236,6 +235,12 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
   check_dtype("keys", shape.k_dtype, reader);
   check_dtype("values", shape.v_dtype, reader);
   for (int32_t l = 0; l < shape.n_layers; ++l) check_policy(cache.policy(l, sequence), l, reader);
+}
+
+void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader& reader,
+                   std::optional<int32_t> n_tokens) {
+  check_shape(cache, sequence, reader);
+  const KvShape& shape = cache.shape();
   const auto kind = reader.get<Kind>();
   if (kind > Kind::archived) throw FormatError(text(reader.what(), " is invalid"));
   const bool rolling = kind == Kind::rolling;

@@ -16,6 +16,9 @@ void write_sequence(const KvCache& cache, int32_t sequence, ByteWriter& writer);
 // The approximate size, without an archive.
 size_t sequence_bytes(const KvCache& cache, int32_t sequence);
 
+// Reads the shape and the policies. Throws FormatError if they are not those of this cache.
+void check_shape(const KvCache& cache, int32_t sequence, ByteReader& reader);
+
 // Replaces a sequence by one of `length` tokens that write_sequence() wrote. The sequence then
 // continues bit for bit as the original would have.
 // n_tokens: load only the first n tokens; requires a sequence without scores that has evicted

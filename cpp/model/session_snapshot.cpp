@@ -1,9 +1,19 @@
 // Session: saving and loading sequences.
+#include <iterator>
+
 #include "core/error.h"
 #include "kv/serialized_sequence.h"
 #include "model/session.h"
 
 namespace h2o {
+namespace {
+
+const char* positions_name(uint8_t positions) {
+  static constexpr const char* kNames[] = {"original", "rolling", "auto"};
+  return positions < std::size(kNames) ? kNames[positions] : "unknown";
+}
+
+}  // namespace
 
 // Sequences that cannot roll have original positions.
 Positions Session::positions_of(int32_t sequence) const {
@@ -43,8 +53,10 @@ void Session::load_plain(int32_t sequence, std::span<const std::byte> snapshot, 
 SnapshotText Session::load(int32_t sequence, OpenSnapshot open, std::optional<int32_t> n_tokens) {
   const std::lock_guard lock(model_->mutex);
   if (open.model != model_->fingerprint) throw FormatError("the snapshot is of another model");
-  if (open.positions != static_cast<uint8_t>(positions_of(sequence))) {
-    throw FormatError("the snapshot's positions are of another kind: original, rolling or auto");
+  if (const auto here = static_cast<uint8_t>(positions_of(sequence)); open.positions != here) {
+    check_shape(cache_, sequence, open.cache);  // positions also differ with the policy
+    throw FormatError(text("the snapshot has ", positions_name(open.positions),
+                           " positions, this session ", positions_name(here)));
   }
   for (int32_t token : open.text.tokens) {
     if (token < 0 || token >= model_->config.n_vocab) {

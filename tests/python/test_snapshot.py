@@ -127,8 +127,8 @@ def test_damaged_snapshots_are_rejected(
         (Policy.h2o(4, 4, decay=0.5), {}, "another policy"),
         (Policy.h2o(4, 4), {"kv_dtype": "f32"}, "keys in F16, this cache in F32"),
         (Policy.h2o(4, 4), {"kv_dtype": ("f16", "bf16")}, "values in F16, this cache in BF16"),
-        (Policy.h2o(4, 4), {"positions": "original"}, "positions are of another kind"),
-        (Policy.h2o(4, 4), {"positions": "rolling"}, "positions are of another kind"),
+        (Policy.h2o(4, 4), {"positions": "original"}, "has auto positions, this session original"),
+        (Policy.h2o(4, 4), {"positions": "rolling"}, "has auto positions, this session rolling"),
     ],
     ids=str,
 )
