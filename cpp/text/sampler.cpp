@@ -14,6 +14,8 @@
 namespace h2o {
 namespace {
 
+constexpr const char* kNoneAllowed = "no token is allowed";
+
 bool allows(std::span<const uint32_t> allowed, size_t token) {
   return allowed.empty() || (allowed[token / 32] >> (token % 32) & 1) != 0;
 }
@@ -108,7 +110,7 @@ int32_t Sampler::sample(std::span<const float> logits, std::span<const uint32_t>
   require(logits.size() == n_vocab, logits.size(), " logits for a vocabulary of ", n_vocab);
   require(allowed.empty() || allowed.size() == (n_vocab + 31) / 32, allowed.size(),
           " words of allowed tokens for a vocabulary of ", n_vocab);
-  require(allows_any(allowed, n_vocab), "no token is allowed");
+  require(allows_any(allowed, n_vocab), kNoneAllowed);
   read(logits, allowed);
   penalize(logits, allowed);
   if (options_.uses_dry()) penalize_repetitions();
@@ -216,9 +218,13 @@ void Sampler::find_extremes() {
 // If the largest logit is infinite, the allowed tokens that have it become equally likely, and the
 // others are never sampled.
 void Sampler::make_finite(std::span<const uint32_t> allowed) {
+  bool any = false;
   for (size_t i = 0; i < counts_.size(); ++i) {
-    logits_[i] = logits_[i] == largest_ && allows(allowed, i) ? 0 : -kInfinity;
+    const bool drawn = logits_[i] == largest_ && allows(allowed, i) && bias_of(i) != -kInfinity;
+    logits_[i] = drawn ? 0 : -kInfinity;
+    any = any || drawn;
   }
+  require(any, kNoneAllowed);
   largest_ = smallest_ = 0;
 }
 

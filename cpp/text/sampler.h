@@ -46,7 +46,8 @@ class Sampler {
   // The next token from logits [n_vocab]; does not call accept(). Greedy ties go to the lower id.
   // A NaN counts as -infinity. `allowed` is a bit mask of (n_vocab + 31) / 32 words: bit t % 32 of
   // word t / 32 is set if token t may be chosen; an empty mask allows every token.
-  // Throws InvalidArgument for a wrong size, or if no token is allowed.
+  // Throws InvalidArgument for a wrong size, or if no token is allowed: none in `allowed` has a
+  // bias above -infinity.
   int32_t sample(std::span<const float> logits, std::span<const uint32_t> allowed = {});
 
   // The same token, from the largest logits alone and with the same random numbers. Returns

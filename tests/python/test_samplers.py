@@ -122,6 +122,30 @@ def test_reference_random_numbers() -> None:
     assert [rng() for _ in range(2)] == [14514284786278117030, 4620546740167642908]
 
 
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 1}, {"mirostat": 2}])
+def test_banned_tokens_are_never_drawn(options: dict[str, Any]) -> None:
+    """Even if the others have no number; an error if there are no others."""
+    allowed = np.array([0b1111], np.uint32)
+    for banned in ([0, 1, 2], [0, 1, 2, 3]):
+        sampling = make_sampling({**OFF, **options, "logit_bias": dict.fromkeys(banned, -np.inf)})
+        sampler = _core.Sampler(20, sampling)
+        for last in (1.0, np.inf, -np.inf, np.nan):
+            logits = np.array([3, np.inf, np.nan, last] + [5] * 16, np.float32)
+            if len(banned) == 3:
+                assert {sampler.sample(logits, allowed) for _ in range(9)} == {3}
+            else:
+                with pytest.raises(ValueError, match="no token is allowed"):
+                    sampler.sample(logits, allowed)
+
+
+def test_banning_every_token_is_an_error(tiny_opt: Path) -> None:
+    with Generator(tiny_opt, threads=1) as generator:
+        for options in ({"temperature": 0.0}, {"temperature": 1.0, "top_k": 40}):
+            with pytest.raises(ValueError, match="no token is allowed"):
+                generator.generate("A", logit_bias=dict.fromkeys(range(4096), -np.inf), **options)  # type: ignore[call-overload]
+        assert generator.generate("A", max_tokens=3).completion_tokens == 3
+
+
 def test_naming_the_default_samplers_changes_nothing(tiny_opt: Path) -> None:
     """Naming them uses the same code path, or gives the same tokens by another."""
     with Generator(tiny_opt, threads=1) as generator:
