@@ -11,7 +11,7 @@ namespace h2o {
 
 class MappedFile {
  public:
-  // Throws FileError if the file cannot be opened or is not a regular file.
+  // Throws FileError if the file cannot be opened, FormatError if it is not a regular file.
   explicit MappedFile(const std::filesystem::path& path);
 
   // In-memory bytes presented as a file of this name; they must outlive this object.

@@ -38,7 +38,7 @@ class TestPaths:
     @needs("named pipes", hasattr(os, "mkfifo"))
     def test_named_pipe(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")
-        with pytest.raises(OSError, match="pipe"):
+        with pytest.raises(ValueError, match="pipe: not a regular file"):
             Generator(tmp_path / "pipe")
 
     @needs("a user other than root", hasattr(os, "geteuid") and os.geteuid() != 0)
