@@ -25,11 +25,12 @@ _UNITS = {
 
 def check_int(name: str, value: object, least: int, most: int | None = INT32_MAX) -> int:
     """`value` as an int from `least` to `most`. Raises ValueError naming the argument."""
-    if isinstance(value, Integral) and not isinstance(value, bool):
-        number = int(value)
-        if least <= number and (most is None or number <= most):
-            return number
-    limits = f"{least} or more" if most in (None, INT32_MAX) else f"{least} to {most}"
+    number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
+    if number is not None and least <= number and (most is None or number <= most):
+        return number
+    # What the core can count is of interest only to a larger number.
+    bounded = most is not None and (most != INT32_MAX or (number is not None and number > most))
+    limits = f"{least} to {most}" if bounded else f"{least} or more"
     raise ValueError(f"{name}={value!r}, expected an integer, {limits}")
 
 
@@ -110,8 +111,9 @@ def archive_arguments(
     """
     n_recalled: int | None = 0 if pages is None else check_int("archive_pages", pages, 1, INT32_MAX)
     if archive is None:
-        if directory is not None:
-            raise ValueError(f"archive_dir={directory!r} needs archive, the type of the archive")
+        for name, value in (("archive_pages", pages), ("archive_dir", directory)):
+            if value is not None:
+                raise ValueError(f"{name}={value!r} needs archive, the type of the archive")
         n_recalled, archive = None, "q8_0"
     both = [archive, archive] if isinstance(archive, str) else archive
     if not (isinstance(both, tuple | list) and [type(t) for t in both] == [str, str]):
@@ -128,13 +130,17 @@ def archive_arguments(
 
 
 def bytes_of(name: str, size: int | str, least: int = 1) -> int:
-    """A number of bytes: 4294967296, "4GiB", "4096 MiB", "1.5GB". Raises ValueError."""
-    if not isinstance(size, str):
-        try:
-            return check_int(name, size, least, INT64_MAX)
-        except ValueError:
-            raise ValueError(f"{name}={size!r}, {_SIZE}") from None
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B)\s*", size)
-    if match is None or match[2] not in _UNITS:
-        raise ValueError(f"{name}={size!r}, {_SIZE}")
-    return check_int(name, int(float(match[1]) * _UNITS[match[2]]), least, INT64_MAX)
+    """A number of bytes: 4294967296 or "4294967296", "4GiB", "4096 MiB", "1.5GB".
+
+    Raises ValueError.
+    """
+    n_bytes: object = size
+    if isinstance(size, str):
+        match = re.fullmatch(r"\s*(?:(\d{1,20})|(\d{1,20}(?:\.\d+)?)\s*([KMGT]?i?B))\s*", size)
+        if match is None or match[3] not in (None, *_UNITS):
+            raise ValueError(f"{name}={size!r}, {_SIZE}")
+        n_bytes = int(match[1] or float(match[2]) * _UNITS[match[3]])
+    try:
+        return check_int(name, n_bytes, least, INT64_MAX)
+    except ValueError:
+        raise ValueError(f"{name}={size!r}, {_SIZE}") from None
