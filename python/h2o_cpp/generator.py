@@ -264,9 +264,9 @@ class Generator(LoadedModel):
         """Continue `prompt` and return the output; options as for stream().
 
         A list of prompts returns a list of outputs, computed together as by stream_many(), which
-        also documents `each`.
+        also documents `each`. An empty list has no prompts, unless it continues `after`.
         """
-        if each is not None or is_batch(prompt):
+        if each is not None or is_batch(prompt, after):
             requests = make_requests(self._runtime(), self._seeds, prompt, each, after, options)
             return [generation for _, generation in sorted(self.run(requests), key=itemgetter(0))]
         with self.stream(prompt, after=after, **options) as stream:

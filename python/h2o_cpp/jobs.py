@@ -9,35 +9,35 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
+from zlib import crc32
 
 from h2o_cpp.generation.closing import Closing
-from h2o_cpp.generation.request import Request, StreamOptions
+from h2o_cpp.generation.request import Request, StreamOptions, check_names
 from h2o_cpp.generation.stream import Generation
 from h2o_cpp.generator import Generator
-from h2o_cpp.model.atomic import atomic_output
+from h2o_cpp.model.atomic import atomic_output, check_output
 from h2o_cpp.model.file_lock import lock_file
 
 Row = TypeVar("Row")
 
 _BEGINNING = b'{"index": '  # of every output line
 
-# Options of a line: those that JSON can express.
-_LINE_OPTIONS = [
-    option for option in StreamOptions.__annotations__ if option not in {"constraint", "logit_bias"}
-]
+_CHANGED = "give another output, or --allow-other-options to continue this one anyway"
+_CARRIED = ("id", "metadata")  # fields of a line that are copied to its output
+_CHECKSUM = "input_crc32"  # of the line
 
 
 class StdoutOutput(Closing):
     """Stdout as an output, which begins without any lines."""
 
     def __init__(self) -> None:
-        self.finished: set[int] = set()
+        self.finished: dict[int, str | None] = {}
 
     def write(self, index: int, fields: dict[str, Any]) -> None:
         """Print a line."""
         sys.stdout.buffer.write(_line(index, fields))
         sys.stdout.buffer.flush()
-        self.finished.add(index)
+        self.finished[index] = fields.get(_CHECKSUM)
 
     def close(self) -> None:
         """Stdout stays open."""
@@ -46,8 +46,8 @@ class StdoutOutput(Closing):
 class Output(Closing):
     """A file of outputs with a JSON object per line; incomplete lines are never kept.
 
-    Only one process can open it. `finished` has the indices of its lines. PATH.job stores the
-    settings of the job.
+    Only one process can open it. `finished` has the indices of its lines, with the checksums of
+    their inputs, if known. PATH.job stores the settings of the job.
     """
 
     def __init__(
@@ -60,16 +60,22 @@ class Output(Closing):
         """Open or create the file; an incomplete last line is removed.
 
         settings: JSON values that the outputs depend on.
+        allow_other_settings: continue an output with other settings or of other inputs.
 
-        Raises ValueError, and leaves the file unchanged, if it is not the output of a job, another
-        process is writing it, or its settings differ.
+        Raises FileNotFoundError if it has no directory; and ValueError, and leaves the file
+        unchanged, if it is not the output of a job, another process is writing it, or its settings
+        differ.
         """
+        check_output(path)
+        self.finished: dict[int, str | None] = {}
         self._path = path
         self._file = path.open("a+b")
         try:
             lock_file(self._file)
             self._file.seek(0)
             whole, torn = self._read(path)
+            if allow_other_settings:
+                self.finished = dict.fromkeys(self.finished)
             if settings is not None:
                 self._check(settings, allow_other_settings)
             if torn:
@@ -83,15 +89,14 @@ class Output(Closing):
 
     def _read(self, path: Path) -> tuple[int, bytes]:
         """The number of bytes in complete lines, and the rest."""
-        self.finished: set[int] = set()
         whole = 0
         for n, line in enumerate(self._file, 1):
             if not line.endswith(b"\n") and line[: len(_BEGINNING)] == _BEGINNING[: len(line)]:
                 return whole, line
-            index = _index(line)
+            index, checksum = _read_line(line)
             if index is None or index in self.finished:
                 raise ValueError(f"{path}:{n}: not an output line of a job")
-            self.finished.add(index)
+            self.finished[index] = checksum
             whole += len(line)
         return whole, b""
 
@@ -106,10 +111,7 @@ class Output(Closing):
                 for name in sorted({*before, *now})
                 if before.get(name) != now.get(name)
             ]
-            raise ValueError(
-                f"{self._path} was made with {'; '.join(changed)}: give another output, or "
-                "--allow-other-options to continue this one anyway"
-            )
+            raise ValueError(f"{self._path} was made with {'; '.join(changed)}: {_CHANGED}")
         if before != now:
             with atomic_output(file) as temporary:
                 temporary.write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
@@ -125,7 +127,7 @@ class Output(Closing):
                 rest = rest[os.write(self._file.fileno(), rest) :]
         except OSError as error:
             raise OSError(error.errno, os.strerror(error.errno or 0), str(self._path)) from None
-        self.finished.add(index)
+        self.finished[index] = fields.get(_CHECKSUM)
 
     def close(self) -> None:
         """Close and unlock the file."""
@@ -144,29 +146,41 @@ def generate_lines(
 ) -> Iterator[Generation]:
     """Continue the prompt of each line that is not in the output yet; yields what was written.
 
-    prompts: lines with a JSON object whose `field` is a text or a list of token ids. Its "id" is
-        copied to the output. Options of Generator.stream apply to this line. Empty lines are
-        skipped.
+    prompts: lines with a JSON object whose `field` is a text or a list of token ids. Its "id" and
+        "metadata" are copied to the output. Options of Generator.stream apply to this line. Empty
+        lines are skipped.
     report: called for an invalid line with its number, from 1, and the reason.
     seed: the output of a line without a seed of its own depends on this one and the line's index,
         from 0, not on other lines.
 
     Lines are written as their outputs end, so in any order.
 
-    Raises ValueError for options out of range.
+    Raises ValueError for options out of range, and for a line that has changed since its output
+    was written.
     """
     generator.request([0], **options)
 
     def rows() -> Iterator[tuple[tuple[int, dict[str, Any]], Any, StreamOptions]]:
         for index, line in enumerate(prompts):
-            if index in output.finished or not line.strip():
+            if not line.strip():
+                continue
+            checksum = f"{crc32(line.strip()):08x}"
+            if index in output.finished:
+                if output.finished[index] not in (None, checksum):
+                    raise ValueError(
+                        f"line {index + 1} has changed since its output was written: {_CHANGED}"
+                    )
                 continue
             try:
                 prompt, fields, own = _parse(line, field)
-            except (ValueError, RecursionError) as error:
+            except (ValueError, TypeError, RecursionError) as error:
                 report(index + 1, str(error))
                 continue
-            yield (index, fields), prompt, {"seed": line_seed(seed, index), **own}
+            yield (
+                (index, {**fields, _CHECKSUM: checksum}),
+                prompt,
+                {"seed": line_seed(seed, index), **own},
+            )
 
     for (index, fields), generation in continue_rows(
         generator, rows(), report=lambda row, reason: report(row[0] + 1, reason), options=options
@@ -227,14 +241,16 @@ def _parse(line: bytes, field: str) -> tuple[Any, dict[str, Any], StreamOptions]
         raise ValueError("expected a JSON object")
     if field not in value:
         raise ValueError(f"the object has no {field!r}")
-    fields = {"id": value["id"]} if "id" in value else {}
+    prompt = value.pop(field)
+    fields = {name: value.pop(name) for name in _CARRIED if name in value}
     json.dumps(fields, ensure_ascii=False).encode()  # raises for unpaired surrogates
-    options = {
-        option: value[option]
-        for option in _LINE_OPTIONS
-        if option != field and value.get(option) is not None
-    }
-    return value[field], fields, cast(StreamOptions, options)
+    check_names(value)
+    options = {name: option for name, option in value.items() if option is not None}
+    if isinstance(biases := options.get("logit_bias"), dict):  # whose keys are strings in JSON
+        options["logit_bias"] = {
+            int(token) if token.isdecimal() else token: bias for token, bias in biases.items()
+        }
+    return prompt, fields, cast(StreamOptions, options)
 
 
 def _line(index: int, fields: dict[str, Any]) -> bytes:
@@ -255,10 +271,11 @@ def _read_settings(file: Path) -> dict[str, Any] | None:
     return settings
 
 
-def _index(line: bytes) -> int | None:
-    """The index in a complete output line; None if it is invalid."""
+def _read_line(line: bytes) -> tuple[int | None, str | None]:
+    """The index in a complete output line, None if it is invalid; and the checksum of its input."""
     try:
-        index = json.loads(line)["index"] if line.endswith(b"\n") else None
+        fields = json.loads(line) if line.endswith(b"\n") else {}
+        index = fields["index"]
+        return index if isinstance(index, int) else None, fields.get(_CHECKSUM)
     except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return index if isinstance(index, int) else None
+        return None, None

@@ -316,6 +316,27 @@ def test_wrong_number_of_layer_policies_is_rejected(tiny_opt: Path) -> None:
         Generator(tiny_opt, policy=[Policy.window(5)] * 3)
 
 
+def test_lists_and_arrays_of_prompts(generator: Generator) -> None:
+    options: dict[str, Any] = {"max_tokens": 4, "seed": 1}
+    rows = np.array([[5, 6, 7], [1, 2, 3]])
+    expected = [generator.generate(row.tolist(), **options) for row in rows]
+    texts = [one.text for one in expected]
+    prompts: Any
+    for prompts in (rows, rows.tolist(), [*rows], tuple(rows.tolist())):
+        assert [one.text for one in generator.generate(prompts, **options)] == texts
+    words: Any = np.array(["The", "It was"])
+    assert [type(one) for one in generator.generate(words, **options)] == [Generation] * 2
+    none: Any
+    for none in ([], (), np.zeros((0, 3), int)):
+        assert generator.generate(none) == generator.generate([], each=[]) == []
+        assert list(generator.stream_many(none)) == []
+    with generator.stream("The old man", **options) as stream:
+        next(stream)
+        after = stream.save()
+    continued: Any = generator.generate([], after=after, **options)
+    assert continued.text == generator.generate("", after=after, **options).text
+
+
 def test_signatures_list_all_options(tiny_opt: Path) -> None:
     def defaults(function: Any) -> dict[str, object]:
         parameters = inspect.signature(function).parameters

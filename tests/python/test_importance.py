@@ -168,6 +168,12 @@ def test_existing_file_is_kept_without_force(
     assert read_imatrix(tmp_path / "a.gguf")
 
 
+def test_missing_directory_is_found_first(tmp_path: Path) -> None:
+    """Before the model is."""
+    with pytest.raises(FileNotFoundError, match="none: no such directory"):
+        make_imatrix(tmp_path / "no model", TEXT, tmp_path / "none" / "a.gguf")
+
+
 def test_empty_text_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the text has no tokens"):
         make_imatrix(BUNDLED_MODEL, "", tmp_path / "a.gguf")

@@ -20,12 +20,11 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp import BUNDLED_MODEL, Generator
 from h2o_cpp.cli.cache_options import add_sequences
+from h2o_cpp.cli.files import STANDARD
 from h2o_cpp.cli.options import add_generation, add_model, open_generator, stream_options
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.sampling import changed_sampling
 from h2o_cpp.jobs import Output, StdoutOutput, generate_lines
-
-_STANDARD = Path("-")  # stdin or stdout
 
 # What an output depends on, besides its line and the model.
 _SETTINGS = (
@@ -57,7 +56,7 @@ def add_arguments(parser: Parser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--allow-other-options", action="store_true",
-        help="resume an output of another model or other options (default: refuse)",
+        help="resume an output of another model, other options or other inputs (default: refuse)",
     )  # fmt: skip
     parser.add_argument(
         "--field", default="prompt", metavar="NAME",
@@ -73,10 +72,10 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the output; progress, invalid lines and a summary go to stderr."""
-    if args.json and args.output == _STANDARD:
+    if args.json and args.output == STANDARD:
         raise ValueError("--json and -o - would both write to stdout, give a file")
     n_lines = _count_lines(args.input)
-    name = "stdin" if args.input == _STANDARD else args.input
+    name = "stdin" if args.input == STANDARD else args.input
     n_written = n_tokens = n_bad = 0
 
     def report(number: int, reason: str) -> None:
@@ -129,18 +128,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _count_lines(path: Path) -> int | None:
     """The number of non-empty lines of a file; None for stdin."""
-    if path == _STANDARD:
+    if path == STANDARD:
         return None
     with path.open("rb") as file:
         return sum(bool(line.strip()) for line in file)
 
 
 def _open_input(path: Path) -> AbstractContextManager[Iterable[bytes]]:
-    return nullcontext(sys.stdin.buffer) if path == _STANDARD else path.open("rb")
+    return nullcontext(sys.stdin.buffer) if path == STANDARD else path.open("rb")
 
 
 def _open_output(args: argparse.Namespace, generator: Generator) -> Output | StdoutOutput:
-    if args.output == _STANDARD:
+    if args.output == STANDARD:
         return StdoutOutput()
     settings = {name: getattr(args, name) for name in _SETTINGS}
     return Output(

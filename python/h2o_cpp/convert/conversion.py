@@ -15,7 +15,7 @@ from h2o_cpp.convert.family import Family
 from h2o_cpp.convert.missing import missing
 from h2o_cpp.convert.tensors import PlannedTensor, plan_tensors
 from h2o_cpp.convert.vocabulary import read_vocabulary
-from h2o_cpp.model.atomic import atomic_output, check_absent
+from h2o_cpp.model.atomic import atomic_output, check_output
 
 # config.json's architectures[0] -> family
 FAMILIES: dict[str, Family] = {
@@ -64,8 +64,7 @@ def convert(
     if not checkpoint.is_dir():
         raise FileNotFoundError(f"{checkpoint}: no such directory")
     _check_output(output, checkpoint)
-    if not overwrite:
-        check_absent(output)
+    check_output(output, overwrite=overwrite)
     config = read_json(checkpoint / "config.json")
     family = _family(config)
     metadata = family.metadata(config)

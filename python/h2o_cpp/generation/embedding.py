@@ -26,6 +26,8 @@ def embed(
     check_bool("normalize", normalize)
     many = is_batch(text)
     texts: Sequence[str | Sequence[int]] = text if many else [text]  # type: ignore[list-item, assignment]
+    if not len(texts):
+        raise ValueError("text is an empty list, expected at least one text")
     seeds = random.Random(0)  # unused, as nothing is sampled
     requests = [make_request(runtime, seeds, one, {}, pooling=pooling) for one in texts]
     for i, request in enumerate(requests):

@@ -186,7 +186,7 @@ def make_request(
     seeds: source of seeds for requests without one.
     policy, record, spelled, pooling: as for Engine.submit.
     """
-    _check_names(options)
+    check_names(options)
     if after is not None and not isinstance(after, Snapshot):
         raise TypeError(f"after={short(after)}, expected a Snapshot, from read() or load()")
     seed, constraint = options.get("seed"), options.get("constraint")
@@ -241,10 +241,17 @@ def make_requests(
     return requests
 
 
-def is_batch(prompt: object) -> bool:
-    """Whether it is a list of prompts rather than one prompt."""
-    if not isinstance(prompt, list | tuple) or not prompt:
+def is_batch(prompt: object, after: Snapshot | None = None) -> bool:
+    """Whether it is a list of prompts rather than one prompt, which continues `after`.
+
+    An empty list has no prompts; after a Snapshot, it is a prompt of no tokens.
+    """
+    if isinstance(prompt, np.ndarray):
+        return prompt.ndim > 1 or prompt.dtype.kind == "U"
+    if not isinstance(prompt, list | tuple):
         return False
+    if not prompt:
+        return after is None
     return isinstance(prompt[0], str | Sequence | np.ndarray)
 
 
@@ -296,7 +303,8 @@ def check_vocabulary(tokens: Sequence[int], n_vocab: int) -> None:
             raise ValueError(f"token {token} is not in the vocabulary of {n_vocab}")
 
 
-def _check_names(options: StreamOptions) -> None:
+def check_names(options: Mapping[str, object]) -> None:
+    """Raises TypeError for names that are no StreamOptions, with a suggestion."""
     for name in options:
         if name not in StreamOptions.__annotations__:
             if name in _OF_A_GENERATOR:

@@ -12,10 +12,7 @@ def atomic_output(output: Path) -> Iterator[Path]:
 
     It is in the same directory, so that the rename is atomic. An OSError names `output`.
     """
-    if not output.parent.is_dir():
-        raise FileNotFoundError(f"{output.parent}: no such directory")
-    if output.exists() and not output.is_file():
-        raise ValueError(f"{output}: not a regular file, cannot be replaced")
+    check_output(output)
     temporary = output.with_name(f".{output.name}.{os.urandom(4).hex()}")
     try:
         try:
@@ -33,7 +30,14 @@ def atomic_output(output: Path) -> Iterator[Path]:
         raise OSError(error.errno, os.strerror(error.errno), str(output)) from None
 
 
-def check_absent(output: Path) -> None:
-    """Raises FileExistsError if `output` would replace a file."""
-    if output.is_file() or output.is_symlink():
+def check_output(output: Path, *, overwrite: bool = True) -> None:
+    """Raises an error if `output` cannot be written, or would replace a file unless `overwrite`.
+
+    A command that computes for long calls it first.
+    """
+    if not output.parent.is_dir():
+        raise FileNotFoundError(f"{output.parent}: no such directory")
+    if output.exists() and not output.is_file():
+        raise ValueError(f"{output}: not a regular file")
+    if not overwrite and (output.is_file() or output.is_symlink()):
         raise FileExistsError(f"{output}: the file already exists (--force replaces it)")

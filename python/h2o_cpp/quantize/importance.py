@@ -11,7 +11,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp import _core
 from h2o_cpp.model.arguments import check_context, check_int
-from h2o_cpp.model.atomic import atomic_output, check_absent
+from h2o_cpp.model.atomic import atomic_output, check_output
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import chunks, open_model, open_session
 from h2o_cpp.model.tokenizer import Tokenizer
@@ -39,8 +39,7 @@ def make_imatrix(
     """
     check_int("n_ctx", n_ctx, 2)
     output = Path(output)
-    if not overwrite:
-        check_absent(output)
+    check_output(output, overwrite=overwrite)
     core = open_model(model, device="cpu", threads=threads)
     n_ctx = check_context(n_ctx, core.n_ctx_train)
     tokenizer = Tokenizer.of_model(core)

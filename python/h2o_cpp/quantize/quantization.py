@@ -15,7 +15,7 @@ from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC, GGUF_VERSION
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp import _core
-from h2o_cpp.model.atomic import atomic_output, check_absent
+from h2o_cpp.model.atomic import atomic_output, check_output
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.quantize.imatrix import Importance, read_imatrix
 from h2o_cpp.quantize.mix import MIXES, Mix, Model, Shape, choose_types
@@ -125,8 +125,7 @@ def quantize(
     files = _core.GgufShards(find_model(source)).files
     if any(output.exists() and output.samefile(file.path) for file in files):
         raise ValueError(f"{output}: the output is the input")
-    if not overwrite:
-        check_absent(output)
+    check_output(output, overwrite=overwrite)
     metadata = files[0].metadata()
     importances = {} if imatrix is None else read_imatrix(imatrix)
     tensors = _plan(files, mix, Model.of(metadata), importances)
