@@ -232,9 +232,25 @@ def test_bad_tls_files(tmp_path: Path, tiny_opt: Path) -> None:
                 pass
 
 
-def test_name_with_models_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "--models", str(folder), "--name", "a"]) == 1
-    assert "with --models, the list names each model" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--models", ".", "--name", "a"], "with --models, the list names each model"),
+        (["--models", ".", "-m", "one.gguf"], "give either --model or --models, not both"),
+        (["one.gguf", "--idle-timeout", "5"], "--idle-timeout needs --models"),
+        (["--max-models", "1"], "--max-models needs --models"),
+    ],
+)
+def test_options_of_one_model_or_of_several(
+    folder: Path,
+    options: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    assert main(["serve", *options]) == 1
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Linux")

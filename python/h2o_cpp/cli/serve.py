@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from h2o_cpp import BUNDLED_MODEL, Generator
-from h2o_cpp.cli.argument_types import size
 from h2o_cpp.cli.cache_options import add_cache, add_sequences
 from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import add_machine, add_model, generator_options, open_generator
@@ -89,7 +88,7 @@ def add_arguments(parser: Parser) -> None:
     limits = parser.add_argument_group("limits")
     add_sequences(limits, "sequences decoded at once")
     limits.add_argument(
-        "--prefix-cache", type=size, default="256MiB", metavar="SIZE",
+        "--prefix-cache", default="256MiB", metavar="SIZE",
         help="most memory for states of prompts; a prompt that begins like an earlier one "
         "continues from its state, with the same output; 0: none (default: %(default)s)",
     )  # fmt: skip
@@ -98,7 +97,7 @@ def add_arguments(parser: Parser) -> None:
         help="directory for states that leave memory, also used after a restart (default: none)",
     )  # fmt: skip
     limits.add_argument(
-        "--prefix-cache-disk-bytes", type=size, default="4GiB", metavar="SIZE",
+        "--prefix-cache-disk-bytes", default="4GiB", metavar="SIZE",
         help="most bytes in that directory (default: %(default)s)",
     )  # fmt: skip
     limits.add_argument(
@@ -151,8 +150,7 @@ def run(args: argparse.Namespace) -> int:
         from h2o_cpp.serve.service import Service
     except ImportError as error:
         raise ValueError(f"{error}: install the extra, pip install 'h2o-cpp[serve]'") from None
-    if args.models is not None and args.name is not None:
-        raise ValueError("--name is for a single model; with --models, the list names each model")
+    _check_one_or_many(args)
     limits = {
         "template": read_template(args.template),
         "tool_parser": args.tool_parser,
@@ -205,6 +203,19 @@ def run(args: argparse.Namespace) -> int:
             on_start=announce,
         )
         return 0 if server.serve_until_signal() else 1
+
+
+def _check_one_or_many(args: argparse.Namespace) -> None:
+    """Raises ValueError for options of a single model with --models, and the reverse."""
+    if args.models is None:
+        for name in ("max_models", "idle_timeout"):
+            if getattr(args, name) is not None:
+                raise ValueError(f"--{name.replace('_', '-')} needs --models, a list of models")
+        return
+    if args.name is not None:
+        raise ValueError("--name is for a single model; with --models, the list names each model")
+    if args.model is not BUNDLED_MODEL:
+        raise ValueError("give either --model or --models, not both")
 
 
 def _print_models(catalog: Catalog, address: str) -> None:

@@ -15,7 +15,7 @@ from h2o_cpp.measure.perplexity import Budgeted, Measurement, at_budgets, perple
 from h2o_cpp.measure.retrieval.measurement import measure as measure_retrieval
 from h2o_cpp.measure.retrieval.tasks import make_samples
 from h2o_cpp.measure.speed import decode_seconds
-from h2o_cpp.model.arguments import check_float, check_int
+from h2o_cpp.model.arguments import archive_arguments, check_float, check_int
 from h2o_cpp.model.cache_memory import KvDType
 from h2o_cpp.model.policy import Policy, named_policy
 from h2o_cpp.model.session import open_model, open_session
@@ -143,6 +143,7 @@ def advise(
     if kv_dtypes is not None and not kv_dtypes:
         raise ValueError("kv_dtypes is empty, expected one or more")
     at_budgets(policies, [1.0], _LEAST)  # checks the names
+    archive_arguments(archive, archive_pages)
     model = open_model(path, device="cpu", threads=threads)
     types = list(kv_dtypes or (["f16", "q8_0"] if model.head_dim % _BLOCK == 0 else ["f16"]))
     tokenizer = Tokenizer.of_model(model)
@@ -171,7 +172,7 @@ def advise(
         def measure(one: Budgeted, kv_dtype: KvDType, archive: KvDType | None) -> Trial:
             session = open_session(
                 model, one.policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=kv_dtype,
-                archive=archive, archive_pages=archive_pages,
+                archive=archive, archive_pages=archive_pages if archive is not None else None,
             )  # fmt: skip
             value, n = perplexity(session, tokens, beginning=beginning, progress=bar.update)
             nbytes = session.cache_bytes

@@ -113,7 +113,7 @@ def measure(
     def open_on(name: str) -> tuple[_core.Model, Policy, _core.Session]:
         model = open_model(path, device=name, threads=threads)
         most = check_context(n_ctx, model.n_ctx_train)
-        budget, chosen_name = resolve_budget(hh, policy, model.file)
+        budget, chosen_name = resolve_budget(hh, policy, model.file, recent=recent)
         chosen = budget_policy(budget, recent, most, chosen_name)
         session = open_session(
             model, chosen, n_ctx=most, n_batch=n_batch, kv_dtype=kv_dtype, positions=positions

@@ -86,7 +86,7 @@ def capacity(
         shape = found
     n_ctx = check_context(n_ctx, shape.n_ctx_train)
     kv_dtype = resolve_types(hh, kv_dtype, file)
-    hh, policy = resolve_budget(hh, policy, file)
+    hh, policy = resolve_budget(hh, policy, file, recent=recent)
     chosen = choose_policy(hh, recent, policy, n_ctx)
     each = slab_bytes(shape, chosen, n_ctx=n_ctx, kv_dtype=kv_dtype, positions=positions)
     return n_bytes // each

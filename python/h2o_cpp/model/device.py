@@ -73,7 +73,7 @@ def model_and_cache_bytes(
         )
     else:
         kv_dtype = resolve_types(hh, kv_dtype, file)
-        hh, policy = resolve_budget(hh, policy, file)
+        hh, policy = resolve_budget(hh, policy, file, recent=recent)
         chosen = choose_policy(hh, recent, policy, n_ctx)
     weights = sum(Path(shard.path).stat().st_size for shard in _core.GgufShards(path).files)
     if max_resident is not None:

@@ -81,7 +81,7 @@ def open_runtime(
         )  # fmt: skip
     else:
         kv_dtype = resolve_types(hh, kv_dtype, model.file)
-        hh, policy = resolve_budget(hh, policy, model.file)
+        hh, policy = resolve_budget(hh, policy, model.file, recent=recent)
         policy = choose_policy(hh, recent, policy, n_ctx)
     if memory is not None and max_sequences is not None:
         raise ValueError("give either max_sequences or memory, not both")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Literal, TypeAlias, TypeVar
 
 from h2o_cpp import _core
-from h2o_cpp.model.atomic import atomic_output
+from h2o_cpp.model.atomic import atomic_output, check_output
 from h2o_cpp.model.policy import POLICIES
 
 Budget: TypeAlias = float | Literal["auto"] | None
@@ -23,17 +23,20 @@ _ALIGNMENT = 32  # GGUF's default alignment
 _COUNTS = struct.Struct("<4sIQQ")  # GGUF header: magic, version, tensor count, metadata count
 
 
-def resolve_budget(hh: Budget, policy: P, file: _core.GgufFile) -> tuple[float | None, P | str]:
+def resolve_budget(
+    hh: Budget, policy: P, file: _core.GgufFile, *, recent: float | None = None
+) -> tuple[float | None, P | str]:
     """hh and policy; if hh is "auto", the file's recommendation.
 
-    Raises ValueError if the file has none, or an invalid one.
+    Raises ValueError if the file has none, or an invalid one, and if policy or recent is given too.
     """
     if hh is None or not isinstance(hh, str):
         return hh, policy
     if hh != "auto":
         raise ValueError(f"hh={hh!r}, expected a fraction, a number of tokens or 'auto'")
-    if policy is not None:
-        raise ValueError("hh='auto' includes a policy, expected hh as a number with policy=")
+    for name, value in (("policy", policy), ("recent", recent)):
+        if value is not None:
+            raise ValueError(f"hh='auto' includes a policy, expected hh as a number with {name}=")
     metadata = file.metadata()
     if HH not in metadata:
         raise ValueError(
@@ -85,16 +88,10 @@ def store_budget(
     Everything else is copied byte for byte. Raises FileNotFoundError, ValueError (a symbolic link,
     or another name for a part of a split model) and OSError.
     """
+    target = budget_output(source, output)
     path = Path(source)
-    target = path if output is None else Path(output)
-    if target.is_symlink():
-        raise ValueError(
-            f"{target}: a symbolic link, as in the Hub's cache, expected another output"
-        )
     file = _core.GgufFile(path)
     metadata = file.metadata()
-    if metadata.get("split.count", 1) not in (0, 1) and target.name != path.name:
-        raise ValueError(f"{target}: a part of a split model, expected the name {path.name}")
     types = kv_dtype if isinstance(kv_dtype, str) else ",".join(kv_dtype)
     entries = dict(file.metadata_entries())
     begin = _COUNTS.size + sum(map(len, entries.values()))
@@ -121,6 +118,23 @@ def store_budget(
             copyfileobj(before, after, 1 << 20)
         with suppress(OSError):
             temporary.chmod(path.stat().st_mode & 0o777)
+
+
+def budget_output(
+    source: str | os.PathLike[str], output: str | os.PathLike[str] | None = None
+) -> Path:
+    """The file that store_budget() writes. Raises its errors about it."""
+    path = Path(source)
+    target = path if output is None else Path(output)
+    if target.is_symlink():
+        raise ValueError(
+            f"{target}: a symbolic link, as in the Hub's cache, expected another output"
+        )
+    check_output(target)
+    n_parts = _core.GgufFile(path).metadata().get("split.count", 1)
+    if n_parts not in (0, 1) and target.name != path.name:
+        raise ValueError(f"{target}: a part of a split model, expected the name {path.name}")
+    return target
 
 
 def _read_tensors(file: IO[bytes], n: int) -> bytes:
