@@ -1,5 +1,6 @@
 """`python -m h2o_cpp` is `h2o-cpp`."""
 
+import os
 import signal
 import sys
 from typing import TYPE_CHECKING
@@ -17,8 +18,24 @@ def _print_unraisable(found: "UnraisableHookArgs") -> None:
         sys.__unraisablehook__(found)
 
 
+def _replace_closed() -> None:
+    """Open the standard streams that are closed, which are None in Python.
+
+    print() would write nothing to a closed stdout, where it must fail, and to stdout what is meant
+    for a closed stderr.
+    """
+    for name, flags, mode in (
+        ("stdin", os.O_RDONLY, "r"),
+        ("stdout", os.O_RDONLY, "w"),
+        ("stderr", os.O_WRONLY, "w"),
+    ):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
+
+
 def run() -> int:
     """Run the command line; returns the exit status."""
+    _replace_closed()
     sys.unraisablehook = _print_unraisable
     try:
         status = main()

@@ -124,16 +124,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = next((word for word in argv if not word.startswith("-")), "")
     args = make_parser(command).parse_args(argv)
     try:
-        return _module(args.command).run(args)
+        status = _module(args.command).run(args)
+        sys.stdout.flush()
+        return status
     except BrokenPipeError:  # the reader of the output has exited
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 1
     except (OSError, ValueError, MemoryError) as error:
         print(f"error: {error}", file=sys.stderr)
+        _discard_output()
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _discard_output() -> None:
+    """Discard what stdout does not take, which Python would write again at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _module(command: str) -> _Module:
