@@ -288,8 +288,24 @@ def test_auto_without_stored_advice_is_rejected(tiny_opt: Path) -> None:
         Generator(tiny_opt, hh="auto")
     with pytest.raises(ValueError, match="includes a policy"):
         Generator(tiny_opt, hh="auto", policy="window")
+    with pytest.raises(ValueError, match="expected hh as a number with recent="):
+        Generator(tiny_opt, hh="auto", recent=3)
     with pytest.raises(ValueError, match="hh='most'"):
         Generator(tiny_opt, hh="most")  # type: ignore[arg-type]
+
+
+def test_command_checks_the_output_first(
+    tiny_opt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The text is too short to be measured."""
+    (tmp_path / "text").write_text("The")
+    (tmp_path / "link.gguf").symlink_to(tiny_opt)
+    for model, options, message in (
+        (tiny_opt, ["-o", str(tmp_path / "none" / "out.gguf")], "none: no such directory"),
+        (tmp_path / "link.gguf", ["--write"], "link.gguf: a symbolic link"),
+    ):
+        assert main(["advise", str(model), str(tmp_path / "text"), *options]) == 1
+        assert message in capsys.readouterr().err
 
 
 def test_store_budget_rejects_symlink_and_missing_file(tiny_opt: Path, tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 class Setup:
     """Generators and a chat to call with invalid arguments."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, llama: Path) -> None:
+        self.path, self.llama = path, llama
+        self.rotary = Generator(llama, threads=1)
         self.full = Generator(path, n_ctx=64, threads=1)
         self.small = Generator(path, n_ctx=64, hh=8, threads=1)
         self.engine = self.full.engine()
@@ -37,8 +38,8 @@ class Setup:
 
 
 @pytest.fixture(scope="module")
-def setup(tiny_opt: Path) -> Setup:
-    return Setup(tiny_opt)
+def setup(tiny_opt: Path, llama: Path) -> Setup:
+    return Setup(tiny_opt, llama)
 
 
 ROW = np.zeros((1, 2, 8))
@@ -65,6 +66,17 @@ CASES: list[tuple[Callable[[Any], object], str]] = [
         lambda p: p.small.load(p.full.read("Hello there")),
         "of another policy: in layer 0 it keeps everything, this cache 0 sinks, 4 heavy hitters and"
         " 4 recent tokens; open it with the hh, policy and n_ctx",
+    ),
+    (
+        lambda p: p.rotary.load(Generator(p.llama, hh=8, threads=1).read([5, 6])),
+        "of another policy: in layer 0 it keeps 0 sinks, 4 heavy hitters and 4 recent tokens, this"
+        " cache everything; open it with the hh, policy and n_ctx",
+    ),
+    (
+        lambda p: Generator(p.llama, hh=8, positions="rolling", threads=1).load(
+            Generator(p.llama, hh=8, threads=1).read([5, 6])
+        ),
+        "the snapshot has auto positions, this session rolling",
     ),
     (lambda p: p.full.stream("a").save(), "nothing has been read yet: ask for a piece"),
     # Generation options.
@@ -95,6 +107,7 @@ CASES: list[tuple[Callable[[Any], object], str]] = [
     (lambda p: p.full.generate({"a": 1}), "prompt={'a': 1}, expected a list of token ids"),
     (lambda p: p.full.generate([-1]), "token -1 is not in the vocabulary of 4096"),
     (lambda p: p.full.generate(""), "the prompt is empty"),
+    (lambda p: p.full.embed([]), "text is an empty list, expected at least one text"),
     (lambda p: p.full.generate([5] * 65), "the prompt has 65 tokens, n_ctx is 64"),
     (lambda p: p.full.generate(["a"], each=5), "each=5, expected a list of options"),
     (lambda p: p.full.generate(["a"], each=[5]), "each=[5], expected a list of options"),
@@ -137,6 +150,7 @@ CASES: list[tuple[Callable[[Any], object], str]] = [
     (lambda p: p.open(policy=5), "policy=5, expected a name, a Policy, or a list"),
     (lambda p: p.open(policy=["h2o"]), "policy=['h2o'], expected a name, a Policy, or a list"),
     (lambda p: p.open(policy=Policy.window(4), hh=0.2), "give either a Policy or hh, not both"),
+    (lambda p: p.open(n_ctx=10**11), "n_ctx=100000000000, expected an integer, 0 to 2147483647"),
     (lambda p: p.open(n_ctx="2k"), "n_ctx='2k', expected an integer"),
     (lambda p: p.open(n_ctx=9999), "n_ctx=9999, expected at most the trained length, 2048"),
     (lambda p: p.open(n_batch=10**6), "n_batch=1000000, expected an integer, 1 to 65536"),

@@ -240,6 +240,30 @@ def test_plot(tiny_opt: Path, tmp_path: Path) -> None:
     assert (tmp_path / "o.png").read_bytes().startswith(b"\x89PNG")
 
 
+@packages("matplotlib")
+@pytest.mark.parametrize("command", ["perplexity", "retrieve"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--csv", "none/a.csv"], "none: no such directory"),
+        (["--csv", "."], ".: a directory, expected a file"),
+        (["--plot", "none/a.png"], "none: no such directory"),
+        (["--plot", "a.doc"], "--plot a.doc: expected an ending of "),
+    ],
+)
+def test_outputs_are_checked_first(
+    command: str,
+    options: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([command, "no model", "-f", "no text", *options]) == 1
+    assert message in capsys.readouterr().err
+
+
 def test_plot_without_matplotlib(
     tiny_opt: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

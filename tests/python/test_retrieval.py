@@ -302,6 +302,16 @@ def test_command(tiny_opt: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"| {row['log_likelihood']:.3f} |" in out for row in rows)
 
 
+def test_json_has_no_nan(tiny_opt: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sample has no standard error; repeated policies and budgets are measured once."""
+    arguments = ["retrieve", str(tiny_opt), "--task", "copy,copy", "-c", "120", "--samples", "1"]
+    assert main([*arguments, "--policy", "h2o,h2o", "--hh", "0.5,0.50", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["measured"]
+    assert [(row["policy"], row["error"]) for row in rows] == [
+        ("full", None), ("absent", None), ("h2o", None)
+    ]  # fmt: skip
+
+
 @packages("matplotlib")
 def test_command_with_files(tiny_opt: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("The ship went by. " * 9, encoding="utf-8")

@@ -23,7 +23,8 @@ from h2o_cpp.cli.options import add_model, add_text, add_text_tokens, add_thread
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.advice import Advice, Archived, advise
 from h2o_cpp.model.cache_memory import KvDType
-from h2o_cpp.model.stored_budget import store_budget
+from h2o_cpp.model.model_files import find_model
+from h2o_cpp.model.stored_budget import budget_output, store_budget
 
 
 def add_arguments(parser: Parser) -> None:
@@ -63,9 +64,12 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.write and args.output is not None:
         raise ValueError("give either --write or --output, not both")
+    model, text = find_model(args.model), read_text(args.file)
+    if args.write or args.output is not None:
+        budget_output(model, args.output)
     found = advise(
-        args.model,
-        read_text(args.file),
+        model,
+        text,
         loss=args.loss,
         policies=args.policy,
         kv_dtypes=args.kv_dtypes,

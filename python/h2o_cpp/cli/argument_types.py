@@ -8,12 +8,13 @@ from h2o_cpp.model.stored_budget import Budget
 
 
 def names(text: str) -> list[str]:
-    return text.split(",")
+    """Without repetitions, like fractions()."""
+    return [*dict.fromkeys(text.split(","))]
 
 
 def fractions(text: str) -> list[float]:
     try:
-        return [float(part) for part in text.split(",")]
+        return [*dict.fromkeys(float(part) for part in text.split(","))]
     except ValueError:
         raise argparse.ArgumentTypeError("expected fractions such as 0.1,0.2") from None
 
@@ -28,10 +29,6 @@ def seed(text: str) -> int | None:
     """A seed; -1 is a random one, as in llama.cpp."""
     number = integer(text)
     return None if number == -1 else number
-
-
-def size(text: str) -> int | str:
-    return int(text) if text.isascii() and text.isdigit() else text
 
 
 def integer(text: str) -> int:

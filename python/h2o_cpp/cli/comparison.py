@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,12 +17,15 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp.cli.argument_types import fractions, names
 from h2o_cpp.cli.cache_options import add_archive, add_kv_dtype
+from h2o_cpp.cli.files import STANDARD, check_outputs
 from h2o_cpp.cli.options import add_threads
 from h2o_cpp.cli.parser import Arguments
+from h2o_cpp.measure.plots import new_figure
 from h2o_cpp.model.policy import POLICIES
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+    from matplotlib.figure import Figure
 
     Row = TypeVar("Row", bound=DataclassInstance)
 
@@ -53,10 +59,28 @@ def add_comparison(parser: Arguments, plot: str) -> None:
     add_archive(parser)
     add_threads(parser)
     parser.add_argument(
-        "--csv", type=Path, metavar="FILE", help="also write the table to FILE (default: no)"
-    )
+        "--csv", type=Path, metavar="FILE",
+        help='also write the table to FILE; "-": only as CSV, to stdout (default: no)',
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
     parser.add_argument("--plot", type=Path, metavar="FILE", help=plot)
+
+
+def open_figure(args: argparse.Namespace, width: float, height: float) -> Figure | None:
+    """The figure for --plot. Raises an error if an output of the command cannot be written."""
+    check_outputs(args.csv, args.plot, STANDARD if args.json else None)
+    if args.plot is None:
+        return None
+    figure = new_figure(width, height)
+    known, ending = figure.canvas.get_supported_filetypes(), args.plot.suffix[1:].lower()
+    if ending not in known:
+        raise ValueError(f"--plot {args.plot}: expected an ending of {', '.join(sorted(known))}")
+    return figure
+
+
+def shows_table(args: argparse.Namespace) -> bool:
+    """Whether stdout has the table."""
+    return not args.json and args.csv != STANDARD
 
 
 def comparison_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -82,22 +106,36 @@ def show_rows(
     settings: dict[str, Any],
 ) -> list[Row]:
     """Print a table, row by row as measured, or JSON with `settings`; returns the rows."""
-    if not args.json:
+    table = shows_table(args)
+    if table:
         print(f"| {' | '.join(columns)} |")
         print("|---" * len(columns) + "|")
     measured: list[Row] = []
     for row in tqdm(rows, total=total, disable=None, leave=False):
         measured.append(row)
-        if not args.json:
+        if table:
             tqdm.write(f"| {' | '.join(cells(row))} |")
     if args.json:
-        print(json.dumps({**settings, "measured": [asdict(row) for row in measured]}, indent=2))
+        found = {**settings, "measured": [_numbers(asdict(row)) for row in measured]}
+        print(json.dumps(found, indent=2, allow_nan=False))
     return measured
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, object]]) -> None:
-    """Write rows as a CSV file."""
-    with path.open("w", newline="", encoding="utf-8") as file:
+    """Write rows as a CSV file, or to stdout."""
+    with (
+        nullcontext(sys.stdout) if path == STANDARD
+        else path.open("w", newline="", encoding="utf-8")
+    ) as file:  # fmt: skip
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
+
+
+def _numbers(value: Any) -> Any:
+    """A value for JSON, which has no infinity and NaN: they become null."""
+    if isinstance(value, dict):
+        return {key: _numbers(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_numbers(one) for one in value]
+    return None if isinstance(value, float) and not isfinite(value) else value

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from h2o_cpp.cli.cache_options import add_kv_dtype, add_n_batch, add_n_ctx
+from h2o_cpp.cli.files import STANDARD, check_outputs, write_text
 from h2o_cpp.cli.options import add_machine, add_model
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.model.model_files import find_model
@@ -50,13 +51,17 @@ def add_arguments(parser: Parser) -> None:
     )  # fmt: skip
     add_kv_dtype(parser)
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="also write the scores to FILE (default: no)"
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help='also write the scores to FILE; "-": only them, to stdout (default: no)',
     )
     add_machine(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a table, task by task."""
+    check_outputs(args.json)
     try:
         from h2o_cpp.eval.model import H2oModel
         from h2o_cpp.eval.scores import evaluate
@@ -77,17 +82,20 @@ def run(args: argparse.Namespace) -> int:
     scores = evaluate(
         model, args.tasks.split(","), data=args.data, num_fewshot=args.num_fewshot, limit=args.limit
     )
-    print("| task | metric | value | ± | n | kept | cache | truncated |")
-    print("|---|---|---|---|---|---|---|---|")
+    table = args.json != STANDARD
+    if table:
+        print("| task | metric | value | ± | n | kept | cache | truncated |")
+        print("|---|---|---|---|---|---|---|---|")
     rows = []
     for row in scores:
         rows.append(asdict(row))
         stderr = "" if row.stderr is None else f"{row.stderr:.4f}"
-        print(
-            f"| {row.task} | {row.metric} | {row.value:.4f} | {stderr} | {row.n} | {row.kept:.1f} "
-            f"| {row.cache_bytes / 2**10:.1f} KiB | {row.truncated} |",
-            flush=True,
-        )
+        if table:
+            print(
+                f"| {row.task} | {row.metric} | {row.value:.4f} | {stderr} | {row.n} "
+                f"| {row.kept:.1f} | {row.cache_bytes / 2**10:.1f} KiB | {row.truncated} |",
+                flush=True,
+            )
     if args.json is not None:
         settings = {
             "model": Path(file).name,
@@ -100,5 +108,5 @@ def run(args: argparse.Namespace) -> int:
             "kv_dtype": args.kv_dtype,
         }
         text = json.dumps({"settings": settings, "scores": rows}, indent=2)
-        args.json.write_text(text + "\n", encoding="utf-8")
+        write_text(args.json, text + "\n")
     return 0

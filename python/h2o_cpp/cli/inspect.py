@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from h2o_cpp.cli.cache_options import add_cache
+from h2o_cpp.cli.files import STANDARD, check_outputs, write_text
 from h2o_cpp.cli.options import add_machine, add_max_tokens, add_prompt, read_prompt
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.token_colors import color_wanted, legend, styled, token_styles
@@ -40,8 +41,12 @@ def add_arguments(parser: Parser) -> None:
         "--color", choices=("auto", "always", "never"), default="auto",
         help="auto: on a terminal, unless NO_COLOR is set (default: %(default)s)",
     )  # fmt: skip
-    shown.add_argument("--html", type=Path, metavar="FILE", help="write a page to explore")
-    shown.add_argument("--json", type=Path, metavar="FILE", help="write all data as JSON")
+    shown.add_argument(
+        "--html", type=Path, metavar="FILE", help='write a page to explore; "-": to stdout'
+    )
+    shown.add_argument(
+        "--json", type=Path, metavar="FILE", help='write all data as JSON; "-": to stdout'
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,11 +55,14 @@ def run(args: argparse.Namespace) -> int:
         model_and_cache_bytes, args.model, hh=args.hh, recent=args.recent, policy=args.policy,
         n_ctx=args.n_ctx, kv_dtype=args.kv_dtype, positions=args.positions,
     )  # fmt: skip
+    check_outputs(args.html, args.json)
     found = open_on_device(args.device, partial(_inspected, args, read_prompt(args)), needed)
     if args.html is not None:
-        args.html.write_text(found.to_html(), encoding="utf-8")
+        write_text(args.html, found.to_html())
     if args.json is not None:
-        args.json.write_text(json.dumps(found.to_dict()), encoding="utf-8")
+        write_text(args.json, json.dumps(found.to_dict()) + "\n")
+    if STANDARD in (args.html, args.json):
+        return 0
     color = args.color == "always" or (args.color == "auto" and color_wanted(sys.stdout))
     shown = token_styles(_shares(found, args.layer, args.head), found.policy)
     for run_of_text in styled(shown, found.pieces, color=color):
@@ -74,7 +82,7 @@ def _inspected(args: argparse.Namespace, text: str, device: str) -> Inspection:
     if args.head is not None:
         check_int("head", args.head, 0, model.n_kv_heads - 1)
     n_ctx = check_context(args.n_ctx, model.n_ctx_train)
-    hh, policy = resolve_budget(args.hh, args.policy, model.file)
+    hh, policy = resolve_budget(args.hh, args.policy, model.file, recent=args.recent)
     tokenizer = Tokenizer.of_model(model)
     return inspect(
         model,

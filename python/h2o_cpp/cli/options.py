@@ -13,7 +13,7 @@ from typing import Any
 
 from h2o_cpp import BUNDLED_MODEL, Generator
 from h2o_cpp.cli.cache_options import MAX_SEQUENCES, add_cache
-from h2o_cpp.cli.files import read_text
+from h2o_cpp.cli.files import STANDARD, read_text
 from h2o_cpp.cli.parser import Arguments, Once, Parser
 from h2o_cpp.cli.sampling import add_sampling, sampling_options
 from h2o_cpp.generation.request import ENDLESS, StreamOptions
@@ -109,7 +109,7 @@ def add_prompt(parser: Parser, metavar: str, what: str) -> None:
 
 def add_text(parser: Parser) -> None:
     """Add the file of the text to measure, positional or as --file."""
-    parser.add_either("-f", "--file", metavar="FILE", type=Path, help="UTF-8 text")
+    parser.add_either("-f", "--file", metavar="FILE", type=Path, help='UTF-8 text; "-" is stdin')
 
 
 def add_max_tokens(parser: Arguments, default: int | None, meaning: str, *aliases: str) -> None:
@@ -231,7 +231,7 @@ def read_prompt(args: argparse.Namespace) -> str:
     if args.file is not None:
         return read_text(args.file).removesuffix("\n")
     text: str = args.words if args.prompt is None else args.prompt
-    return sys.stdin.read().removesuffix("\n") if text == "-" else text
+    return read_text(STANDARD).removesuffix("\n") if text == "-" else text
 
 
 def _is_model(text: str) -> bool:

@@ -11,7 +11,9 @@ from h2o_cpp.cli.comparison import (
     add_budgets,
     add_comparison,
     comparison_options,
+    open_figure,
     show_rows,
+    shows_table,
     write_csv,
 )
 from h2o_cpp.cli.files import read_text
@@ -19,7 +21,7 @@ from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import add_model, add_text, add_text_tokens
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.perplexity import N_SEGMENTS, Measurement, measure
-from h2o_cpp.measure.plots import draw_budgets, new_figure
+from h2o_cpp.measure.plots import draw_budgets
 from h2o_cpp.model.arguments import check_context
 from h2o_cpp.model.session import open_model
 from h2o_cpp.model.tokenizer import Tokenizer
@@ -48,7 +50,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the measurements; write the requested files."""
-    figure = None if args.plot is None else new_figure(6, 4)
+    figure = open_figure(args, 6, 4)
     text = read_text(args.file)
     model = open_model(args.model, device="cpu", threads=args.threads)
     n_ctx = check_context(args.n_ctx, model.n_ctx_train)
@@ -82,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         cells=cells,
         settings={"n_ctx": n_ctx, "n_batch": args.n_batch},
     )
-    if not args.json:
+    if shows_table(args):
         how = "one pass; 1 to 10 are its tenths" if args.streaming else f"windows of {n_ctx}"
         print(f"\n{measured[0].tokens} tokens predicted, in {how}, {args.n_batch} at a time")
     if args.csv is not None:

@@ -12,13 +12,15 @@ from h2o_cpp.cli.comparison import (
     add_budgets,
     add_comparison,
     comparison_options,
+    open_figure,
     show_rows,
+    shows_table,
     write_csv,
 )
 from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.options import add_model
 from h2o_cpp.cli.parser import Parser
-from h2o_cpp.measure.plots import draw_budgets, new_figure
+from h2o_cpp.measure.plots import draw_budgets
 from h2o_cpp.measure.retrieval.measurement import Measurement, measure
 from h2o_cpp.measure.retrieval.tasks import FILLER, TASKS, make_samples, read_samples
 from h2o_cpp.model.arguments import check_context, check_int
@@ -72,7 +74,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the measurements; write the requested files."""
-    figure = None if args.plot is None else new_figure(5 * len(args.tasks), 4)
+    figure = open_figure(args, 5 * len(args.tasks), 4)
     filler = FILLER if args.file is None else read_text(args.file)
     n_samples = check_int("samples", args.samples, 1)
     model = open_model(args.model, device="cpu", threads=args.threads)
@@ -105,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         cells=_cells,
         settings={"length": length, "n_batch": args.n_batch},
     )
-    if not args.json:
+    if shows_table(args):
         print(
             f"\nprompts of up to {length} tokens, read {args.n_batch} at a time; "
             "log-likelihood of a token of the answer, in nats"
