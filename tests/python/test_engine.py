@@ -291,7 +291,6 @@ def test_run_requests_are_pulled_on_demand(generator: Generator) -> None:
         (["a", [5, 4096]], ValueError, "token 4096 is not in the vocabulary"),
         ([[5] * 201, "a"], ValueError, "the prompt has 201 tokens, n_ctx is 200"),
         (["a", 5], TypeError, "prompt must be text or token ids, got int"),
-        ([], ValueError, "the prompt is empty"),
     ],
 )
 def test_invalid_prompts_are_rejected(
