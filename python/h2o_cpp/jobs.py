@@ -147,8 +147,8 @@ def generate_lines(
     """Continue the prompt of each line that is not in the output yet; yields what was written.
 
     prompts: lines with a JSON object whose `field` is a text or a list of token ids. Its "id" and
-        "metadata" are copied to the output. Options of Generator.stream apply to this line. Empty
-        lines are skipped.
+        "metadata" are copied to the output. Options of Generator.stream apply to this line; other
+        fields are ignored, unless one seems to be a misspelled option. Empty lines are skipped.
     report: called for an invalid line with its number, from 1, and the reason.
     seed: the output of a line without a seed of its own depends on this one and the line's index,
         from 0, not on other lines.
@@ -244,8 +244,12 @@ def _parse(line: bytes, field: str) -> tuple[Any, dict[str, Any], StreamOptions]
     prompt = value.pop(field)
     fields = {name: value.pop(name) for name in _CARRIED if name in value}
     json.dumps(fields, ensure_ascii=False).encode()  # raises for unpaired surrogates
-    check_names(value)
-    options = {name: option for name, option in value.items() if option is not None}
+    check_names(value, others=True)
+    options = {
+        name: option
+        for name, option in value.items()
+        if name in StreamOptions.__annotations__ and option is not None
+    }
     if isinstance(biases := options.get("logit_bias"), dict):  # whose keys are strings in JSON
         options["logit_bias"] = {
             int(token) if token.isdecimal() else token: bias for token, bias in biases.items()

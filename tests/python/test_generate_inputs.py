@@ -63,19 +63,24 @@ class TestFields:
         [
             ("temprature", 0, "there is no option 'temprature'; did you mean temperature?"),
             ("hh", 0.2, "hh is an option of Generator, not of an output"),
-            ("answer", None, "there is no option 'answer'"),
-            ("after", "x", "there is no option 'after'"),
+            ("repetition_penalty", 1, "there is no option 'repetition_penalty'; did you mean"),
             ("logit_bias", {"x": 1}, "logit_bias='x', expected an integer, 0 or more"),
             ("logit_bias", [1], "logit_bias=[1], expected a dict from token id to bias"),
             ("constraint", "x", "constraint='x', expected a function"),
         ],
     )
-    def test_other_fields_are_a_bad_line(
+    def test_misspelled_option_is_a_bad_line(
         self, job: Job, field: str, value: Any, message: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert job.run({"prompt": "The", field: value}, A) == 1
         assert f"{job.input}:1: {message}" in capsys.readouterr().err
         assert job.outputs().keys() == {1}
+
+    def test_other_fields_are_ignored(self, job: Job) -> None:
+        """As of a data set."""
+        line = {"prompt": "The", "answer": 7, "question": "Who?", "text": "x", "model": "y"}
+        assert job.run(line) == 0
+        assert not job.outputs()[0].keys() & {"answer", "question", "model"}
 
 
 class TestChangedInput:

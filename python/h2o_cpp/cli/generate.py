@@ -2,9 +2,9 @@
 or killed: finished lines are not computed again.
 
 A line of the input is a JSON object: {"prompt": "The old man", "id": 7, "max_tokens": 50}. Its
-options, named as in Python, apply to this line; "id" and "metadata" are copied to the output.
-Invalid lines, also those with other fields, are reported and skipped, and the exit status is then
-1.
+options, named as in Python, apply to this line; "id" and "metadata" are copied to the output,
+and other fields ignored. Invalid lines, also those with a misspelled option, are reported and
+skipped, and the exit status is then 1.
 """
 
 from __future__ import annotations

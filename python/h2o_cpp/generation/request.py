@@ -303,14 +303,18 @@ def check_vocabulary(tokens: Sequence[int], n_vocab: int) -> None:
             raise ValueError(f"token {token} is not in the vocabulary of {n_vocab}")
 
 
-def check_names(options: Mapping[str, object]) -> None:
-    """Raises TypeError for names that are no StreamOptions, with a suggestion."""
-    for name in options:
-        if name not in StreamOptions.__annotations__:
-            if name in _OF_A_GENERATOR:
-                raise TypeError(f"{name} is an option of Generator, not of an output")
-            close = difflib.get_close_matches(name, StreamOptions.__annotations__, n=1)
-            meant = _ELSEWHERE.get(name, *close)
+def check_names(options: Mapping[str, object], *, others: bool = False) -> None:
+    """Raises TypeError for names that are no StreamOptions, with a suggestion.
+
+    others: allow those that are not similar to the name of an option.
+    """
+    names = StreamOptions.__annotations__
+    for name in (name for name in options if name not in names):
+        if name in _OF_A_GENERATOR:
+            raise TypeError(f"{name} is an option of Generator, not of an output")
+        close = difflib.get_close_matches(name, names, n=1, cutoff=0.8 if others else 0.6)
+        meant = _ELSEWHERE.get(name, *close)
+        if meant or not others:
             hint = f"; did you mean {meant}?" if meant else ""
             raise TypeError(f"there is no option {name!r}{hint}")
 
