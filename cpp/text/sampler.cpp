@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <iomanip>
 #include <limits>
 #include <locale>
@@ -43,13 +44,28 @@ Sampler::Sampler(const SamplerOptions& options, int32_t n_vocab)
   const auto same = std::ranges::adjacent_find(options_.logit_bias, {}, &LogitBias::token);
   require(same == options_.logit_bias.end(), "a token appears twice in logit_bias");
   choose_steps();
-  const size_t padded = (n_vocab + kBlock - 1) / kBlock * kBlock;
   counts_.resize(n_vocab);
-  logits_.resize(padded, -kInfinity);
-  peaks_.resize(padded / kBlock);
-  bucket_of_.resize(padded);
-  buckets_.resize(kBuckets);
-  candidates_.resize(n_vocab);
+  take_scratch();  // sample() allocates on other threads only, once
+}
+
+void Sampler::take_scratch() {
+  static thread_local Scratch scratch;
+  const size_t n_blocks = (counts_.size() + kBlock - 1) / kBlock;
+  const size_t padded = n_blocks * kBlock;
+  if (scratch.logits.size() < padded) {
+    scratch.peaks.resize(n_blocks);
+    scratch.largest_peaks.resize(n_blocks);
+    scratch.bucket_of.resize(padded);
+    scratch.buckets.resize(kBuckets);
+    scratch.candidates.resize(padded + kBlock);
+    scratch.logits.resize(padded);  // last: with it the others have their sizes too
+  }
+  logits_ = std::span(scratch.logits).first(padded);
+  peaks_ = std::span(scratch.peaks).first(n_blocks);
+  largest_peaks_ = std::span(scratch.largest_peaks).first(n_blocks);
+  bucket_of_ = std::span(scratch.bucket_of).first(padded);
+  buckets_ = scratch.buckets;
+  candidates_ = std::span(scratch.candidates).first(padded + kBlock);
 }
 
 // Independent of the application's locale.
@@ -111,6 +127,7 @@ int32_t Sampler::sample(std::span<const float> logits, std::span<const uint32_t>
   require(allowed.empty() || allowed.size() == (n_vocab + 31) / 32, allowed.size(),
           " words of allowed tokens for a vocabulary of ", n_vocab);
   require(allows_any(allowed, n_vocab), kNoneAllowed);
+  take_scratch();
   read(logits, allowed);
   penalize(logits, allowed);
   if (options_.uses_dry()) penalize_repetitions();
@@ -147,6 +164,7 @@ void Sampler::read(std::span<const float> logits, std::span<const uint32_t> allo
   for (size_t i = whole; i < logits.size(); ++i) {
     logits_[i] = allows(allowed, i) ? number(in[i]) : -kInfinity;
   }
+  std::fill(logits_.begin() + logits.size(), logits_.end(), -kInfinity);
   for (const auto& [token, bias] : options_.logit_bias) {
     logits_[token] = number(logits_[token] + bias);  // infinity - infinity is NaN
   }
@@ -281,17 +299,16 @@ void Sampler::find_peaks() {
 float Sampler::bar_below(size_t k) {
   const size_t n = std::min(peaks_.size(), 8 * k);
   if (k > n) return -kInfinity;
-  for (size_t block = 0; block < n; ++block) {
-    candidates_[block] = {static_cast<int32_t>(block), peaks_[block], 0};
-  }
-  const auto begin = candidates_.begin();
-  std::nth_element(begin, begin + (k - 1), begin + n, likelier);
-  return std::nextafter(candidates_[k - 1].logit, -kInfinity);
+  const auto end = std::copy_n(peaks_.begin(), n, largest_peaks_.begin());
+  const auto kth = largest_peaks_.begin() + (k - 1);
+  std::nth_element(largest_peaks_.begin(), kth, end, std::greater());
+  return std::nextafter(*kth, -kInfinity);
 }
 
 // Moves the k largest finite logits, unsorted, to the front of candidates_; returns their number.
 size_t Sampler::gather_largest(size_t k) {
-  const size_t room = std::min(std::max<size_t>(4 * k, 256), candidates_.size());
+  // The candidates of one more block always fit.
+  const size_t room = std::min(std::max<size_t>(4 * k, 256), candidates_.size() - kBlock);
   const auto begin = candidates_.begin();
   size_t n = 0;
   const auto keep_largest = [&] {
@@ -304,12 +321,12 @@ size_t Sampler::gather_largest(size_t k) {
     if (!(peaks_[block] > bar)) continue;
     const size_t at = block * kBlock;
     for (size_t i = at; i < at + kBlock; ++i) {
-      if (!(logits_[i] > bar)) continue;
-      candidates_[n++] = {static_cast<int32_t>(i), logits_[i], 0};
-      if (n < room || n <= k) continue;
-      keep_largest();
-      bar = candidates_[k - 1].logit;  // of equal logits the first are kept
+      candidates_[n] = {static_cast<int32_t>(i), logits_[i], 0};
+      n += logits_[i] > bar ? 1 : 0;  // a branch would often be mispredicted
     }
+    if (n < room || n <= k) continue;
+    keep_largest();
+    bar = candidates_[k - 1].logit;  // of equal logits the first are kept
   }
   if (n > k) keep_largest();
   return n;

@@ -77,7 +77,18 @@ class Sampler {
     bool all = false;      // no other token has a finite logit
   };
 
+  // Shared by all samplers of a thread, so that it stays in the processor's cache.
+  struct Scratch {
+    std::vector<float> logits;  // padded to whole blocks with -infinity
+    std::vector<float> peaks;   // the largest logit of each block
+    std::vector<float> largest_peaks;
+    std::vector<int16_t> bucket_of;     // by token
+    std::vector<Amount> buckets;        // most likely candidates first
+    std::vector<Candidate> candidates;  // all, and room for a block
+  };
+
   void choose_steps();
+  void take_scratch();
   void remember(int32_t token);
   void read(std::span<const float> logits, std::span<const uint32_t> allowed);
   void penalize(std::span<const float> logits, std::span<const uint32_t> allowed);
@@ -132,12 +143,13 @@ class Sampler {
   bool by_steps_;                   // the options are not supported by the fast paths
   float surprise_;                  // mirostat's current limit, in bits
 
-  // Reused by every call. The vocabulary is padded to whole blocks with -infinity.
-  std::vector<float> logits_;
-  std::vector<float> peaks_;        // the largest logit of each block
-  std::vector<int16_t> bucket_of_;  // by token
-  std::vector<Amount> buckets_;     // most likely candidates first
-  std::vector<Candidate> candidates_;
+  // Used by one call: parts of the thread's Scratch.
+  std::span<float> logits_;
+  std::span<float> peaks_;
+  std::span<float> largest_peaks_;
+  std::span<int16_t> bucket_of_;
+  std::span<Amount> buckets_;
+  std::span<Candidate> candidates_;
   float largest_ = 0;
   float smallest_ = 0;  // smallest finite logit
   float bucket_scale_ = 0;

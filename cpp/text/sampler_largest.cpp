@@ -47,6 +47,7 @@ float Sampler::rest_temperature() const {
 
 std::optional<int32_t> Sampler::sample(const LargestLogits& largest) {
   if (!may_draw_from_largest() || largest.n <= 0 || std::isinf(largest.logits[0].value)) return {};
+  take_scratch();
   const Known known = gather_known(largest);
   if (known.n_certain == 0) return {};
   largest_ = candidates_[0].logit;

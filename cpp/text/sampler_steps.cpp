@@ -95,7 +95,6 @@ Candidates Sampler::gather_candidates() {
   for (size_t i = 0; i < counts_.size(); ++i) {
     candidates_[n] = {static_cast<int32_t>(i), logits_[i], 0};
     n += std::isfinite(logits_[i]) ? 1 : 0;
-    if (n == candidates_.size()) break;
   }
   return {candidates_, n};
 }
