@@ -72,8 +72,10 @@ class Completion(Iterator[str], AsyncIterator[str], GenerationHandle):
                 await self._loops.let_others_run()
             self._was_ready = True
             while True:
-                ended = self.finish_reason is not None
                 piece = self._state.poll()
+                ended = piece is None and self.finish_reason is not None
+                if ended:
+                    piece = self._state.poll()  # that came between the two calls
                 if piece is not None and not self._closed:
                     return piece
                 if ended:

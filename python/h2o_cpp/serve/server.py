@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
 from collections.abc import Awaitable, Callable
@@ -98,6 +99,7 @@ class Server(uvicorn.Server):
             scheme = "https" if self.config.is_ssl else "http"
             shown = f"[{host}]" if ":" in host else host
             self._follow_hangups()
+            gc.freeze()  # modules and models are not searched for garbage again
             self._on_start(f"{scheme}://{shown}:{port}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
