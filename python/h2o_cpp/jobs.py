@@ -207,7 +207,7 @@ def continue_rows(
             of_row: StreamOptions = {**options, **own}
             try:
                 request = generator.request(prompt, **of_row)
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, ImportError) as error:  # without llguidance
                 report(row, str(error))
                 continue
             begun.append(row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import re
 import signal
@@ -229,6 +230,29 @@ def test_llama_cpp_flags_are_explained(flag: str, capsys: pytest.CaptureFixture[
     for more in ([flag], [flag, "1"], [f"{flag}=1"]):
         error = usage_error("chat", *more, capsys=capsys)
         assert error.endswith(f"error: {flag} is a llama.cpp flag: {llama_cpp_flags.ANSWERS[flag]}")
+
+
+@pytest.mark.parametrize("option", ["--json-schema={}", "--grammar=root ::= [a]"])
+@pytest.mark.parametrize("command", ["run", "chat", "generate"])
+def test_missing_extra_is_one_line(
+    command: str,
+    option: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("A\n"))
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"prompt": "A"}\n')
+    given = {
+        "run": ["A"],
+        "chat": ["--template", "chatml"],
+        "generate": ["-i", str(lines), "-o", str(tmp_path / "out.jsonl")],
+    }
+    assert main([command, *given[command], option]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == "error: grammars need llguidance: pip install 'h2o-cpp[grammar]'"
 
 
 def test_gpu_layers_flag_is_ignored_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:

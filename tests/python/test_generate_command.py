@@ -83,6 +83,17 @@ def test_outputs_do_not_depend_on_number_of_sequences(
     assert read(one) == read(other)
 
 
+def test_lines_with_grammars_are_skipped_without_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    lines = {"prompt": "A", "grammar": "root ::= [a]"}, {"prompt": "B"}
+    prompts, output = write(tmp_path / "prompts.jsonl", *lines), tmp_path / "out.jsonl"
+    assert main(arguments(prompts, output)) == 1
+    assert f"{prompts}:1: grammars need llguidance" in capsys.readouterr().err
+    assert sorted(read(output)) == [1]
+
+
 def test_bad_lines_are_reported_and_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

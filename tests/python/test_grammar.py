@@ -39,6 +39,17 @@ def test_schema_output_conforms(
     assert is_person(result.text)
 
 
+@pytest.mark.parametrize("schema", [True, "true", {}])
+def test_schema_of_any_json(generator: Generator, schema: Any) -> None:
+    result = generator.generate("The old man", schema=schema, seed=1, temperature=2.0, max_tokens=9)
+    assert result.text.lstrip()[0] in '{["-0123456789tfn'
+
+
+def test_grammar_may_end_in_failure(generator: Generator) -> None:
+    with pytest.raises(ValueError, match=r"^the grammar failed: no text matches it$"):
+        generator.generate("A", grammar='start: "a" x "b"\nx: x', max_tokens=9)
+
+
 def test_batched_constraints_equal_separate_ones(generator: Generator) -> None:
     """The batch mixes constrained and unconstrained prompts, each with its own matcher."""
     each: list[Any] = [
@@ -107,6 +118,12 @@ def test_logit_bias_cannot_violate_constraint(generator: Generator) -> None:
         ({"schema": {"type": "nope"}}, ValueError, "^schema: Invalid type: nope$"),
         ({"schema": "{"}, ValueError, "^schema is not JSON"),
         ({"schema": 5}, TypeError, "^schema=5, expected a dict"),
+        ({"schema": "[]"}, ValueError, r"^schema is \[\], expected an object, true or false$"),
+        ({"schema": "null"}, ValueError, "^schema is None, expected an object"),
+        ({"schema": '"a"'}, ValueError, "^schema is 'a', expected an object"),
+        ({"schema": False}, ValueError, "^schema: Unsatisfiable"),
+        ({"schema": {"$ref": "#"}}, ValueError, "^schema: no text matches it$"),
+        ({"grammar": "start: start"}, ValueError, "^grammar: no text matches it$"),
         ({"schema": {"$ref": "http://a.test/b"}}, ValueError, "^schema: Resource"),
         ({"schema": {"allOf": [{"type": "string"}, {"type": "integer"}]}}, ValueError, "Unsat"),
         ({"regex": "("}, ValueError, "^regex: .*unclosed group"),
@@ -158,3 +175,12 @@ def test_run_command_with_constraints(
     assert re.fullmatch("abc+", capsys.readouterr().out.removeprefix("The old man").strip())
     assert main([*run, "--grammar", "root ::= foo"]) == 1
     assert "foo" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("schema", ["[]", "null", '"a"', "1"])
+def test_schema_that_is_no_schema_is_one_line(
+    schema: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "A", "-j", schema]) == 1
+    error = capsys.readouterr().err
+    assert re.fullmatch("error: schema is .*, expected an object, true or false\n", error)

@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the output has exited
         _discard_output()
         return 1
-    except (OSError, ValueError, MemoryError) as error:
+    except (OSError, ValueError, MemoryError, ImportError) as error:  # an extra is missing
         print(f"error: {error}", file=sys.stderr)
         _discard_output()
         return 1

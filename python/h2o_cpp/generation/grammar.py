@@ -7,7 +7,6 @@ output has its own matcher.
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from h2o_cpp.model.arguments import short
+from h2o_cpp.generation.gbnf import gbnf_to_lark, is_gbnf
+from h2o_cpp.model.arguments import check_str, short
 
 if TYPE_CHECKING:
     import llguidance
@@ -29,7 +29,7 @@ FORMS = ("schema", "grammar", "regex", "choice")  # mutually exclusive options
 # White space in JSON, as in llama.cpp; small models would not stop adding it.
 _JSON = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})?"}
 
-_GBNF = re.compile(r"^\s*[a-zA-Z][\w-]*\s*::=", re.MULTILINE)  # but not Lark with this in quotes
+_MAX_ERROR = 300  # characters
 
 _MAX_COMPILED = 64  # per model, least recently used are dropped
 
@@ -51,7 +51,7 @@ class Constraint:
             self._n_read = len(tokens)
         matcher.unsafe_compute_mask_ptr(allowed.ctypes.data, allowed.nbytes)
         if matcher.is_error():
-            raise ValueError(f"the grammar failed: {matcher.get_error()}")
+            raise ValueError(f"the grammar failed: {_error(matcher)}")
 
 
 def form_of(options: Mapping[str, Any]) -> tuple[str, Any] | None:
@@ -68,15 +68,18 @@ def form_of(options: Mapping[str, Any]) -> tuple[str, Any] | None:
 
 def make_constraint(tokenizer: Tokenizer, form: str, value: Any) -> Constraint:
     """A constraint for one output. Raises ValueError if it does not compile, and TypeError."""
-    source = _source(_llguidance(), form, value)
+    library = _llguidance()
     with _mutex:
         compiler = _compilers.get(tokenizer)
         if compiler is None:
             compiler = _compilers[tokenizer] = _Compiler(tokenizer)
+    if form == "grammar":
+        value = _lark(value, tokenizer)
+    source = _source(library, form, value)
     try:
         return Constraint(compiler.matcher(source))
     except ValueError as error:
-        raise ValueError(f"{form}: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{form}: {error}") from None
 
 
 class _Compiler:
@@ -100,8 +103,10 @@ class _Compiler:
                 self._compiled.move_to_end(source)
         if found is None:
             found = _llguidance().LLMatcher(self._tokenizer, source, log_level=0)
+            words = np.zeros((self._tokenizer.vocab_size + 31) // 32, np.uint32)
+            found.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
             if found.is_error():
-                raise ValueError(found.get_error().strip())
+                raise ValueError(_error(found))
             with self._mutex:
                 self._compiled[source] = found
                 if len(self._compiled) > _MAX_COMPILED:
@@ -150,18 +155,27 @@ def _source(library: Any, form: str, value: Any) -> str:
         return str(matcher.grammar_from_json_schema(_schema(value), defaults=_JSON))
     if form == "choice":
         return str(matcher.grammar_from_lark(_choice(value)))
-    if not isinstance(value, str):
-        raise TypeError(f"{form}={short(value)}, expected text (a str)")
     if form == "regex":
-        return str(matcher.grammar_from_regex(value))
-    if _GBNF.search(value):
-        from llguidance.gbnf_to_lark import gbnf_to_lark
-
-        try:
-            return str(matcher.grammar_from_lark(gbnf_to_lark(value)))
-        except Exception as error:  # llguidance's parser
-            raise ValueError(f"grammar: {error}") from None
+        return str(matcher.grammar_from_regex(check_str(form, value)))
     return str(matcher.grammar_from_lark(value))
+
+
+def _lark(grammar: Any, tokenizer: Tokenizer) -> str:
+    """A grammar in either form as Lark."""
+    if not is_gbnf(check_str("grammar", grammar)):
+        return str(grammar)
+    try:
+        return gbnf_to_lark(grammar, tokenizer)
+    except ValueError as error:
+        raise ValueError(f"grammar: {error}") from None
+
+
+def _error(matcher: llguidance.LLMatcher) -> str:
+    """A matcher's error in one line, without its state and the rest of a long grammar."""
+    text = " ".join(str(matcher.get_error()).partition("<state>")[0].split())
+    if text == "NoExtensionBias":
+        return "no text matches it"
+    return text if len(text) <= _MAX_ERROR else f"{text[:_MAX_ERROR]}..."
 
 
 def _schema(value: Any) -> str:
@@ -173,10 +187,14 @@ def _schema(value: Any) -> str:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"schema is not JSON: {error}") from None
-    if not isinstance(value, Mapping | bool):
+        if not isinstance(value, dict | bool):
+            raise ValueError(f"schema is {short(value)}, expected an object, true or false")
+    if isinstance(value, bool):
+        value = {"allOf": [value]}  # llguidance adds options to it
+    if not isinstance(value, Mapping):
         raise TypeError(f"schema={short(value)}, expected a dict, JSON text or a pydantic model")
     try:
-        return json.dumps(value if isinstance(value, bool) else dict(value))
+        return json.dumps(dict(value))
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"schema is not JSON: {error}") from None
 
