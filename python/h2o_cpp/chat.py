@@ -40,7 +40,8 @@ class Chat:
         """Begin a conversation.
 
         system: the system prompt; default: none.
-        template: a Jinja2 chat template, or the name of a built-in one; default: the file's.
+        template: a Jinja2 chat template, its file, or the name of a built-in one; default: the
+            model file's.
 
         Raises ValueError for a missing or an invalid template, TypeError for other types.
         """

@@ -356,7 +356,8 @@ class Generator(LoadedModel):
         """Stream the assistant's reply to `messages`; options as for stream().
 
         messages: the conversation; each message is a mapping with "role" and "content".
-        template: a Jinja2 chat template, or the name of a built-in one; default: the file's.
+        template: a Jinja2 chat template, its file, or the name of a built-in one; default: the
+            model file's.
 
         For several turns, use Chat, which keeps the cache between turns.
 
@@ -405,7 +406,8 @@ class Generator(LoadedModel):
     def chat_template(
         self, template: str | None = None, *, tool_parser: str | None = None
     ) -> ChatTemplate:
-        """The file's chat template, or another one: its text, or the name of a built-in one.
+        """The model file's chat template, or another one: its text, its file, or the name of a
+        built-in one.
 
         tool_parser: as for reply().
         """

@@ -175,6 +175,24 @@ class TestTemplates:
         assert self.render("  {% if true %}\nx\n  {% endif %}\n") == "x\n"
         assert self.render("{{ tools is none }}{{ add_generation_prompt }}") == "TrueTrue"
 
+    def test_template_in_a_file(self, tmp_path: Path) -> None:
+        (tmp_path / "tool.jinja").write_text("é{{ messages[0].content }}", encoding="utf-8")
+        assert self.render(str(tmp_path / "tool.jinja"), "b") == "éb"
+        (tmp_path / "latin.jinja").write_bytes(b"\xe9{{ 1 }}")
+        with pytest.raises(ValueError, match=r"latin.jinja: not UTF-8 text"):
+            self.render(str(tmp_path / "latin.jinja"))
+        (tmp_path / "plain.txt").write_text("plain")
+        with pytest.raises(ValueError, match=r"plain.txt', expected one of .*, a file or Jinja2"):
+            self.render(str(tmp_path / "plain.txt"))
+
+    def test_model_names_no_files(self, tmp_path: Path) -> None:
+        file = tmp_path / "tool.jinja"
+        file.write_text("{{ 1 }}")
+        t = tokenizer(byte_pairs())
+        t.chat_template = str(file)
+        with pytest.raises(ValueError, match=r"the model's chat template is .*, expected Jinja2"):
+            ChatTemplate(None, t)
+
     def test_missing_template_is_rejected(self) -> None:
         with pytest.raises(ValueError, match=r"no chat template .* use stream\(\)"):
             ChatTemplate(None, tokenizer(byte_pairs()))

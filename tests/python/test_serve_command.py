@@ -86,7 +86,7 @@ def test_shutdown_cuts_generations_after_grace() -> None:
     [
         ([], "none, so chats are refused; --template NAME has one"),
         (["--template", "chatml"], "chatml"),
-        (["--template", "{{ messages[0].content }}"], "given"),
+        (["--template", "{{ messages[0].content }}", "--max-tokens", "40"], "given"),
     ],
 )
 def test_startup_summary(options: list[str], template: str) -> None:
@@ -96,10 +96,10 @@ def test_startup_summary(options: list[str], template: str) -> None:
         summary = dict(re.split(r"  +", line, maxsplit=1) for line in lines)
         limits = server.ask("/v1/models").json()["data"][0]["h2o"]
     assert summary["model"].startswith(f"{LLAMA}, on cpu")
-    assert (
-        summary["context"]
-        == f'{limits["n_ctx"]} tokens, which requests with "endless": true go past'
-    )
+    past = {True: f"outputs of up to {10**9} tokens (max_tokens) go past"}
+    past[False] = "outputs go past if --max-tokens is larger"
+    assert summary["context"] == f"{limits['n_ctx']} tokens, which {past[limits['endless']]}"
+    assert limits["endless"] == ("--max-tokens" not in options)
     assert summary["sequences"] == "3 at once"
     one, full = (limits[key] / 2**20 for key in ("cache_bytes", "full_cache_bytes"))
     assert summary["cache"] == (

@@ -90,13 +90,33 @@ class TestReadModels:
             ("[a]\nhh = 1", "with model ="),
             ('[a]\nmodel = "x"\nhhh = 1', "no option 'hhh'; did you mean hh"),
             ("", "no models"),
+            ('[a]\nmodel = "one.gguf"\nhh = "x"', "models.toml: a: hh='x', expected a fraction"),
+            ('[a]\nmodel = "one.gguf"\nhh = 1.5', "a: hh=1.5, expected"),
+            ('[a]\nmodel = "one.gguf"\nn_ctx = 99999', "a: n_ctx=99999, expected at most"),
+            ('[a]\nmodel = "one.gguf"\nkv_dtype = "q9"', "a: .*q9"),
+            ('[a]\nmodel = "one.gguf"\npolicy = "x"', "a: .*policy='x'"),
+            ('[a]\nmodel = "one.gguf"\nthreads = -1', "a: threads=-1, expected"),
+            ('[a]\nmodel = "one.gguf"\nmax_queue = "x"', "a: max_queue='x', expected an integer"),
+            ('[a]\nmodel = "one.gguf"\ntool_parser = "x"', "a: tool_parser='x', expected one of"),
+            ('[a]\nmodel = "one.gguf"\ntemplate = "x.jinja"', "a: template='x.jinja', expected"),
+            ('[a]\nmodel = "bad.gguf"', "a: .*bad.gguf"),
         ],
     )
-    def test_bad_files(self, tmp_path: Path, text: str, message: str) -> None:
-        path = tmp_path / "models.toml"
+    def test_bad_files(self, folder: Path, text: str, message: str) -> None:
+        (folder / "bad.gguf").write_bytes(b"GGUF")
+        path = folder / "models.toml"
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
-            read_models(path, OPTIONS, {})
+            read_models(path, {**OPTIONS, "policy": None, "kv_dtype": None}, {})
+
+    def test_template_file_is_beside_the_list(self, folder: Path) -> None:
+        path = folder / "models.toml"
+        path.write_text('[a]\nmodel = "one.gguf"\ntemplate = "tool.jinja"\n')
+        (folder / "tool.jinja").write_text("{{ messages[0].content }}!")
+        catalog = Catalog(read_models(path, OPTIONS, {}))
+        with serving_catalog(catalog) as server:
+            body = {"messages": [{"role": "user", "content": "Hi"}]}
+            assert server.ask("/apply-template", body).json() == {"prompt": "Hi!"}
 
     def test_no_models(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="no models in this directory"):
@@ -157,7 +177,7 @@ def test_model_that_cannot_be_loaded(folder: Path) -> None:
     (folder / "bad.gguf").write_bytes(b"GGUF")
     with serving_catalog(Catalog(read_models(folder, OPTIONS, {}))) as server:
         answer = server.ask("/v1/completions", {**BODY, "model": "bad"})
-        assert answer.status == 503
+        assert answer.status == 500  # clients would try again after 503
         assert "'bad' cannot be loaded" in answer.json()["error"]["message"]
         assert str(folder) not in answer.body.decode()
         assert server.ask("/v1/completions", {**BODY, "model": "one"}).status == 200

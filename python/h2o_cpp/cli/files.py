@@ -6,20 +6,21 @@ import sys
 from io import TextIOWrapper
 from pathlib import Path
 
+from h2o_cpp.model import text_files
+
 STANDARD = Path("-")  # stdin or stdout
 
 
 def read_text(file: Path) -> str:
-    """The text of a file or of stdin. Raises ValueError unless it is UTF-8."""
+    """The text of a file or of stdin. Raises OSError, and ValueError unless it is UTF-8."""
+    if file != STANDARD:
+        return text_files.read_text(file)
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict", newline=None)
     try:
-        if file != STANDARD:
-            return file.read_text(encoding="utf-8")
-        if isinstance(sys.stdin, TextIOWrapper):
-            sys.stdin.reconfigure(encoding="utf-8", errors="strict", newline=None)
         return sys.stdin.read()
     except UnicodeDecodeError as error:
-        name = "stdin" if file == STANDARD else file
-        raise ValueError(f"{name}: not UTF-8 text: {error.reason} at byte {error.start}") from None
+        raise text_files.not_utf8("stdin", error) from None
 
 
 def write_text(file: Path, text: str) -> None:

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from h2o_cpp import BUNDLED_MODEL, Generator
+from h2o_cpp import BUNDLED_MODEL
 from h2o_cpp.cli.cache_options import add_cache, add_sequences
 from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import add_machine, add_model, generator_options, open_generator
@@ -27,6 +27,7 @@ from h2o_cpp.reply import FORMATS
 
 if TYPE_CHECKING:
     from h2o_cpp.serve.catalog import Catalog
+    from h2o_cpp.serve.service import Service
 
 
 def add_arguments(parser: Parser) -> None:
@@ -164,7 +165,7 @@ def run(args: argparse.Namespace) -> int:
             generator = opened.enter_context(open_generator(args, many=True))
             service = Service(generator, name=args.name or generator.path.stem, **limits)
             catalog = Catalog.of(service)
-            announce = partial(_print_model, generator, args.template)
+            announce = partial(_print_model, service, args.template)
         else:
             options = generator_options(args, many=True)
             entries = read_models(args.models, options, limits)
@@ -224,12 +225,15 @@ def _print_models(catalog: Catalog, address: str) -> None:
         print(f"  {key:13}  {value}", file=sys.stderr)
 
 
-def _print_model(generator: Generator, template: str | None, address: str) -> None:
+def _print_model(service: Service, template: str | None, address: str) -> None:
     """Print the model, the memory of its caches and the address."""
+    generator = service.generator
     stats, n = generator.stats(), generator.max_sequences
     context = f"{generator.n_ctx} tokens"
-    if generator.endless:
-        context += ', which requests with "endless": true go past'
+    if service.max_tokens > generator.n_ctx and generator.endless:
+        context += f", which outputs of up to {service.max_tokens} tokens (max_tokens) go past"
+    elif generator.endless:
+        context += ", which outputs go past if --max-tokens is larger"
     if template is None:
         own = generator.tokenizer.chat_template is not None
         template = (

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.parser import Arguments
+from h2o_cpp.model import chat_template
 from h2o_cpp.model.builtin_templates import BUILTIN_TEMPLATES
-from h2o_cpp.model.chat_template import is_jinja
 
 
 def add_template(parser: Arguments) -> None:
@@ -22,17 +22,12 @@ def add_template(parser: Arguments) -> None:
 
 
 def read_template(given: str | None) -> str | None:
-    """The name of a built-in template, or the text of a template or a file (FILE, @FILE).
+    """The text of a template: given as such, by its name or as a file (FILE, @FILE).
 
-    Raises FileNotFoundError, and ValueError for anything else.
+    Raises OSError for a file that cannot be read, and ValueError.
     """
-    if given is None or given in BUILTIN_TEMPLATES or is_jinja(given):
-        return given
+    if given is None:
+        return None
     if given.startswith("@"):
         return read_text(Path(given[1:]))
-    if Path(given).is_file():
-        return read_text(Path(given))
-    raise ValueError(
-        f"--template {given}: no such file or built-in template, expected a file or one of "
-        f"{', '.join(BUILTIN_TEMPLATES)}"
-    )
+    return chat_template.read_template(given)

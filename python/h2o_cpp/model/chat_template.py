@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from h2o_cpp.model.arguments import check_str, short
 from h2o_cpp.model.builtin_templates import BUILTIN_TEMPLATES
 from h2o_cpp.model.jinja_template import JinjaTemplate
 from h2o_cpp.model.special_escape import SpecialTokenEscape, unused_characters
+from h2o_cpp.model.text_files import read_text
 from h2o_cpp.model.tokenizer import Tokenizer
 from h2o_cpp.reply import ReplyFormat, call_grammar, format_named, format_of
 
-_EXPECTED = f"one of {', '.join(BUILTIN_TEMPLATES)} or Jinja2 with {{{{ or {{%"
+_EXPECTED = f"one of {', '.join(BUILTIN_TEMPLATES)}, a file or Jinja2 with {{{{ or {{%"
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "Hello"}
 Tool = Mapping[str, Any]  # {"type": "function", "function": {"name": ..., "parameters": SCHEMA}}
@@ -24,6 +27,24 @@ _TOOLS = "expected {'type': 'function', 'function': {'name': ..., 'parameters': 
 def is_jinja(text: str) -> bool:
     """Whether a text is a template rather than a template's name."""
     return "{{" in text or "{%" in text
+
+
+def read_template(template: str, folder: str | os.PathLike[str] = "") -> str:
+    """The text of a template: `template` itself, or that of this name or file.
+
+    folder: where relative files are.
+
+    Raises ValueError, and OSError for a file that cannot be read.
+    """
+    if is_jinja(check_str("template", template)):
+        return template
+    if template in BUILTIN_TEMPLATES:
+        return BUILTIN_TEMPLATES[template]
+    file = os.path.join(folder, template)
+    text = read_text(Path(file)) if os.path.isfile(file) else ""
+    if not is_jinja(text):
+        raise ValueError(f"template={short(template)}, expected {_EXPECTED}")
+    return text
 
 
 class ChatPrompt(NamedTuple):
@@ -45,21 +66,22 @@ class ChatTemplate:
     def __init__(
         self, source: str | None, tokenizer: Tokenizer, *, tool_parser: str | None = None
     ) -> None:
-        """source: the template, or the name of a built-in one; default: the model file's own.
+        """source: as for read_template(); default: the model file's own.
 
         tool_parser: a name from h2o_cpp.reply.FORMATS; default: from the template.
         """
-        source = tokenizer.chat_template if source is None else source
+        own = tokenizer.chat_template
         if source is not None:
-            check_str("template", source)
-        if source is None:
+            source = read_template(source)
+        elif own is None:
             raise ValueError(
                 "the model has no chat template (tokenizer.chat_template), expected template= "
                 f"(--template) {_EXPECTED}; without one, use stream()"
             )
-        source = BUILTIN_TEMPLATES.get(source, source)
-        if not is_jinja(source):
-            raise ValueError(f"template={source!r}, expected {_EXPECTED}")
+        else:
+            source = BUILTIN_TEMPLATES.get(own, own)  # a model must not name files
+            if not is_jinja(source):
+                raise ValueError(f"the model's chat template is {short(own)}, expected Jinja2")
         self._template = JinjaTemplate(source)
         self.source = source
         self._tokenizer = tokenizer

@@ -74,8 +74,8 @@ def create_app(
     """Create an ASGI application that serves one Generator, which it owns while it runs.
 
     name: the model's name in requests.
-    template: a Jinja2 chat template, or a built-in one's name; default: the file's own. Without
-        one, chat requests are rejected.
+    template: a Jinja2 chat template, its file, or a built-in one's name; default: the model
+        file's own. Without one, chat requests are rejected.
     tool_parser: the format of tool calls, as h2o_cpp.reply names it; default: by the template.
     max_queue: prompts that may wait for a sequence; further requests get status 429.
     max_tokens: largest max_tokens of a request; default: n_ctx.

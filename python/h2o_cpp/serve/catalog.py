@@ -165,10 +165,13 @@ class Catalog:
         opened = ExitStack()
         try:
             service = await asyncio.to_thread(entry.load, opened)
-        except (OSError, ValueError, MemoryError) as error:
+        except (OSError, ValueError, TypeError, MemoryError) as error:
             opened.close()
             _log.error("the model %r cannot be loaded: %s", entry.name, error)
-            raise ApiError(503, f"the model {entry.name!r} cannot be loaded") from error
+            # Clients try again after 503, which cannot repair a wrong file or option.
+            lasts = isinstance(error, ValueError | TypeError | FileNotFoundError)
+            message = f"the model {entry.name!r} cannot be loaded"
+            raise ApiError(500 if lasts else 503, message) from error
         opened.enter_context(service.run())
         entry.open, entry.service, entry.last_used = opened, service, time.monotonic()
 

@@ -11,8 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from h2o_cpp import _core
 from h2o_cpp.generator import Generator
+from h2o_cpp.model.arguments import check_int, thread_count
+from h2o_cpp.model.capacity import ModelShape
+from h2o_cpp.model.chat_template import read_template
+from h2o_cpp.model.device import model_and_cache_bytes
 from h2o_cpp.model.gguf_names import model_stem
+from h2o_cpp.reply.formats import format_named
 from h2o_cpp.serve.catalog import Entry
 from h2o_cpp.serve.service import Service
 
@@ -21,6 +27,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+_OF_CACHE = (
+    *("hh", "cache_memory", "recent", "policy", "n_ctx", "kv_dtype", "positions", "max_resident"),
+)
 _OF_SERVICE = ("template", "tool_parser", "max_queue", "max_tokens", "max_prompt")
 
 
@@ -83,6 +92,13 @@ def _entry(
         generator = {**generator, "max_sequences": None, "memory": None}
     options = {key: own.get(key, value) for key, value in generator.items()}
     limits = {**service, **{key: own[key] for key in _OF_SERVICE if key in own}}
+    try:
+        if "template" in own:
+            limits["template"] = read_template(own["template"], path.parent)
+        if not path.is_dir():  # a file of a directory may be no model
+            _check(model, {**options, **limits})
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {name}: {error}") from None
     n_bytes, changed = _size(model)
     return Entry(
         name,
@@ -90,6 +106,18 @@ def _entry(
         n_bytes=n_bytes,
         spec=(model, changed, options, limits),
     )
+
+
+def _check(model: str, options: Mapping[str, Any]) -> None:
+    """Check options, as far as possible without loading the model. Raises ValueError, TypeError."""
+    given = {name: value for name, value in options.items() if value is not None}
+    thread_count(given.get("threads"))
+    for name in ("n_batch", "max_sequences", "max_queue", "max_tokens", "max_prompt"):
+        check_int(name, given.get(name, 1), 1)
+    if "tool_parser" in given:
+        format_named(given["tool_parser"])
+    if os.path.isfile(model) and ModelShape.of_metadata(_core.GgufFile(model).metadata()):
+        model_and_cache_bytes(model, **{key: given[key] for key in _OF_CACHE if key in given})
 
 
 def _load(

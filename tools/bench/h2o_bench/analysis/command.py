@@ -32,13 +32,13 @@ from h2o_bench.analysis.panels import draw_report
 from h2o_bench.analysis.power_law import LEAST_TOKENS
 from h2o_bench.analysis.report import REMOVALS, Report
 from h2o_bench.analysis.sparsity import sparsity
-from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.options import add_model, add_text, add_text_tokens, add_threads
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.perplexity import measure
 from h2o_cpp.measure.plots import new_figure
 from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.session import open_model
+from h2o_cpp.model.text_files import read_text
 from h2o_cpp.model.tokenizer import Tokenizer
 
 _MAX_TOKENS = 2048
