@@ -306,9 +306,11 @@ class TestOllama:
         assert found["response"] == OUTPUT.replace("<tool_call>", "").replace("</tool_call>", "")
 
     def test_models(self, server: Server) -> None:
+        n_bytes = server.app.state.service.generator.path.stat().st_size
         for path in ("/api/tags", "/api/ps"):
             [model] = server.ask(path).json()["models"]
-            assert model["name"] == "tiny"
+            assert (model["name"], model["size"]) == ("tiny", n_bytes)
+        assert server.ask("/api/show", {"name": "tiny"}).json() == ask(server, "/api/show")
         found = ask(server, "/api/show", model="tiny:latest")
         assert found["capabilities"] == ["completion", "embedding", "tools", "thinking"]
         assert found["template"] == THINKS
@@ -323,6 +325,37 @@ class TestOllama:
         assert answer.status == 404
         assert answer.json() == {"error": "there is no model 'other', expected one of 'tiny'"}
         assert server.ask("/api/chat", {**CHAT, "format": "yaml"}).status == 400
+
+    @pytest.mark.parametrize("path", ["/api/generate", "/api/chat"])
+    def test_preload(self, server: Server, path: str) -> None:
+        """A request without a prompt loads the model, or unloads it."""
+        key, value = {
+            "/api/generate": ("response", ""),
+            "/api/chat": ("message", {"role": "assistant", "content": ""}),
+        }[path]
+        empty: dict[str, Any] = {"prompt": ""} if path == "/api/generate" else {"messages": []}
+        for more, reason in (
+            ({}, "load"),
+            (empty, "load"),
+            ({"keep_alive": "5m"}, "load"),
+            ({"keep_alive": 0}, "unload"),
+            ({"keep_alive": "0s"}, "unload"),
+        ):
+            answer = server.ask(path, {"model": "tiny", **more})
+            assert answer.status == 200
+            found = answer.json()
+            assert (found["done"], found["done_reason"]) == (True, reason)
+            assert (found["model"], found[key]) == ("tiny", value)
+            names = [model["name"] for model in server.ask("/api/ps").json()["models"]]
+            assert names == (["tiny"] if reason == "load" else [])
+        assert ask(server, "/api/generate", stream=False)["done_reason"] == "stop"
+
+    def test_random_seed_and_ignored_options(self, server: Server) -> None:
+        options = {"temperature": 0, "seed": -1}
+        found = ask(server, "/api/chat", stream=False, truncate=True, shift=True, options=options)
+        assert found["message"]["content"] == "Let me see."
+        answer = server.ask("/api/chat", {**CHAT, "options": {"seed": -2}})
+        assert answer.status == 400
 
     @packages("ollama")
     def test_official_client(self, server: Server) -> None:

@@ -30,6 +30,21 @@ def server(generator: Generator) -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.parametrize("path", ["/", "/health", "/api/tags", "/v1/models", "/models"])
+def test_head_is_get_without_a_body(server: Server, path: str) -> None:
+    head, get = server.ask(path, method="HEAD"), server.ask(path)
+    assert (head.status, head.body) == (200, b"")
+    for name in ("Content-Length", "Content-Type"):
+        assert head.headers[name] == get.headers[name]
+
+
+def test_retrieve_model(server: Server) -> None:
+    [model] = server.ask("/v1/models").json()["data"]
+    assert server.ask("/v1/models/tiny").json() == model
+    answer = server.ask("/v1/models/org/other")
+    assert (answer.status, answer.json()["error"]["code"]) == (404, "model_not_found")
+
+
 class TestEmbeddings:
     def ask(self, server: Server, **body: Any) -> Any:
         answer = server.ask("/v1/embeddings", body)

@@ -59,7 +59,8 @@ class Catalog:
     @classmethod
     def of(cls, service: Service) -> Catalog:
         """A catalog of one model, which stays loaded."""
-        entry = Entry(service.name, lambda _: service, created=service.created)
+        n_bytes = service.generator.path.stat().st_size
+        entry = Entry(service.name, lambda _: service, n_bytes, created=service.created)
         entry.service = service
         return cls([entry])
 
@@ -105,7 +106,7 @@ class Catalog:
 
     async def take(self, name: str | None) -> Service:
         """The model of this name; it stays loaded until give_back(). Raises ApiError."""
-        entry = self._find(name)
+        entry = self.find(name)
         async with entry.loading:
             if self._closed or entry in self._retired:
                 raise closed()
@@ -125,6 +126,10 @@ class Catalog:
         if entry in self._retired and entry.n_users == 0:
             self._unloading = asyncio.ensure_future(self._unload_retired())
 
+    async def unload(self, name: str | None) -> None:
+        """Unload a model unless it is in use. Raises ApiError if there is no such model."""
+        await self._unload(self.find(name))
+
     async def _unload_retired(self) -> None:
         for entry in [one for one in self._retired if one.n_users == 0]:
             await self._unload(entry)
@@ -140,7 +145,8 @@ class Catalog:
                 if entry.last_used <= before:
                     await self._unload(entry)
 
-    def _find(self, name: str | None) -> Entry:
+    def find(self, name: str | None) -> Entry:
+        """The model of this name; None: the only one. Raises ApiError."""
         if name is None and len(self.entries) == 1:
             [entry] = self.entries.values()
             return entry

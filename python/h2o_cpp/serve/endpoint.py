@@ -72,4 +72,6 @@ async def _answer(
         response.on_end = partial(catalog.give_back, service)
     else:
         catalog.give_back(service)
+        if body.unloads:
+            await catalog.unload(body.model)
     return response

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from h2o_cpp import __version__
 from h2o_cpp.reply import Content, Reasoning
@@ -52,10 +52,13 @@ class Options(Sampling):
         *("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap"),
     )
     num_predict: int | None = Field(None, ge=-2, lt=2**31, description="-1: no limit")
+    seed: int | None = Field(None, ge=-1, lt=2**63, description="-1: random")
 
     def generation(self) -> dict[str, Any]:
         """The equivalent fields of a GenerationRequest."""
         options = self.model_dump(exclude_unset=True, exclude={"num_predict"})
+        if self.seed == -1:
+            del options["seed"]
         if self.num_predict is not None and self.num_predict > 0:
             options["max_tokens"] = self.num_predict
         return options
@@ -64,7 +67,10 @@ class Options(Sampling):
 class OllamaRequest(ModelRequest):
     """Fields that all requests share."""
 
-    ignored = ("keep_alive",)
+    ignored = ("truncate", "shift")
+    keep_alive: int | float | str | None = Field(
+        None, description="0 without a prompt: unload the model; otherwise ignored"
+    )
     stream: bool = Field(True, description="a line of JSON for each piece")
     options: Options | None = None
     format: Literal["", "json"] | dict[str, Any] | None = Field(
@@ -73,6 +79,15 @@ class OllamaRequest(ModelRequest):
     think: bool | Literal["low", "medium", "high"] | None = Field(
         None, description="passed to the chat template"
     )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to answer: the request only loads or unloads the model."""
+        return False
+
+    @property
+    def unloads(self) -> bool:
+        return self.is_empty and self.keep_alive in (0, "0", "0s")
 
     def own(self) -> dict[str, Any]:
         """The equivalent fields of a ChatRequest."""
@@ -137,20 +152,31 @@ class OllamaMessage(Schema):
 
 
 class OllamaChatRequest(OllamaRequest):
-    """Answer the last message of a conversation."""
+    """Answer the last message of a conversation; without one, load the model."""
 
-    messages: Annotated[list[OllamaMessage], Field(min_length=1, fail_fast=True)]
+    messages: Annotated[list[OllamaMessage], Field(fail_fast=True)] = Field(default_factory=list)
     tools: Annotated[list[ToolDefinition], Field(fail_fast=True)] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.messages
 
 
 class OllamaGenerateRequest(OllamaRequest):
-    """Answer a prompt; continue it instead if `raw` is set or the model has no chat template."""
+    """Answer a prompt; continue it instead if `raw` is set or the model has no chat template.
 
-    prompt: str = Field(min_length=1)
+    Without a prompt, load the model.
+    """
+
+    prompt: str = ""
     system: str | None = None
     raw: bool = False
     suffix: Annotated[str, Field(max_length=0)] | None = None
     images: Annotated[list[Any], Field(max_length=0)] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.prompt
 
 
 class OllamaEmbedRequest(ModelRequest):
@@ -164,6 +190,13 @@ class ShowRequest(ModelRequest):
     """The model to describe."""
 
     ignored = ("verbose",)
+    name: str | None = Field(None, description="the older name of model")
+
+    @model_validator(mode="after")
+    def _named(self) -> ShowRequest:
+        if self.model is None:
+            self.model = self.name
+        return self
 
 
 @router.get("/tags")
@@ -177,7 +210,8 @@ async def tags(catalog: CatalogOf) -> dict[str, Any]:
 @router.get("/ps")
 async def loaded(catalog: CatalogOf) -> dict[str, Any]:
     """The loaded models."""
-    return {"models": [_tag(one.name, one.created, 0) for one in catalog.loaded]}
+    loaded = (one for one in catalog.entries.values() if one.service is not None)
+    return {"models": [_tag(one.name, one.created, one.n_bytes) for one in loaded]}
 
 
 @router.get("/version")
@@ -187,8 +221,10 @@ async def version() -> dict[str, str]:
 
 
 @post(router, "/chat", OllamaChatRequest, responses=_LINES, quick=False)
-def chat(service: Service, body: OllamaChatRequest) -> _Lines:
-    """Answer the last message."""
+def chat(service: Service, body: OllamaChatRequest) -> _Lines | OllamaAnswer:
+    """Answer the last message; without one, load the model, or unload it if keep_alive is 0."""
+    if body.is_empty:
+        return _loaded(service, body, message={"role": "assistant", "content": ""})
     tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
     messages = [message.plain() for message in body.messages]
     request = check(ChatRequest, {**body.own(), "messages": messages, "tools": tools})
@@ -196,8 +232,10 @@ def chat(service: Service, body: OllamaChatRequest) -> _Lines:
 
 
 @post(router, "/generate", OllamaGenerateRequest, responses=_LINES, quick=False)
-def generate(service: Service, body: OllamaGenerateRequest) -> _Lines:
-    """Answer or continue a prompt."""
+def generate(service: Service, body: OllamaGenerateRequest) -> _Lines | OllamaAnswer:
+    """Answer or continue a prompt; without one, load the model, or unload it if keep_alive is 0."""
+    if body.is_empty:
+        return _loaded(service, body, response="")
     if body.raw or service.template is None:
         fields = body.own()
         fields.pop("chat_template_kwargs", None)
@@ -244,6 +282,12 @@ class OllamaAnswer(BaseModel):
     model: str
     created_at: str
     done: bool
+
+
+def _loaded(service: Service, body: OllamaRequest, **fields: Any) -> OllamaAnswer:
+    """The answer to a request that only loads or unloads the model."""
+    fields["done_reason"] = "unload" if body.unloads else "load"
+    return OllamaAnswer(model=service.name, created_at=_now(), done=True, **fields)
 
 
 class _Lines(GenerationResponse):

@@ -57,7 +57,12 @@ class Api(FastAPI):
     """A FastAPI application that documents the bodies parsed by parse()."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; some paths also work without /v1, as in llama.cpp."""
+        """Answer a request; some paths also work without /v1, as in llama.cpp.
+
+        HEAD is answered as GET; the server leaves the body out.
+        """
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
         if scope["type"] == "http" and scope["path"] in _WITHOUT_V1:
             scope = {**scope, "path": f"/v1{scope['path']}"}
         await super().__call__(scope, receive, send)

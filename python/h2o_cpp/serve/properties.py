@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from h2o_cpp import __version__
+from h2o_cpp.serve.catalog import Entry
 from h2o_cpp.serve.endpoint import CatalogOf
 from h2o_cpp.serve.responses import Model, ModelLimits, ModelList
 
@@ -44,14 +45,19 @@ class Slot(BaseModel):
 @router.get("/v1/models")
 async def list_models(catalog: CatalogOf) -> ModelList:
     """The served models; loaded ones with their limits."""
-    return ModelList(
-        data=[
-            Model(id=entry.name, created=entry.created)
-            if entry.service is None
-            else entry.service.model
-            for entry in catalog.entries.values()
-        ]
-    )
+    return ModelList(data=[_model(entry) for entry in catalog.entries.values()])
+
+
+@router.get("/v1/models/{name:path}")
+async def retrieve_model(name: str, catalog: CatalogOf) -> Model:
+    """A served model."""
+    return _model(catalog.find(name))
+
+
+def _model(entry: Entry) -> Model:
+    if entry.service is None:
+        return Model(id=entry.name, created=entry.created)
+    return entry.service.model
 
 
 @router.get("/props")

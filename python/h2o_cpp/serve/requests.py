@@ -81,6 +81,11 @@ class ModelRequest(Schema):
 
     model: str | None = Field(None, description="a name from /v1/models; default: the only model")
 
+    @property
+    def unloads(self) -> bool:
+        """Whether it unloads the model."""
+        return False
+
 
 class Sampling(Schema):
     """Sampling options and stop strings. Defaults are those of Generator."""
