@@ -173,6 +173,18 @@ def test_idle_models_are_unloaded(folder: Path) -> None:
         assert server.ask("/v1/completions", {**BODY, "model": "one"}).status == 200
 
 
+def test_clients_load_and_unload_models(folder: Path) -> None:
+    with serving_catalog(Catalog(read_models(folder, OPTIONS, {}))) as server:
+        one, two = {"model": "one"}, {"model": "two"}
+        assert server.ask("/api/generate", one).json()["done_reason"] == "load"
+        assert server.ask("/api/chat", two).json()["done_reason"] == "load"
+        assert loaded(server) == ["one", "two"]
+        assert server.ask("/api/chat", {**one, "keep_alive": 0}).json()["done_reason"] == "unload"
+        assert loaded(server) == ["two"]
+        assert "h2o" not in server.ask("/v1/models/one").json()
+        assert server.ask("/v1/models/two").json()["h2o"]["n_ctx"] == 64
+
+
 def test_model_that_cannot_be_loaded(folder: Path) -> None:
     (folder / "bad.gguf").write_bytes(b"GGUF")
     with serving_catalog(Catalog(read_models(folder, OPTIONS, {}))) as server:

@@ -56,6 +56,7 @@ OPERATIONS = [
     ("GET", "/health"),
     ("GET", "/metrics"),
     ("GET", "/v1/models"),
+    ("GET", "/v1/models/{name}"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
 ]

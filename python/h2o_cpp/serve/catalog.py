@@ -55,6 +55,7 @@ class Catalog:
         self._max_loaded = max_loaded
         self._idle = idle
         self._closed = False
+        self._stays = False  # models stay loaded
 
     @classmethod
     def of(cls, service: Service) -> Catalog:
@@ -62,7 +63,9 @@ class Catalog:
         n_bytes = service.generator.path.stat().st_size
         entry = Entry(service.name, lambda _: service, n_bytes, created=service.created)
         entry.service = service
-        return cls([entry])
+        catalog = cls([entry])
+        catalog._stays = True
+        return catalog
 
     @contextmanager
     def run(self) -> Iterator[None]:
@@ -127,8 +130,10 @@ class Catalog:
             self._unloading = asyncio.ensure_future(self._unload_retired())
 
     async def unload(self, name: str | None) -> None:
-        """Unload a model unless it is in use. Raises ApiError if there is no such model."""
-        await self._unload(self.find(name))
+        """Unload a model unless it is in use or stays loaded. Raises ApiError."""
+        entry = self.find(name)
+        if not self._stays:
+            await self._unload(entry)
 
     async def _unload_retired(self) -> None:
         for entry in [one for one in self._retired if one.n_users == 0]:

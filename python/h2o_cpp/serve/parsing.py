@@ -8,6 +8,7 @@ import numpy as np
 from fastapi import FastAPI
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
+from pydantic_core import ErrorDetails, from_json
 from starlette.types import Receive, Scope, Send
 
 from h2o_cpp.serve.errors import ApiError
@@ -20,6 +21,8 @@ _MAX_VALUES = 2**18
 _SCAN_BYTES = 8 * 2**10  # shorter bodies are not checked
 
 _WITHOUT_V1 = ("/chat/completions", "/responses", "/models")
+
+_SHOULD = "Input should be "  # how pydantic's messages begin
 
 _models: list[type[BaseModel]] = []  # of request bodies
 
@@ -35,7 +38,7 @@ def parse(model: type[_Request], body: bytes) -> _Request:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        raise _invalid(error) from None
+        raise _invalid(error, body) from None
 
 
 def check(model: type[_Request], values: Any) -> _Request:
@@ -43,7 +46,7 @@ def check(model: type[_Request], values: Any) -> _Request:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise _invalid(error) from None
+        raise _invalid(error, values) from None
 
 
 def body_of(model: type[BaseModel]) -> dict[str, Any]:
@@ -89,11 +92,45 @@ def _check_counts(body: bytes) -> None:
         raise ApiError(400, f"the body has more than {_MAX_VALUES} values")
 
 
-def _invalid(error: ValidationError) -> ApiError:
-    first = error.errors(include_url=False, include_input=False)[0]
-    place = [str(part) for part in first["loc"]]
-    if first["type"] == UNKNOWN_FIELD:
-        place.append(first["ctx"]["name"])
+def _invalid(error: ValidationError, given: Any) -> ApiError:
+    """The response to invalid values, or to a body that contains them."""
+    errors = error.errors(include_url=False, include_input=False)
+    values = from_json(given) if isinstance(given, bytes) and errors[0]["loc"] else given
+    # Each type of a union has an error; that of the type which fits most of the value counts.
+    field = [e for e in errors if e["loc"][:1] == errors[0]["loc"][:1]]
+    best = max(map(_progress, field))
+    most = [e for e in field if _progress(e) == best]
+    place = _place(most[0], values)
     param = ".".join(place) or None
-    message = first["msg"] if param is None else f"{param}: {first['msg']}"
-    return ApiError(400, message, param=param)
+    first, *others = dict.fromkeys(_message(e) for e in most if _place(e, values) == place)
+    message = " or ".join([first, *(other.removeprefix(_SHOULD) for other in others)])
+    return ApiError(400, message if param is None else f"{param}: {message}", param=param)
+
+
+def _progress(error: ErrorDetails) -> tuple[int, list[int], bool]:
+    """How much was valid before the error."""
+    place = error["loc"]
+    indices = [part for part in place if isinstance(part, int)]
+    return len(place), indices, not error["type"].endswith("_type")
+
+
+def _place(error: ErrorDetails, values: Any) -> list[str]:
+    """The path to an invalid value, without the names of a union's types."""
+    place: list[str] = []
+    for part in error["loc"]:
+        try:
+            values = values[part]
+        except (LookupError, TypeError):
+            continue
+        place.append(str(part))
+    if error["type"] == "missing":
+        place.append(str(error["loc"][-1]))
+    elif error["type"] == UNKNOWN_FIELD:
+        place.append(error["ctx"]["name"])
+    return place
+
+
+def _message(error: ErrorDetails) -> str:
+    if error.get("ctx", {}).get("max_length") == 0:
+        return "this field is not supported"
+    return error["msg"]

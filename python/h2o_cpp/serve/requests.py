@@ -6,14 +6,13 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from h2o_cpp.generation.request import StreamOptions
 from h2o_cpp.serve.schema import Schema
 
 # OpenAI's options that are accepted only with values that have no effect.
-_One = Annotated[int, Field(ge=1, le=1)]
 _Empty = Annotated[list[Any], Field(max_length=0)]
 
 _TokenKey = Annotated[str, Field(pattern=r"^\d{1,9}$")]
@@ -210,8 +209,15 @@ class CompletionRequest(GenerationRequest):
         description="log-probabilities of the tokens and of the N most likely at each",
     )
     echo: bool = Field(False, description="return the prompt in front of the text")
-    best_of: _One | None = None
+    best_of: int | None = Field(None, description="only 1 is supported")
     suffix: Annotated[str, Field(max_length=0)] | None = None
+
+    @field_validator("best_of")
+    @classmethod
+    def _is_one(cls, best_of: int) -> int:
+        if best_of != 1:
+            raise PydanticCustomError("best_of", "only 1 is supported")
+        return best_of
 
     def prompts(self) -> Sequence[str | list[int]]:
         """The prompts as a list."""
@@ -223,6 +229,13 @@ class ContentPart(Schema):
 
     type: Literal["text"]
     text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("type", "text") != "text":
+            raise PydanticCustomError("part", "only parts of type text are supported")
+        return values
 
 
 class CalledFunction(Schema):

@@ -1,0 +1,80 @@
+"""Validation errors name the field, and what it should be."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
+
+from h2o_cpp.serve.errors import ApiError
+from h2o_cpp.serve.messages import MessagesRequest
+from h2o_cpp.serve.parsing import parse
+from h2o_cpp.serve.requests import ChatRequest, CompletionRequest
+
+USER = {"role": "user", "content": "Hi"}
+NUMBER = "Input should be a valid integer or a valid number"
+TEXTS = "Input should be a valid string or a valid array"
+EMPTY = "List should have at least 1 item after validation, not 0"
+POSITIVE = "Input should be greater than or equal to 0"
+SHORT = "String should have at least 1 character"
+CHOICES = "Input should be 'none', 'auto' or 'required'"
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "param", "message"),
+    [
+        (CompletionRequest, {"hh": "x"}, "hh", NUMBER),
+        (CompletionRequest, {"temperature": "x"}, "temperature", "Input should be a valid number"),
+        (CompletionRequest, {"prompt": 5}, "prompt", TEXTS),
+        (CompletionRequest, {"prompt": []}, "prompt", EMPTY),
+        (CompletionRequest, {"prompt": [-1]}, "prompt.0", POSITIVE),
+        (CompletionRequest, {"prompt": [[], [1]]}, "prompt.0", EMPTY),
+        (CompletionRequest, {"prompt": [[1], [-1]]}, "prompt.1.0", POSITIVE),
+        (CompletionRequest, {"prompt": [1, "a"]}, "prompt.1", "Input should be a valid integer"),
+        (CompletionRequest, {"prompt": ["a", 1]}, "prompt.1", "Input should be a valid string"),
+        (CompletionRequest, {"stop": ""}, "stop", SHORT),
+        (CompletionRequest, {"stop": ["a", ""]}, "stop.1", SHORT),
+        (CompletionRequest, {"suffix": "x"}, "suffix", "this field is not supported"),
+        (CompletionRequest, {"best_of": 2}, "best_of", "only 1 is supported"),
+        (CompletionRequest, {"foo": 1}, "foo", "there is no such field"),
+        (ChatRequest, {"tool_choice": "xx"}, "tool_choice", CHOICES),
+        (
+            ChatRequest,
+            {"tool_choice": {"type": "x"}},
+            "tool_choice.type",
+            "Input should be 'function'",
+        ),
+        (ChatRequest, {"messages": [{**USER, "x": 1}]}, "messages.0.x", "there is no such field"),
+        (ChatRequest, {"messages": [{**USER, "content": 5}]}, "messages.0.content", TEXTS),
+        (
+            ChatRequest,
+            {"messages": [{**USER, "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages.0.content.0",
+            "only parts of type text are supported",
+        ),
+        (
+            ChatRequest,
+            {"response_format": {"type": "json_schema"}},
+            "response_format.json_schema",
+            "Field required",
+        ),
+        (MessagesRequest, {}, "max_tokens", "Field required"),
+    ],
+)  # fmt: skip
+def test_errors(model: type[BaseModel], body: dict[str, Any], param: str, message: str) -> None:
+    complete = {"prompt": "a"} if model is CompletionRequest else {"messages": [USER]}
+    body = {**complete, **body}
+    with pytest.raises(ApiError) as error:
+        parse(model, json.dumps(body).encode())
+    assert error.value.param == param
+    assert str(error.value) == f"{param}: {message}"
+
+
+def test_invalid_json_has_no_field() -> None:
+    with pytest.raises(ApiError, match="Invalid JSON") as error:
+        parse(CompletionRequest, b"{")
+    assert error.value.param is None
