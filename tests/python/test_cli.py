@@ -173,6 +173,8 @@ def test_errors_are_one_line_with_exit_status_1(
         (["run", PROMPT, "--hh", "lots"], "expected a fraction such as 0.2 or a number of tokens"),
         (["run", PROMPT, "--temprature", "0"], "--temprature; did you mean --temperature?"),
         (["rnu", PROMPT], "; did you mean run?"),
+        (["run", PROMPT, "--verbosely"], "unrecognized arguments: --verbosely\n"),
+        (["run", PROMPT, "--prefix", "x"], "unrecognized arguments: --prefix\n"),
         (["run", "The", "old", "man"], "got 'old man' too: put it in quotes"),
         (["run", PROMPT, "-p", PROMPT], "not allowed with"),
         (["perplexity", "-m", "a"], "required: FILE"),
@@ -228,7 +230,7 @@ def test_model_as_prompt_is_a_usage_error(
 @pytest.mark.parametrize("flag", llama_cpp_flags.ANSWERS)
 def test_llama_cpp_flags_are_explained(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     for more in ([flag], [flag, "1"], [f"{flag}=1"]):
-        error = usage_error("chat", *more, capsys=capsys)
+        error = usage_error("run", *more, capsys=capsys)
         assert error.endswith(f"error: {flag} is a llama.cpp flag: {llama_cpp_flags.ANSWERS[flag]}")
 
 
@@ -253,6 +255,16 @@ def test_missing_extra_is_one_line(
     assert main([command, *given[command], option]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error == "error: grammars need llguidance: pip install 'h2o-cpp[grammar]'"
+
+
+def test_common_llama_cpp_flags_are_known(capsys: pytest.CaptureFixture[str]) -> None:
+    """In h2o-cpp run, which has none of them."""
+    flags = (
+        "-e --color --in-prefix --no-display-prompt --log-disable --numa --prompt-cache "
+        "--chat-template --verbose -v -np -sp -sys --simple-io --verbose-prompt --no-mmap -cnv"
+    )
+    for flag in flags.split():
+        assert f"{flag} is a llama.cpp flag: " in usage_error("run", PROMPT, flag, capsys=capsys)
 
 
 def test_gpu_layers_flag_is_ignored_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,6 +109,8 @@ class TestTokens:
         content = {"content": "a</s>"}
         with_special = server.ask("/tokenize", {**content, "add_special": True}).json()["tokens"]
         assert with_special == generator.tokenize("a</s>", parse_special=True)
+        text = server.ask("/detokenize", {"tokens": with_special}).json()["content"]
+        assert text == "</s>a</s>"  # as in llama.cpp; OPT's texts begin with </s>
         as_text = server.ask("/tokenize", {**content, "parse_special": False}).json()["tokens"]
         assert as_text == generator.tokenize("a</s>", add_special=False)
 

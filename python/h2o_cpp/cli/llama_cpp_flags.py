@@ -11,13 +11,45 @@ _ANSWERS = {
     "-ub --ubatch-size": "prompts are read --n-batch tokens at a time",
     "-tb --threads-batch": "--threads applies to prompts too",
     "-r --reverse-prompt": "--stop TEXT ends a text before TEXT",
+    "-sys --system-prompt -sysf --system-prompt-file": "h2o-cpp chat has --system TEXT",
+    "--in-prefix --in-prefix-bos --in-suffix": "h2o-cpp chat puts messages into --template",
+    "--chat-template --chat-template-file": "h2o-cpp chat and serve have it",
+    "--chat-template-kwargs --reasoning-format --reasoning-budget": "requests to h2o-cpp serve "
+    "have chat_template_kwargs, such as enable_thinking",
+    "-np --parallel": "h2o-cpp generate and serve have it, others compute one sequence",
+    "-ns --sequences": "h2o-cpp generate continues many prompts",
+    "-e --escape --no-escape": "texts are taken as they are, write $'one\\ntwo' in the shell",
+    "-bf --binary-file": "--file takes UTF-8 text",
+    "--no-display-prompt": "h2o-cpp run --json has the text without the prompt",
+    "-sp --special": "special tokens are never printed",
+    "--prompt-cache --prompt-cache-all --prompt-cache-ro --slot-save-path": "h2o-cpp chat has "
+    "/save and /load, h2o-cpp serve has --prefix-cache-disk",
+    "--cache-reuse": "h2o-cpp serve has --prefix-cache",
+    "-gan --grp-attn-n -gaw --grp-attn-w": "rolling positions go past the trained length",
+    "--numa -C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll": "--threads says how many "
+    "threads compute, numactl and taskset say where",
+    "-ot --override-tensor -cmoe --cpu-moe -ncmoe --n-cpu-moe": "--max-resident says how much of "
+    "the weights stays on the device",
+    "--list-devices": "nvidia-smi -L lists the GPUs of --device cuda:N",
+    "--override-kv": "the file determines its metadata, which h2o-cpp info prints",
+    "--rpc": "one machine computes all of it",
+    "--control-vector --control-vector-scaled": "there are no control vectors",
+    "-hft --hf-token": "set the environment variable HF_TOKEN",
+    "-to --timeout": "h2o-cpp serve has --write-timeout and --keep-alive",
+    "--api-key-file": "--api-key may be repeated, or set H2O_API_KEY",
+    "--ssl-key-file --ssl-cert-file": "h2o-cpp serve has --tls-cert and --tls-key",
     "-hff --hf-file": "give the file as -m hf://OWNER/REPO/FILE",
     "-mu --model-url": "give a file that you downloaded, or -m hf://OWNER/REPO",
     "--keep --context-shift --no-context-shift": "--hh and --policy say what the cache keeps",
     "-sm --split-mode -ts --tensor-split -mg --main-gpu": "one device computes all of it: --device",
     "-fa --flash-attn --mlock --mmap --no-mmap -nkvo --no-kv-offload -kvu --kv-unified "
     "-cb --cont-batching -nocb --no-cont-batching --jinja --no-jinja --warmup --no-warmup "
-    "--metrics --slots --no-slots --props": "there is no such option here; omit it",
+    "--metrics --slots --no-slots --props -v --verbose --log-verbose -lv --verbosity "
+    "--log-verbosity --verbose-prompt --log-disable --log-file --log-colors --log-prefix "
+    "--log-timestamps -co --color --simple-io -mli --multiline-input --no-perf --no-webui "
+    "-nr --no-repack --offline --check-tensors --threads-http -ptc --print-token-count "
+    "--swa-full --no-op-offload -dt --defrag-thold -dkvc --dump-kv-cache": "there is no such "
+    "option here; omit it",
     "--lora --lora-scaled": "merge the adapter into its checkpoint, then use h2o-cpp convert",
     "-md --model-draft --draft --draft-max --draft-min": "there is no speculative decoding",
     "--mmproj -mm --image": "only text models are supported",

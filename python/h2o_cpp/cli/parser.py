@@ -86,7 +86,7 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             known = list(self._option_string_actions)
             names = [word.partition("=")[0] for word in unknown]
-            return f"unrecognized arguments: {' '.join(unknown)}" + _suggest(names, known)
+            return f"unrecognized arguments: {' '.join(unknown)}" + _suggest(names, known, 0.75)
         if by_option:
             given = " and ".join(str(option.metavar) for option in by_option)
             names = [option.option_strings[0] for option in by_option]
@@ -134,7 +134,7 @@ def _has(words: Sequence[str], names: Sequence[str]) -> bool:
     )
 
 
-def _suggest(words: Sequence[str], known: Sequence[str]) -> str:
-    """A suggestion if a word resembles a known one."""
-    close = [match for word in words for match in get_close_matches(word, known, n=1)]
+def _suggest(words: Sequence[str], known: Sequence[str], cutoff: float = 0.6) -> str:
+    """A suggestion if a word resembles a known one; cutoff: as for get_close_matches()."""
+    close = [match for word in words for match in get_close_matches(word, known, 1, cutoff)]
     return f"; did you mean {' '.join(close)}?" if close else ""

@@ -85,9 +85,14 @@ def _piece(service: Service, token: int) -> str | list[int]:
 
 @post(router, "/detokenize", DetokenizeRequest, response_model=Detokenized)
 def detokenize(service: Service, body: DetokenizeRequest) -> Detokenized:
-    """Detokenize tokens."""
+    """The text of each token, also of special ones, and with the space that begins a text."""
+    tokenizer = service.generator.tokenizer
     with service.refusals():
-        return Detokenized(content=service.generator.detokenize(body.tokens))
+        pieces = [
+            tokenizer.token_bytes(token) or tokenizer.token_text(token).encode()
+            for token in body.tokens
+        ]
+    return Detokenized(content=b"".join(pieces).decode(errors="replace"))
 
 
 @post(router, "/apply-template", ChatRequest, response_model=AppliedTemplate, quick=False)
