@@ -11,7 +11,7 @@ import subprocess
 import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,11 @@ pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
 pytest.importorskip("uvicorn", reason="uvicorn is not installed (extra: serve)")
 
 from h2o_cpp.serve.app import create_app_of
-from h2o_cpp.serve.catalog import Catalog
+from h2o_cpp.serve.catalog import Catalog, Entry
+from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.model_list import read_models
 from h2o_cpp.serve.server import Server as Process
+from h2o_cpp.serve.service import Service
 from support.serving import Server, serving, wait_until
 
 OPTIONS: dict[str, Any] = {"hh": None, "n_ctx": 64, "threads": 1, "max_sequences": 1}
@@ -193,6 +195,22 @@ def test_model_that_cannot_be_loaded(folder: Path) -> None:
         assert "'bad' cannot be loaded" in answer.json()["error"]["message"]
         assert str(folder) not in answer.body.decode()
         assert server.ask("/v1/completions", {**BODY, "model": "one"}).status == 200
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(ValueError, 500), (FileNotFoundError, 500), (OSError, 503)]
+)
+def test_only_a_failure_that_may_pass_is_503(error: type[Exception], status: int) -> None:
+    def load(_: ExitStack) -> Service:
+        raise error
+
+    async def check() -> None:
+        catalog = Catalog([Entry("a", load)])
+        with catalog.run(), pytest.raises(ApiError) as refused:
+            await catalog.take("a")
+        assert refused.value.status == status
+
+    asyncio.run(check())
 
 
 def test_replace_keeps_unchanged_models_loaded(folder: Path) -> None:
