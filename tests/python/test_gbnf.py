@@ -43,7 +43,7 @@ def matches(tokenizer: Tokenizer) -> Callable[[str, str], bool]:
     def match(grammar: str, text: str) -> bool:
         matcher = make_constraint(tokenizer, "grammar", grammar)._matcher
         tokens = _bytes(tokenizer, text)
-        return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+        return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
 
     return match
 
