@@ -89,6 +89,7 @@ __device__ void fit(const KeyGrid& grid, const KeyGrid& copy, const PageKeys& ke
 template <class Load>
 __device__ void store(DType type, std::byte* to, int64_t row_bytes, int head_dim, float* scratch,
                       std::byte* stored, const Load& load) {
+#pragma unroll 1  // calls for divisions would spill the others
   for (int i = threadIdx.x; i < head_dim; i += kWarp) scratch[i] = load(i);
   __syncthreads();
   write_archived(type, stored, scratch, head_dim);
