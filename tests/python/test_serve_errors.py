@@ -78,3 +78,11 @@ def test_invalid_json_has_no_field() -> None:
     with pytest.raises(ApiError, match="Invalid JSON") as error:
         parse(CompletionRequest, b"{")
     assert error.value.param is None
+
+
+@pytest.mark.parametrize("model", [CompletionRequest, ChatRequest])
+def test_optional_fields_can_be_null(model: type[BaseModel]) -> None:
+    """As clients send options that are not given."""
+    needed = {"prompt": "a"} if model is CompletionRequest else {"messages": [USER]}
+    nulls = dict.fromkeys(model.model_fields.keys() - needed.keys())
+    parse(model, json.dumps({**nulls, **needed}).encode())
