@@ -101,15 +101,18 @@ def test_unused_position_rows_are_dropped(tmp_path: Path) -> None:
     np.testing.assert_array_equal(values, positions[2:])
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_output_weight_is_written_only_if_untied(tmp_path: Path, tied: bool) -> None:
+@pytest.mark.parametrize(("tied", "sign"), [(True, 1), (True, -1), (False, 1), (False, -1)])
+def test_head_is_written_if_untied_or_not_the_embedding(
+    tmp_path: Path, tied: bool, sign: int
+) -> None:
+    """As transformers 5 reads it: a head of its own is not tied, whatever config.json says."""
     weights = make_checkpoint(tmp_path, tie_word_embeddings=tied)
-    weights["lm_head.weight"] = -weights["model.decoder.embed_tokens.weight"]
+    weights["lm_head.weight"] = sign * weights["model.decoder.embed_tokens.weight"]
     write_safetensors(tmp_path / "model.safetensors", weights)
     convert(tmp_path, tmp_path / "out.gguf", "f32")
     tensors = read_tensors(tmp_path / "out.gguf")
-    assert ("output.weight" in tensors) is not tied
-    if not tied:
+    assert ("output.weight" in tensors) is (not tied or sign < 0)
+    if "output.weight" in tensors:
         np.testing.assert_array_equal(tensors["output.weight"][1], weights["lm_head.weight"])
 
 

@@ -50,8 +50,8 @@ def convert(
         positions stay f32.
     progress: show a bar if stderr is a terminal.
 
-    Tensors are converted one at a time, so memory holds at most the largest. `output` is complete
-    or unchanged.
+    Tensors are converted one at a time, so memory holds at most the largest; two, to compare a tied
+    head with the embedding. `output` is complete or unchanged.
 
     Raises FileNotFoundError if the checkpoint, one of its files or the directory of `output` does
     not exist; FileExistsError if `output` exists, unless `overwrite`; ValueError for an unknown

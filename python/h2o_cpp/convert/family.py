@@ -224,8 +224,12 @@ class Family:
                 yield from module.in_layer(i, self.layers).tensors(sizes)
             yield from self.more_tensors(i, sizes)
         yield from self.output_norm.tensors(sizes)
-        if not flag(config, "tie_word_embeddings", self.tied):
+        if not self.is_tied(config):
             yield from self.head.tensors(sizes)
+
+    def is_tied(self, config: Config) -> bool:
+        """Whether the head is the embedding."""
+        return flag(config, "tie_word_embeddings", self.tied)
 
     def computed(self, config: Config) -> Mapping[str, Values]:
         """config.json -> tensors to write that are not in the checkpoint, by GGUF name."""

@@ -84,6 +84,8 @@ def plan_tensors(
     names = {name.removeprefix(family.base_prefix): name for name in tensors}
     plan = []
     used = set()
+    if family.is_tied(config) and _has_own_head(family, names, tensors):
+        config = {**config, "tie_word_embeddings": False}
     for spec in family.tensors(config):
         if spec.mxfp4_rows is not None and f"{spec.hf}_blocks" in names:
             parts = [f"{spec.hf}_blocks", f"{spec.hf}_scales"]
@@ -104,6 +106,17 @@ def plan_tensors(
     for gguf, values in family.computed(config).items():
         plan.append(_computed(gguf, values))
     return plan
+
+
+def _has_own_head(
+    family: Family, names: Mapping[str, str], tensors: Mapping[str, SourceTensor]
+) -> bool:
+    """Whether there is a head other than the embedding; transformers 5 then does not tie them."""
+    modules = (family.embeddings[0], family.head)
+    embedding, head = (tensors.get(names.get(f"{module.hf}.weight", "")) for module in modules)
+    if embedding is None or head is None or embedding.read is None or head.read is None:
+        return False
+    return not np.array_equal(embedding.read(), head.read())
 
 
 def _reader(name: str, source: SourceTensor, spec: TensorSpec) -> Callable[[], Values]:
