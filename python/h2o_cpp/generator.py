@@ -381,8 +381,8 @@ class Generator(LoadedModel):
 
         tools: each {"type": "function", "function": {"name", "description", "parameters"}}; the
             template must support them.
-        tool_choice: "required", or the name of the tool to call; needs the extra `grammar`.
-            Default: the model decides.
+        tool_choice: "required", or the name of the tool to call, which need the extra `grammar`;
+            "none": the prompt has no tools. Default, "auto": the model decides.
         documents: passed to the template.
         tool_parser: the format of tool calls, a name from h2o_cpp.reply; default: from the
             template.
@@ -390,9 +390,11 @@ class Generator(LoadedModel):
         Otherwise as chat().
         """
         chat = self.chat_template(template, tool_parser=tool_parser)
+        if tool_choice == "none":
+            tools = None
         prompt = chat.prompt(messages, tools=tools, documents=documents)
         runtime = self._runtime()
-        if tool_choice not in (None, "auto"):
+        if tool_choice not in (None, "auto", "none"):
             if form := form_of(options):
                 raise ValueError(f"give either tool_choice or {form[0]}, not both")
             name = None if tool_choice == "required" else tool_choice
@@ -423,6 +425,8 @@ class Generator(LoadedModel):
         """
         options: StreamOptions = {"parse_special": parse_special}
         request = replace(self._request(prompt, None, options), max_tokens=0, keeps_cache=True)
+        if not len(request.prompt):
+            raise ValueError("the prompt is empty")
         found = self._snapshots.get(request.prompt.tolist())
         if found is None:
             with Stream(self._runtime, request) as stream:

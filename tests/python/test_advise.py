@@ -338,3 +338,10 @@ def test_invalid_arguments_are_rejected(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         advise(tiny_opt, **({"text": text} | options))
+
+
+@pytest.mark.parametrize("name", ["policies", "kv_dtypes"])
+def test_names_must_be_a_list(tiny_opt: Path, text: str, name: str) -> None:
+    options: dict[str, Any] = {name: "h2o"}
+    with pytest.raises(TypeError, match=f"{name}='h2o', expected a list of names"):
+        advise(tiny_opt, text, **options)

@@ -116,6 +116,12 @@ class TestGeneratorOptions:
         with pytest.raises(ValueError, match="keep a token"):
             Generator(tiny_opt, policy=Policy(0, 0, 0))
 
+    def test_exact_and_prefix_cache_disk_are_checked(self, tiny_opt: Path) -> None:
+        with pytest.raises(TypeError, match="exact='no', expected True or False"):
+            Generator(tiny_opt, exact="no")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="prefix_cache_disk is empty, expected a directory"):
+            Generator(tiny_opt, prefix_cache_disk="")
+
     def test_unknown_options_are_rejected(self, tiny_opt: Path, generator: Generator) -> None:
         with pytest.raises(TypeError, match="heavy_hitters"):
             Generator(tiny_opt, heavy_hitters=0.2)  # type: ignore[call-arg]
@@ -193,6 +199,8 @@ class TestPrompts:
                 continue
             with pytest.raises(ValueError, match="prompt is empty"):
                 call(prompt)
+        with pytest.raises(ValueError, match="prompt is empty"):
+            generator.read(prompt)
 
     def test_text_without_tokens(self, tmp_path: Path) -> None:
         """The only character is not in the vocabulary."""
@@ -228,6 +236,10 @@ class TestPrompts:
     def test_lists_of_other_types(self, generator: Generator, prompt: Any) -> None:
         with pytest.raises((TypeError, ValueError)):
             generator.stream(prompt)
+
+    def test_rows_are_no_tokens(self, generator: Generator) -> None:
+        with pytest.raises(TypeError, match=r"tokens\[0\]=array\(\[5\]\), expected a token id"):
+            generator.detokenize(np.array([[5]]))  # type: ignore[arg-type]
 
     @pytest.mark.parametrize(
         ("prompt", "kind"),

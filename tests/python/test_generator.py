@@ -324,8 +324,9 @@ def test_lists_and_arrays_of_prompts(generator: Generator) -> None:
     prompts: Any
     for prompts in (rows, rows.tolist(), [*rows], tuple(rows.tolist())):
         assert [one.text for one in generator.generate(prompts, **options)] == texts
-    words: Any = np.array(["The", "It was"])
-    assert [type(one) for one in generator.generate(words, **options)] == [Generation] * 2
+    words: Any
+    for words in (np.array(["The", "It was"]), np.array(["The", "It was"], object)):
+        assert [type(one) for one in generator.generate(words, **options)] == [Generation] * 2
     none: Any
     for none in ([], (), np.zeros((0, 3), int)):
         assert generator.generate(none) == generator.generate([], each=[]) == []

@@ -158,6 +158,15 @@ def test_stats_count_tokens_and_evictions(generator: Generator) -> None:
     assert engine.closed
 
 
+def test_record_of_another_sequence_is_rejected(generator: Generator) -> None:
+    record = Record(n_top=0)
+    with generator.engine() as engine:
+        engine.submit(PROMPTS[0], record=record, **OPTIONS).result()
+        with pytest.raises(ValueError, match="data of another sequence, expected a new one"):
+            engine.submit(PROMPTS[1], record=record, **OPTIONS)
+    assert len(record.logprobs) == OPTIONS["max_tokens"]
+
+
 @pytest.mark.parametrize("options", [{"n_top": -1}, {"prompt": True}, {"kept_every": 0}])
 def test_invalid_records(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):

@@ -223,3 +223,10 @@ def test_surrogates_and_constants() -> None:
 def test_formats_of_templates(template: str, name: str, think: tuple[str, str] | None) -> None:
     found = format_of(template)
     assert (found.name, found.think) == (name, think)
+
+
+def test_name_is_no_format() -> None:
+    with pytest.raises(
+        TypeError, match=r"format='hermes', expected a ReplyFormat, as from format_of"
+    ):
+        parse_reply("Hello", "hermes")  # type: ignore[arg-type]

@@ -105,6 +105,8 @@ def test_reply(tmp_path: Path) -> None:
         reply = generator.reply(user("Hi"), tools=[WEATHER], temperature=0)
         assert reply == Reply("Let me see.", calls=[ToolCall("weather", '{"city": "Graz"}')])
         assert generator.reply(user("Hi!"), temperature=0) == Reply(output)
+        none: Any = {"tools": [WEATHER], "tool_choice": "none"}
+        assert generator.reply(user("Hi!"), temperature=0, **none) == Reply(output)
         text = "".join(generator.chat(user("Hi!"), temperature=0))
         assert text == output.replace("<tool_call>", "").replace("</tool_call>", "")
 

@@ -131,6 +131,8 @@ class Engine(Closing):
     ) -> Request:
         if record is not None and not isinstance(record, Record):
             raise TypeError(f"record={record!r}, expected a Record")
+        if record is not None and record.used:
+            raise ValueError("the record has data of another sequence, expected a new one")
         if hh is not None or policy is not None:
             policy = choose_policy(hh, None, policy, self._runtime.engine.session.n_ctx)
         return make_request(

@@ -246,11 +246,11 @@ def is_batch(prompt: object, after: Snapshot | None = None) -> bool:
 
     An empty list has no prompts; after a Snapshot, it is a prompt of no tokens.
     """
-    if isinstance(prompt, np.ndarray):
+    if isinstance(prompt, np.ndarray) and (prompt.ndim != 1 or not prompt.size):
         return prompt.ndim > 1 or prompt.dtype.kind == "U"
-    if not isinstance(prompt, list | tuple):
+    if not isinstance(prompt, list | tuple | np.ndarray):
         return False
-    if not prompt:
+    if not len(prompt):
         return after is None
     return isinstance(prompt[0], str | Sequence | np.ndarray)
 
@@ -291,7 +291,7 @@ def token_ids(name: str, tokens: object) -> list[int]:
     if not isinstance(tokens, Collection) or isinstance(tokens, str | _BYTES | Mapping):
         raise TypeError(f"{name}={short(tokens)}, expected a list of token ids")
     for i, token in enumerate(tokens):
-        if isinstance(token, bool) or not hasattr(token, "__index__"):
+        if isinstance(token, bool | np.ndarray) or not hasattr(token, "__index__"):
             raise TypeError(f"{name}[{i}]={short(token)}, expected a token id (an int)")
     return [index(token) for token in tokens]
 

@@ -53,6 +53,11 @@ class Record:
         self.core = _core.Trace(n_top=self.n_top, prompt=prompt, kept_every=self.kept_every)
 
     @property
+    def used(self) -> bool:
+        """Whether data has been collected."""
+        return self.core.n_logprobs > 0 or self.core.kept() is not None
+
+    @property
     def logprobs(self) -> list[TokenLogprob]:
         """Log-probabilities of all tokens so far."""
         return self.logprobs_between(0, self.core.n_logprobs)

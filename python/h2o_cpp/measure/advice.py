@@ -138,6 +138,9 @@ def advise(
 
     if not 0 <= check_float("loss", loss) < 1:
         raise ValueError(f"loss={loss!r}, expected a fraction from 0 and below 1")
+    for name, names in (("policies", policies), ("kv_dtypes", kv_dtypes)):
+        if isinstance(names, str):
+            raise TypeError(f"{name}={names!r}, expected a list of names")
     if not policies:
         raise ValueError("policies is empty, expected one or more")
     if kv_dtypes is not None and not kv_dtypes:

@@ -118,15 +118,20 @@ def archive_arguments(
     both = [archive, archive] if isinstance(archive, str) else archive
     if not (isinstance(both, tuple | list) and [type(t) for t in both] == [str, str]):
         raise ValueError(f"archive={archive!r}, expected a type or a pair of types (K, V)")
-    path = "" if directory is None else os.fspath(directory)
-    if directory is not None and path == "":
-        raise ValueError("archive_dir is empty, expected a directory")
     return {
         "n_recalled": n_recalled,
         "archive_k_dtype": both[0],
         "archive_v_dtype": both[1],
-        "archive_dir": path,
+        "archive_dir": directory_of("archive_dir", directory),
     }
+
+
+def directory_of(name: str, directory: str | os.PathLike[str] | None) -> str:
+    """The path of an optional directory; "" for None. Raises ValueError for an empty path."""
+    path = "" if directory is None else os.fspath(directory)
+    if directory is not None and not path:
+        raise ValueError(f"{name} is empty, expected a directory")
+    return path
 
 
 def bytes_of(name: str, size: int | str, least: int = 1) -> int:

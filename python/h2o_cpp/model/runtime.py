@@ -8,7 +8,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import archive_arguments, check_context, check_int, kv_dtypes
+from h2o_cpp.model.arguments import (
+    archive_arguments,
+    check_context,
+    check_int,
+    directory_of,
+    kv_dtypes,
+)
 from h2o_cpp.model.cache_memory import fit_cache
 from h2o_cpp.model.capacity import ModelShape, capacity
 from h2o_cpp.model.policy import Policy, choose_policy
@@ -114,7 +120,7 @@ def open_runtime(
         positions=check_positions(positions),
         prefix_bytes=prefix_cache,
         prefix_ends=prefix_ends,
-        prefix_disk=prefix_cache_disk or "",
+        prefix_disk=directory_of("prefix_cache_disk", prefix_cache_disk),
         prefix_disk_bytes=prefix_cache_disk_bytes,
         log=_log.warning,
         **recall,

@@ -14,6 +14,7 @@ from h2o_cpp.model.arguments import (
     INT32_MAX,
     archive_arguments,
     bytes_of,
+    check_bool,
     kv_dtypes,
     thread_count,
 )
@@ -55,7 +56,7 @@ def open_model(
             threads=thread_count(threads),
             progress=show,
             max_resident=0 if max_resident is None else bytes_of("max_resident", max_resident),
-            exact=exact,
+            exact=check_bool("exact", exact),
         )
 
 

@@ -59,6 +59,8 @@ class ReplyParser:
             of values in formats without quotes. None: any tool.
         thinking: the prompt ends inside reasoning, so the reply begins there.
         """
+        if not isinstance(format, ReplyFormat):
+            raise TypeError(f"format={format!r}, expected a ReplyFormat, as from format_of()")
         self._scanner = Scanner()
         self._steps = _steps(self._scanner, format, Tools(tools), thinking)
         next(self._steps, None)
