@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from h2o_cpp import Generator
 from support.needs import packages
 from support.random_search import examples
-from support.vocabularies import tokenizer_of, vectors_of_llama_cpp
+from support.vocabularies import sentence_pieces, tokenizer_of, vectors_of_llama_cpp
 
 TEXTS = [
     "",
@@ -197,6 +197,22 @@ def test_end_tokens() -> None:
     assert tokenizer_of(METADATA).end_tokens == frozenset()
     assert tokenizer_of(change(eos_token_id=3)).end_tokens == {3}
     assert tokenizer_of(change(eos_token_id=3, eot_token_id=1)).end_tokens == {1, 3}
+
+
+def test_special_tokens_of_phi_3_include_the_white_space_after_them() -> None:
+    """Hugging Face's rstrip: all of <|user|>, <|end|>, ..., but not of <s> and <|endoftext|>."""
+    special = {"<|user|>": 265, "<|end|>": 266, "<|endoftext|>": 267}
+    metadata = sentence_pieces(*((text, 3) for text in special))
+    text = "<|user|>\n\u3000 a b\n<|end|> \n<|user|>\n"
+    a_b, line = [264, 259, 261], 3 + ord("\n")
+    ours = tokenizer_of(metadata | {"general.architecture": "phi3"})
+    options = {"add_special": False, "parse_special": True}
+    assert ours.encode(text, **options) == [265, *a_b, line, 266, 265]
+    assert ours.split_special(text) == [265, "a b\n", 266, 265]
+    assert ours.encode("<s>\n<|endoftext|>\n", **options) == [1, 259, line, 267, 259, line]
+    assert ours.encode("\n a", add_special=False) == [259, line, 264]
+    other = tokenizer_of(metadata | {"general.architecture": "llama"})
+    assert other.split_special("<|user|>\na") == [265, "\na"]
 
 
 @pytest.mark.parametrize("kind", [2, 3, 5])

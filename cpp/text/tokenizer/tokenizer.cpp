@@ -39,7 +39,9 @@ Tokenizer::Tokenizer(const GgufFile& file, int32_t n_vocab)
     : kind_(make_kind(file, n_vocab)),
       special_(kind_->vocabulary.table({TokenType::unknown, TokenType::control})),
       before_(added(kind_->add_bos, "bos", bos())),
-      after_(added(file.boolean_or("tokenizer.ggml.add_eos_token", false), "eos", eos())) {
+      after_(added(file.boolean_or("tokenizer.ggml.add_eos_token", false), "eos", eos())),
+      phi3_(file.string_or("general.architecture", "") == "phi3" &&
+            file.string("tokenizer.ggml.model") == "llama") {
   constexpr std::string_view kTemplate = "tokenizer.chat_template";
   if (file.find(kTemplate) != nullptr) chat_template_ = file.string(kTemplate);
 }
@@ -93,6 +95,12 @@ std::string_view Tokenizer::spelling(int32_t token) const {
 
 bool Tokenizer::has_text(std::span<const int32_t> tokens) const {
   return std::ranges::any_of(tokens, [this](int32_t token) { return !token_bytes(token).empty(); });
+}
+
+// Hugging Face's rstrip of Phi-3, which files do not have; llama.cpp has the same exceptions.
+bool Tokenizer::takes_space(int32_t token) const {
+  constexpr std::string_view kExceptions[] = {"<unk>", "<s>", "<|endoftext|>"};
+  return phi3_ && std::ranges::find(kExceptions, spelling(token)) == std::end(kExceptions);
 }
 
 bool Tokenizer::ends(int32_t token) const {

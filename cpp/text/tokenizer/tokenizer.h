@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "text/tokenizer/tokenizer_model.h"
+#include "text/tokenizer/unicode.h"
 
 namespace h2o {
 
@@ -49,10 +50,18 @@ class Tokenizer {
   bool ends(int32_t token) const;
 
   // Calls on_text(non-empty part) and on_token(token) for the special tokens in `text` and the text
-  // between them, in order.
+  // between them, in order. `text` must be valid UTF-8.
   template <class OnText, class OnToken>
   void split_special(std::string_view text, OnText on_text, OnToken on_token) const {
-    split(text, special_, on_text, on_token);
+    bool strips = false;
+    const auto on_part = [&](std::string_view part) {
+      if (strips) part = without_leading_space(part);
+      if (!part.empty()) on_text(part);
+    };
+    split(text, special_, on_part, [&](int32_t token) {
+      on_token(token);
+      strips = takes_space(token);
+    });
   }
 
   const Vocabulary& vocabulary() const { return kind_->vocabulary; }
@@ -65,10 +74,14 @@ class Tokenizer {
   std::optional<std::string_view> chat_template() const { return chat_template_; }  // Jinja2
 
  private:
+  // Does a special token include the white space after it?
+  bool takes_space(int32_t token) const;
+
   std::unique_ptr<const TokenizerModel> kind_;
   TokenTable special_;           // matched only with parse_special
   std::vector<int32_t> before_;  // prepended to a text
   std::vector<int32_t> after_;
+  bool phi3_ = false;
   std::optional<std::string_view> chat_template_;
 };
 

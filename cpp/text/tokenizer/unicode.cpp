@@ -124,6 +124,15 @@ std::vector<CodePoint> code_points(std::string_view text) {
   return out;
 }
 
+std::string_view without_leading_space(std::string_view text) {
+  while (!text.empty()) {
+    const Utf8 next = read_utf8(text);
+    if (!is_space(next.code)) break;
+    text.remove_prefix(next.n_bytes);
+  }
+  return text;
+}
+
 std::string nfc(std::string_view text) {
   // No combining characters below U+0300, so most text is already in NFC.
   constexpr unsigned char kFirstByte = 0xcc;

@@ -24,6 +24,9 @@ struct CodePoint {
 // `text` must be UTF-8 of less than 4 GiB.
 std::vector<CodePoint> code_points(std::string_view text);
 
+// `text` without white space (\s) at its beginning. `text` must be valid UTF-8.
+std::string_view without_leading_space(std::string_view text);
+
 // Unicode normalization form C. `text` must be valid UTF-8.
 std::string nfc(std::string_view text);
 
