@@ -71,8 +71,9 @@ class Chat:
 
         Ends the previous reply if it is still being streamed.
 
-        Raises ValueError for a conversation longer than n_ctx, a message that the template
-        rejects, and options out of range; the conversation is then unchanged.
+        Raises ValueError for a conversation longer than n_ctx unless the Generator is `endless`, a
+        message that the template rejects, and options out of range; the conversation is then
+        unchanged.
         """
         message: Message = {"role": "user", "content": check_str("text", text)}
         last = self._reply

@@ -230,8 +230,9 @@ class Generator(LoadedModel):
             regex=None: it matches completely. choice=None: it is one of these strings. At most one
             of these; needs the extra `grammar`. max_tokens may still truncate the output.
 
-        Raises ValueError for an empty prompt, a prompt longer than the context, and options out of
-        range; TypeError for a prompt that is neither text nor token ids.
+        Raises ValueError for an empty prompt, a prompt longer than n_ctx unless the Generator is
+        `endless`, and options out of range; TypeError for a prompt that is neither text nor token
+        ids.
         """
         return Stream(self._runtime, self._request(prompt, after, options))
 

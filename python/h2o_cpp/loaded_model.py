@@ -90,7 +90,8 @@ class LoadedModel(Closing):
 
         The text is read like a prompt: in chunks of n_batch, each followed by eviction.
 
-        Raises ValueError for no tokens, more than n_ctx tokens, and tokens outside the vocabulary.
+        Raises ValueError for no tokens, more than n_ctx tokens unless the Generator is `endless`,
+        and tokens outside the vocabulary.
         """
         runtime = self._runtime()
         return runtime.engine.logits(text_tokens(runtime, tokens))

@@ -63,6 +63,14 @@ def test_logits_equal_the_reference(
         assert lengths[:2] == [N_TRAIN, N_TRAIN - budget]
 
 
+def test_endless_generators_read_texts_longer_than_n_ctx(llama: Path) -> None:
+    text = random_tokens(3, 110)
+    with Generator(llama, hh=8, n_ctx=N_TRAIN, threads=1) as generator:
+        assert generator.endless
+        assert generator.logits(text).shape == (110, N_VOCAB)
+        assert generator.generate(text.tolist(), max_tokens=3).prompt_tokens == 110
+
+
 def test_auto_is_original_up_to_the_trained_length(llama_model: _core.Model) -> None:
     tokens = random_tokens(4, N_TRAIN)
     both = [
