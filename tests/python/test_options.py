@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -171,6 +172,14 @@ def test_short_options_have_one_meaning() -> None:
     several = {name for name, values in dests.items() if len(values) > 1}
     assert several == {"-p"}  # the prompt; in bench and plan its length
     assert dests["-p"] == {"prompt", "prompt_tokens"}
+
+
+def test_help_mentions_only_options_of_the_command() -> None:
+    others = {"imatrix": {"--imatrix"}, "advise": {"--hh", "--kv-dtype"}}  # of the next command
+    for name, parser in parsers().items():
+        mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", parser.format_help()))
+        options = {option for action in parser._actions for option in action.option_strings}
+        assert mentioned - options - others.get(name, set()) == set(), name
 
 
 def test_help_does_not_list_aliases() -> None:

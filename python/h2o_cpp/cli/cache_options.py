@@ -79,7 +79,7 @@ def add_cache(parser: Parser, *, n_batch: int = 512, memory: bool = False) -> No
     )
     add_n_ctx(
         cache,
-        "the context: most tokens of a sequence, unless it is --endless; a fraction --hh refers "
+        "the context: most tokens of a sequence, unless positions roll; a fraction --hh refers "
         f"to it; 0: the trained length (default: the trained length, up to {_core.DEFAULT_N_CTX})",
     )
     cache.add_argument(
