@@ -16,11 +16,11 @@
  * all). A call that generates or reads copies it and allocates the logits, and frees those of the
  * call before.
  *
- * Handles. One thread at a time may use a handle; only h2o_cancel, h2o_request_cancel and the calls
- * with an engine may be made at any time, from any thread. A call while another one with the same
- * handle is in progress returns H2O_BUSY and does nothing. Different handles are independent:
- * sessions and engines of one model wait for each other as needed, and a model may be freed before
- * them.
+ * Handles. One thread at a time may use a handle; only h2o_cancel, h2o_clear_cancel,
+ * h2o_request_cancel and the calls with an engine may be made at any time, from any thread. A call
+ * while another one with the same handle is in progress returns H2O_BUSY and does nothing.
+ * Different handles are independent: sessions and engines of one model wait for each other as
+ * needed, and a model may be freed before them.
  *
  * Errors. A call returns H2O_OK or another status; h2o_model_error, h2o_session_error, ... return a
  * message, in UTF-8, which is valid until the next call with that handle. A call that failed has
@@ -216,6 +216,11 @@ H2O_API h2o_status h2o_reset(h2o_session* session) H2O_NOEXCEPT;
  * comes too late for the stream in progress has no effect on later calls. From any thread, and from
  * signal handlers; NULL is ignored. */
 H2O_API void h2o_cancel(h2o_session* session) H2O_NOEXCEPT;
+
+/* Forgets a h2o_cancel that has ended no call. A thread that cancels streams of another one may do
+ * so just after a stream has ended: call this before the next one is started. From any thread; NULL
+ * is ignored. */
+H2O_API void h2o_clear_cancel(h2o_session* session) H2O_NOEXCEPT;
 
 typedef struct h2o_logit_bias {
   int32_t token;

@@ -109,6 +109,7 @@ class Session {
 
   void reset() { check(h2o_reset(handle())); }
   void cancel() { h2o_cancel(handle()); }  // from any thread
+  void clear_cancel() { h2o_clear_cancel(handle()); }
   void set_sampling(const h2o_sampling& sampling) { check(h2o_set_sampling(handle(), &sampling)); }
 
   // Calls on_piece(std::string_view) with each piece of text; the stream ends if it returns false

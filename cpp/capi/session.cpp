@@ -34,6 +34,10 @@ void h2o_cancel(h2o_session* session) noexcept {
   if (session != nullptr && session->session != nullptr) session->session->cancel();
 }
 
+void h2o_clear_cancel(h2o_session* session) noexcept {
+  if (session != nullptr && session->session != nullptr) session->session->clear_cancel();
+}
+
 h2o_status h2o_set_sampling(h2o_session* session, const h2o_sampling* sampling) noexcept {
   return call(session, Access::change, [&](TextSession& s) {
     const auto o = given(sampling, h2o_sampling H2O_SAMPLING);

@@ -27,7 +27,7 @@ void TextSession::reset() {
   held_text_.clear();
   held_bytes_.clear();
   *sampler_ = std::move(sampler);
-  cancelled();
+  clear_cancel();
 }
 
 void TextSession::set_sampling(const SamplerOptions& options, bool seeded) {
@@ -66,7 +66,7 @@ h2o_generation TextSession::stream(std::string_view prompt, const StreamOptions&
     const std::string held = generation->held_back();
     if (!held.empty()) sink(held);
   }
-  cancelled();  // a late cancel of the previous stream does not apply to this one
+  clear_cancel();  // one that came too late for this stream does not end the next
   h2o_generation result = result_of(generation->progress());
   if (!done) result.finish = H2O_FINISH_CANCELLED;
   if (!generation->began()) result.n_prompt = static_cast<int32_t>(n_unread());

@@ -46,6 +46,7 @@ class TextSession {
 
   // Cancels the running call, or else the next one. Safe in a signal handler.
   void cancel() noexcept { cancelled_.store(true, std::memory_order_relaxed); }
+  void clear_cancel() noexcept { cancelled_.store(false, std::memory_order_relaxed); }
 
   std::vector<std::byte> save() const;
   void load(std::span<const std::byte> snapshot);

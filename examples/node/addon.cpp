@@ -15,7 +15,7 @@
 namespace h2o_node {
 namespace {
 
-// The objects behind JavaScript handles; closed ones have a null handle.
+// The objects behind JavaScript handles.
 struct Model {
   h2o_model* handle = nullptr;
   ~Model() { h2o_model_free(handle); }
@@ -27,11 +27,15 @@ struct Session {
 };
 
 template <class T>
-std::shared_ptr<T>& shared(napi_env env, napi_value value) {
+std::shared_ptr<T>& shared_or_closed(napi_env env, napi_value value) {
   void* data = nullptr;
   if (napi_get_value_external(env, value, &data) != napi_ok) type_error(env, "expected a handle");
-  auto& object = *static_cast<std::shared_ptr<T>*>(data);
-  if (object == nullptr || object->handle == nullptr) {
+  return *static_cast<std::shared_ptr<T>*>(data);
+}
+template <class T>
+std::shared_ptr<T>& shared(napi_env env, napi_value value) {
+  std::shared_ptr<T>& object = shared_or_closed<T>(env, value);
+  if (object == nullptr) {
     napi_throw_error(env, "H2O_CLOSED", "the model or session is closed");
     throw Pending();
   }
@@ -230,10 +234,7 @@ napi_value set_sampling(napi_env env, napi_value* arguments) {
   options.read("minP", sampling.min_p);
   options.read("repeatPenalty", sampling.repeat_penalty);
   options.read("repeatLastN", sampling.repeat_last_n);
-  double seed = -1;
-  options.read("seed", seed);
-  sampling.seeded = seed >= 0 ? 1 : 0;
-  sampling.seed = seed >= 0 && seed <= 0x1p53 ? static_cast<uint64_t>(seed) : 0;
+  sampling.seeded = options.read("seed", sampling.seed) ? 1 : 0;
   check(env, h2o_set_sampling(session, &sampling), h2o_session_error(session));
   return nullptr;
 }
@@ -243,14 +244,15 @@ napi_value cancel(napi_env env, napi_value* arguments) {
   return nullptr;
 }
 
-// Frees it without waiting for the garbage collector.
+// Frees it without waiting for the garbage collector; nothing is done the second time.
 napi_value close_model(napi_env env, napi_value* arguments) {
-  shared<Model>(env, arguments[0]).reset();
+  shared_or_closed<Model>(env, arguments[0]).reset();
   return nullptr;
 }
 napi_value close_session(napi_env env, napi_value* arguments) {
-  std::shared_ptr<Session>& session = shared<Session>(env, arguments[0]);
-  check(env, session->is_busy ? H2O_BUSY : H2O_OK, "a stream is in progress: cancel it first");
+  std::shared_ptr<Session>& session = shared_or_closed<Session>(env, arguments[0]);
+  const bool is_busy = session != nullptr && session->is_busy;
+  check(env, is_busy ? H2O_BUSY : H2O_OK, "a stream is in progress: cancel it first");
   session.reset();
   return nullptr;
 }
@@ -270,6 +272,7 @@ class Stream {
     check(env, napi_add_env_cleanup_hook(env, leave, this));  // also runs on process.exit()
     env_ = env;
     session->is_busy = true;
+    h2o_clear_cancel(session->handle);  // one that came just after the last stream ended
     thread_ = std::thread([this] {
       std::vector<const char*> strings;
       for (const std::string& string : stop) strings.push_back(string.c_str());

@@ -46,6 +46,22 @@ test('leaving the loop cancels the stream, and the session can continue', async 
   assert.equal(session.stats().tokens, n + 3);
 });
 
+test('a stream that has ended when it is left does not end the next one', async () => {
+  const session = await open();
+  const isBusy = () => {
+    try {
+      return session.stats() === undefined;
+    } catch {
+      return true;
+    }
+  };
+  for await (const _ of session.stream(PROMPT, { maxTokens: 1, ignoreEnd: true })) {
+    while (isBusy()) {} // the end has not reached this thread
+    break;
+  }
+  assert.notEqual(await session.generate('', { maxTokens: 3, ignoreEnd: true }), '');
+});
+
 test('an AbortSignal cancels a stream, during it and before it', async () => {
   const session = await open();
   const controller = new AbortController();
@@ -94,8 +110,13 @@ test('errors have a message and a code', async () => {
   await assert.rejects(model.session({ positions: 'other' }), /positions: got other/);
   const session = await model.session();
   await assert.rejects(session.generate(PROMPT, { stop: 'x' }), /stop: expected an array/);
+  for (const seed of [-1, 1.5, 2 ** 54]) {
+    assert.throws(() => session.setSampling({ seed }), /seed: expected an integer from 0 to 2\^53/);
+  }
+  await session.close();
   await session.close();
   assert.throws(() => session.stats(), { code: 'H2O_CLOSED' });
+  model.close();
   model.close();
   await assert.rejects(model.session(), { code: 'H2O_CLOSED' });
 });

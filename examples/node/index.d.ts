@@ -1,7 +1,7 @@
 /** Errors of the library have a code as in h2o.h: H2O_CANNOT_OPEN, H2O_CONTEXT_FULL, ... */
 
 export interface ModelOptions {
-  /** "cpu" (the default), "cuda" or "cuda:N". */
+  /** "auto" (the default: the CPU), "cpu", "cuda" or "cuda:N". */
   device?: string;
   /** CPU threads; 0: one per core. */
   threads?: number;
@@ -24,7 +24,7 @@ export interface Sampling {
   minP?: number;
   repeatPenalty?: number;
   repeatLastN?: number;
-  /** Up to 2^53; random by default. */
+  /** An integer up to 2^53; random by default. */
   seed?: number;
 }
 
@@ -33,14 +33,14 @@ export interface SessionOptions {
   hh?: number;
   /** Recent tokens within hh, as a fraction of the context or a number; by default half of hh. */
   recent?: number;
-  /** Number of first tokens that are always kept, in addition to hh. */
+  /** Part of hh: how many first tokens of the sequence are always kept. */
   sinks?: number;
   /** In tokens; by default the trained length, up to 4096. */
   context?: number;
   /** Maximum prompt tokens per step. */
   batch?: number;
   positions?: 'auto' | 'original' | 'rolling';
-  /** Type of the cached keys: "f16" (the default), "f32", "bf16", "q8_0" or "q4_0". */
+  /** Type of the cached keys: "f16" (the default), "f32", "bf16", "q8_0", "q5_0" (CPU) or "q4_0". */
   keyType?: string;
   valueType?: string;
   sampling?: Sampling;
@@ -81,7 +81,7 @@ export class Model {
   readonly info: ModelInfo;
   session(options?: SessionOptions): Promise<Session>;
   tokenize(text: string): Int32Array;
-  /** Frees the model once its sessions are closed too. */
+  /** Frees the model once its sessions are closed too; may be repeated. */
   close(): void;
 }
 
@@ -97,6 +97,6 @@ export class Session {
   /** Positions kept by a KV head of a layer, and the scores (accumulated attention) of each. */
   kept(layer: number, head: number): { positions: Int32Array; scores: Float32Array };
   reset(): void;
-  /** Cancels, waits for the stream to end, and frees the session. */
+  /** Cancels, waits for the stream to end, and frees the session; may be repeated. */
   close(): Promise<void>;
 }

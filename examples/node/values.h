@@ -117,6 +117,16 @@ class Options {
   void read(const char* name, int32_t& to) const {
     if (napi_value value; find(name, &value)) to = integer_of(env_, value, name);
   }
+  bool read(const char* name, uint64_t& to) const {
+    napi_value value;
+    if (!find(name, &value)) return false;
+    const double x = number_of(env_, value, name);
+    if (!(x >= 0 && x <= 0x1p53) || x != std::trunc(x)) {
+      type_error(env_, std::string(name) + ": expected an integer from 0 to 2^53");
+    }
+    to = static_cast<uint64_t>(x);
+    return true;
+  }
   void read_flag(const char* name, int32_t& to) const {
     napi_value value;
     bool flag = false;

@@ -121,6 +121,7 @@ void Window::send() {
   text_->moveCursor(QTextCursor::End);
   text_->insertPlainText(prompt);
   show_state(true);
+  session_->clear_cancel();  // of a stop() just after the last stream ended
   thread_ = std::thread([this, bytes = prompt.toUtf8().toStdString()] {
     QString status;
     try {
@@ -140,10 +141,11 @@ void Window::send() {
       };
       const h2o_generation generation = session_->stream(bytes, on_piece, options);
       const h2o_session_stats stats = session_->stats();
-      status = QString("%1 tokens, of which %2 are kept; %3 tokens per second")
-                   .arg(stats.n_tokens)
-                   .arg(stats.n_kept)
-                   .arg((generation.n_generated - 1) / generation.decode_seconds, 0, 'f', 0);
+      status = QString("%1 tokens, of which %2 are kept").arg(stats.n_tokens).arg(stats.n_kept);
+      if (generation.n_generated > 1) {
+        status += QString("; %1 tokens per second")
+                      .arg((generation.n_generated - 1) / generation.decode_seconds, 0, 'f', 0);
+      }
     } catch (const std::exception& error) {
       status = message_of(error);
     }

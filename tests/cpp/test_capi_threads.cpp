@@ -111,6 +111,11 @@ TEST_CASE("a cancel between two calls ends the next one, and only that") {
   streamed(session, "The old man", up_to(5), &generation);
   CHECK(generation.n_generated == 5);
 
+  session.cancel();
+  session.clear_cancel();
+  streamed(session, "", up_to(5), &generation);
+  CHECK(generation.n_generated == 5);
+
   // A late cancel of a stream does not affect the next one.
   session.stream(" and", [&](std::string_view) { return session.cancel(), true; }, up_to(1));
   streamed(session, "", up_to(5), &generation);

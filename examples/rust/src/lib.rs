@@ -75,7 +75,7 @@ fn c_string(name: &str, text: &str) -> Result<CString, Error> {
 /// Device and threads of a model.
 #[derive(Clone, Debug, Default)]
 pub struct ModelOptions {
-    /// "cpu", "cuda" or "cuda:N"; by default the CPU.
+    /// "auto" (the default: the CPU), "cpu", "cuda" or "cuda:N".
     pub device: Option<String>,
     /// CPU threads; 0: one per core.
     pub threads: i32,
