@@ -64,7 +64,8 @@ template <class Options>
 Options given(const Options* options, Options defaults) {
   if (options == nullptr) return defaults;
   require(options->size >= sizeof(size_t) && options->size <= sizeof(Options),
-          "a structure of size ", options->size, ", expected at most ", sizeof(Options));
+          "a structure of size ", options->size, ", expected ", sizeof(size_t), " to ",
+          sizeof(Options), ": initialize it with the macro of its name");
   std::memcpy(&defaults, options, options->size);
   return defaults;
 }

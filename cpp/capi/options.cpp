@@ -38,16 +38,19 @@ KvPolicy policy_of(const h2o_session_options& options, int32_t n_ctx) {
   return {.sinks = options.n_sinks, .heavy = rest - recent, .recent = recent};
 }
 
-DType kv_dtype_or_default(const char* name) {
-  return name == nullptr ? DType::f16 : kv_dtype(name);
+DType kv_dtype_or_default(const char* name, const char* argument) {
+  return name == nullptr ? DType::f16 : kv_dtype(name, argument);
 }
 
 ArchiveOptions archive_of(const h2o_session_options& options, int32_t n_ctx) {
   require(options.archive_pages >= 0, "archive_pages is ", options.archive_pages,
           ", expected 1 or more, or 0 for the default");
   const char* const directory = options.archive_dir;
-  require(directory == nullptr || options.archive != nullptr, "archive_dir is for an archive");
-  if (options.archive == nullptr) return {};
+  if (options.archive == nullptr) {
+    require(options.archive_pages == 0 && directory == nullptr,
+            "archive_pages and archive_dir are for an archive, which is NULL");
+    return {};
+  }
   const std::string_view types = options.archive;
   const size_t comma = types.find(',');
   const std::string_view k = types.substr(0, comma);
@@ -87,13 +90,14 @@ int32_t finish_of(Finish finish) {
 
 SessionOptions session_options(const h2o_session_options* options, int32_t n_ctx_train) {
   const auto o = given(options, h2o_session_options H2O_SESSION_OPTIONS);
+  require(o.reserved == 0, "reserved is ", o.reserved, ", expected 0");
   const int32_t n_ctx = o.n_ctx == 0 ? std::min(n_ctx_train, kDefaultContext) : o.n_ctx;
   require(n_ctx > 0, "n_ctx is ", n_ctx, ", expected 1 or more");
   return {.policies = {policy_of(o, n_ctx)},
           .n_ctx = n_ctx,
           .n_batch = o.n_batch,
-          .k_dtype = kv_dtype_or_default(o.k_type),
-          .v_dtype = kv_dtype_or_default(o.v_type),
+          .k_dtype = kv_dtype_or_default(o.k_type, "k_type"),
+          .v_dtype = kv_dtype_or_default(o.v_type, "v_type"),
           .positions = positions_of(o.positions),
           .archive = archive_of(o, n_ctx)};
 }
@@ -148,17 +152,19 @@ SamplerOptions sampler_options(const h2o_sampling& sampling) {
   for (const auto& [token, bias] : given(s.logit_bias, s.n_logit_bias)) {
     made.logit_bias.push_back({token, bias});
   }
+  const std::span<const char* const> breakers = given(s.dry_breakers, s.n_dry_breakers);
   if (s.dry_breakers != nullptr) {
     made.dry_breakers.emplace();
-    for (const char* const breaker : given(s.dry_breakers, s.n_dry_breakers)) {
+    for (const char* const breaker : breakers) {
       require(breaker != nullptr, "a string of dry_breakers is NULL");
       made.dry_breakers->emplace_back(breaker);
     }
   }
+  require(s.n_samplers >= 0, "n_samplers is ", s.n_samplers, ", expected 0 or more");
+  const std::span<const int32_t> samplers = given(s.samplers, static_cast<size_t>(s.n_samplers));
   if (s.samplers != nullptr) {
     made.samplers.emplace();
-    require(s.n_samplers >= 0, "n_samplers is ", s.n_samplers, ", expected 0 or more");
-    for (const int32_t sampler : given(s.samplers, static_cast<size_t>(s.n_samplers))) {
+    for (const int32_t sampler : samplers) {
       require(sampler >= 0 && sampler <= H2O_SAMPLER_XTC, "samplers has ", sampler,
               ", expected 0 to 8");
       made.samplers->push_back(static_cast<SamplerStep>(sampler));

@@ -12,7 +12,9 @@ namespace {
 SessionOptions with_rows(SessionOptions options) {
   require(options.n_batch > 0 && options.n_batch <= 65536, "n_batch is ", options.n_batch,
           ", expected 1 to 65536");
-  const int32_t n = std::clamp(std::max(options.n_sequences, options.max_sequences), 1, 65536);
+  const int32_t n = std::max({options.n_sequences, options.max_sequences, 1});
+  require(n <= 65536 - options.n_batch + 1, "max_sequences is ", n, " with n_batch ",
+          options.n_batch, ", expected at most ", 65536 - options.n_batch + 1);
   options.n_batch += n - 1;  // one chunk, plus a token of every other sequence
   return options;
 }

@@ -99,7 +99,7 @@ TEST_CASE("a session with an archive") {
   options.archive_dir = "/nowhere/at/all";
   CHECK_THROWS_AS(api::Session(model, options), api::Error);
   options.archive = nullptr;
-  CHECK_THROWS_WITH_AS(api::Session(model, options), doctest::Contains("is for an archive"),
+  CHECK_THROWS_WITH_AS(api::Session(model, options), doctest::Contains("are for an archive"),
                        api::Error);
 }
 

@@ -61,6 +61,7 @@ TEST_CASE("a NULL handle is an error and does not crash") {
   CHECK(h2o_snapshot_save(nullptr, &bytes, &n) == H2O_INVALID_ARGUMENT);
   CHECK(h2o_snapshot_load(nullptr, text, 4) == H2O_INVALID_ARGUMENT);
   h2o_cancel(nullptr);
+  h2o_clear_cancel(nullptr);
   h2o_snapshot_free(nullptr);
   CHECK(h2o_model_free(nullptr) == H2O_OK);
   CHECK(h2o_session_free(nullptr) == H2O_OK);
@@ -95,7 +96,7 @@ TEST_CASE("a handle that could not be loaded has a message, and can only be free
       {source.c_str(), nullptr, H2O_BAD_FORMAT, "README.md"},
       {kTinyModel.c_str(), &wrong_device, H2O_INVALID_ARGUMENT, "toaster"},
       {kTinyModel.c_str(), &wrong_threads, H2O_INVALID_ARGUMENT, "n_threads is -1"},
-      {kTinyModel.c_str(), &newer, H2O_INVALID_ARGUMENT, "expected at most"},
+      {kTinyModel.c_str(), &newer, H2O_INVALID_ARGUMENT, "the macro of its name"},
       {kTinyModel.c_str(), &sizeless, H2O_INVALID_ARGUMENT, "size 0"},
       {kTinyModel.c_str(), &reserved, H2O_INVALID_ARGUMENT, "reserved is 1"},
   };
@@ -112,6 +113,7 @@ TEST_CASE("a handle that could not be loaded has a message, and can only be free
     CHECK(h2o_session_open(model, nullptr, &session) == H2O_INVALID_ARGUMENT);
     CHECK(std::strlen(h2o_session_error(session)) > 0);
     h2o_cancel(session);
+    h2o_clear_cancel(session);
     CHECK(h2o_reset(session) == H2O_INVALID_ARGUMENT);
     CHECK(h2o_session_free(session) == H2O_OK);
     CHECK(h2o_model_free(model) == H2O_OK);
@@ -149,6 +151,9 @@ TEST_CASE("session options out of range are rejected") {
   });  // OPT has learned positions
   refused([](h2o_session_options& o) { o.k_type = "q5_1"; });
   refused([](h2o_session_options& o) { o.v_type = ""; });
+  refused([](h2o_session_options& o) { o.archive_pages = 4; });  // without an archive
+  refused([](h2o_session_options& o) { o.archive_dir = "/tmp"; });
+  refused([](h2o_session_options& o) { o.reserved = 1; });
   refused([](h2o_session_options& o) { o.size = 7; });
   refused([](h2o_session_options& o) { o.size += 1; });
 }

@@ -105,7 +105,13 @@ TEST_CASE("options out of range are rejected") {
   sampling.n_samplers = -1;
   CHECK_THROWS(session.set_sampling(sampling));
   sampling = H2O_SAMPLING;
-  sampling.n_logit_bias = 1;  // without biases
+  sampling.n_samplers = 1;  // without an array
+  CHECK_THROWS(session.set_sampling(sampling));
+  sampling = H2O_SAMPLING;
+  sampling.n_dry_breakers = 1;
+  CHECK_THROWS(session.set_sampling(sampling));
+  sampling = H2O_SAMPLING;
+  sampling.n_logit_bias = 1;
   CHECK_THROWS(session.set_sampling(sampling));
   const h2o_logit_bias bias = {1 << 30, 1};
   sampling.logit_bias = &bias;
