@@ -395,12 +395,21 @@ class Generator(LoadedModel):
             tools = None
         prompt = chat.prompt(messages, tools=tools, documents=documents)
         runtime = self._runtime()
+        before_form = chat.reasoning_grammar() if prompt.thinking else None
         if tool_choice not in (None, "auto", "none"):
             if form := form_of(options):
                 raise ValueError(f"give either tool_choice or {form[0]}, not both")
             name = None if tool_choice == "required" else tool_choice
             options["grammar"] = chat.call_grammar(tools or (), name=name, thinking=prompt.thinking)
-        request = make_request(runtime, self._seeds, prompt.tokens, options, spelled=chat.spelled)
+            before_form = None  # part of that grammar
+        request = make_request(
+            runtime,
+            self._seeds,
+            prompt.tokens,
+            options,
+            spelled=chat.spelled,
+            before_form=before_form,
+        )
         with Stream(self._runtime, request) as stream:
             return parse_reply(
                 "".join(stream), chat.format, tools=tool_schemas(tools), thinking=prompt.thinking

@@ -167,6 +167,19 @@ def test_model_in_use_is_not_unloaded(folder: Path) -> None:
         assert server.ask("/v1/completions", {**BODY, "model": "two"}).status == 200
 
 
+def test_concurrent_first_requests_do_not_exceed_max_models(folder: Path) -> None:
+    async def check() -> None:
+        catalog = Catalog(read_models(folder, OPTIONS, {}), max_loaded=1)
+        with catalog.run():
+            takes = (catalog.take(name) for name in ("one", "two", "three", "one"))
+            found = await asyncio.gather(*takes, return_exceptions=True)
+            [service] = catalog.loaded
+            assert {service.name} == {one.name for one in found if isinstance(one, Service)}
+            assert [one.status for one in found if isinstance(one, ApiError)] == [503, 503]
+
+    asyncio.run(check())
+
+
 def test_idle_models_are_unloaded(folder: Path) -> None:
     catalog = Catalog(read_models(folder, OPTIONS, {}), idle=0.01)
     with serving_catalog(catalog) as server:

@@ -226,6 +226,20 @@ class TestRequiredCalls:
                 generator.reply(user("Hi"), tools=[STRICT], tool_choice="weather", regex="a")
 
 
+@packages("llguidance")
+def test_output_format_begins_after_reasoning(tmp_path: Path) -> None:
+    path = talking(tmp_path, {len("uHi;<think>"): "Hm.\n</think>\nHello"}, THINKS + "<think>")
+    schema = {"enum": [7]}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    body: dict[str, Any] = {"messages": user("Hi")}
+    with Generator(path) as generator, serving(generator) as server:
+        [choice] = server.ask(PATH, {**body, "response_format": form}).json()["choices"]
+        assert choice["message"]["content"] == "7"
+        assert choice["message"]["reasoning_content"] == "Hm."
+        answer = server.ask("/api/chat", {**body, "format": schema, "stream": False}).json()
+        assert answer["message"] == {"role": "assistant", "content": "7", "thinking": "Hm."}
+
+
 def test_logprobs_of_a_stream_with_calls(server: Server) -> None:
     answer = server.ask(PATH, {**REQUEST, "stream": True, "logprobs": True})
     chunks = events(answer.body)[:-1]

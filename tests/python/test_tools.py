@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,25 @@ def test_thinking(tmp_path: Path) -> None:
     path = talking(tmp_path, {len("uHi;<think>"): "Hm.\n</think>\nHello"}, opened)
     with Generator(path) as generator:
         assert generator.reply(user("Hi"), temperature=0) == Reply("Hello", "Hm.")
+
+
+@packages("llguidance")
+def test_output_format_begins_after_reasoning(tmp_path: Path) -> None:
+    # The format decides about "Hello" only; "yes" within the reasoning does not count.
+    path = talking(tmp_path, {len("uHi;<think>"): "yes.\n</think>\nHello"}, THINKS + "<think>")
+    forms: list[tuple[str, Any, str]] = [
+        ("choice", ["no", "yes"], "yes|no"),
+        ("regex", "a/b", "a/b"),
+        ("grammar", 'root ::= "x" | "y"', "x|y"),
+        ("grammar", 'start: "x" | Y\nY: "y"', "x|y"),
+        ("schema", {"enum": [7, 8]}, "7|8"),
+    ]
+    with Generator(path) as generator:
+        for name, form, expected in forms:
+            options: Any = {name: form}
+            reply = generator.reply(user("Hi"), temperature=0, **options)
+            assert reply.reasoning == "yes."
+            assert re.fullmatch(expected, reply.content)
 
 
 def test_tool_parser(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ class Engine(Closing):
         record: Record | None = None,
         spelled: Sequence[int] = (),
         pooling: Pooling | None = None,
+        before_form: str | None = None,
         timeout: float | None = None,
         **options: Unpack[StreamOptions],
     ) -> Completion:
@@ -74,6 +75,8 @@ class Engine(Closing):
         spelled: special tokens to include in the text, as h2o_cpp.reply needs.
         pooling: compute the prompt's embedding ("mean" or "last") instead of an output; see
             Completion.embedding.
+        before_form: a grammar in llguidance's Lark of the whole output, in which @form is what
+            schema, grammar, regex or choice describes; default: that alone.
         timeout: block for at most this many seconds; 0: do not block. Default: no limit.
 
         Raises ValueError and TypeError as stream() does, queue.Full after `timeout`, and
@@ -84,7 +87,15 @@ class Engine(Closing):
             raise ValueError(f"timeout={timeout!r}, expected 0 or more seconds")
         state = self._enqueue(
             self._request(
-                prompt, hh, policy, record, options, after=after, spelled=spelled, pooling=pooling
+                prompt,
+                hh,
+                policy,
+                record,
+                options,
+                after=after,
+                spelled=spelled,
+                pooling=pooling,
+                before_form=before_form,
             )
         )
         try:

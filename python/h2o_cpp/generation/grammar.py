@@ -66,8 +66,13 @@ def form_of(options: Mapping[str, Any]) -> tuple[str, Any] | None:
     return given[0], options[given[0]]
 
 
-def make_constraint(tokenizer: Tokenizer, form: str, value: Any) -> Constraint:
-    """A constraint for one output. Raises ValueError if it does not compile, and TypeError."""
+def make_constraint(
+    tokenizer: Tokenizer, form: str, value: Any, *, before: str | None = None
+) -> Constraint:
+    """A constraint for one output; before: as before_form of Engine.submit.
+
+    Raises ValueError if it does not compile, and TypeError.
+    """
     library = _llguidance()
     with _mutex:
         compiler = _compilers.get(tokenizer)
@@ -76,6 +81,8 @@ def make_constraint(tokenizer: Tokenizer, form: str, value: Any) -> Constraint:
     if form == "grammar":
         value = _lark(value, tokenizer)
     source = _source(library, form, value)
+    if before is not None:
+        source = _after(before, source)
     try:
         return Constraint(compiler.matcher(source))
     except ValueError as error:
@@ -158,6 +165,15 @@ def _source(library: Any, form: str, value: Any) -> str:
     if form == "regex":
         return str(matcher.grammar_from_regex(check_str(form, value)))
     return str(matcher.grammar_from_lark(value))
+
+
+def _after(before: str, source: str) -> str:
+    """A grammar that refers to another one, `source`, as @form."""
+    if source.startswith("{"):
+        [form] = json.loads(source)["grammars"]
+    else:
+        form = {"lark_grammar": source}
+    return json.dumps({"grammars": [{"lark_grammar": before}, {**form, "name": "form"}]})
 
 
 def _lark(grammar: Any, tokenizer: Tokenizer) -> str:

@@ -13,7 +13,13 @@ from h2o_cpp.model.jinja_template import JinjaTemplate
 from h2o_cpp.model.special_escape import SpecialTokenEscape, unused_characters
 from h2o_cpp.model.text_files import read_text
 from h2o_cpp.model.tokenizer import Tokenizer
-from h2o_cpp.reply import ReplyFormat, call_grammar, format_named, format_of
+from h2o_cpp.reply import (
+    ReplyFormat,
+    call_grammar,
+    format_named,
+    format_of,
+    reasoning_grammar,
+)
 
 _EXPECTED = f"one of {', '.join(BUILTIN_TEMPLATES)}, a file or Jinja2 with {{{{ or {{%"
 
@@ -125,6 +131,11 @@ class ChatTemplate:
             parallel=parallel,
             thinking=thinking,
         )
+
+    def reasoning_grammar(self) -> str | None:
+        """`before_form` of Engine.submit, for a reply that begins inside reasoning."""
+        ends = self._tokenizer.end_tokens
+        return reasoning_grammar(self.format, token_of=self._special_token, ends=ends)
 
     def _special_token(self, marker: str) -> int | None:
         parts = self._tokenizer.split_special(marker)

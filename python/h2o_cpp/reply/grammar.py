@@ -1,4 +1,4 @@
-"""Grammars of replies that must call a tool."""
+"""Grammars of replies that must call a tool, or begin with reasoning."""
 
 from __future__ import annotations
 
@@ -49,11 +49,28 @@ def call_grammar(
     if format.think is None:
         return rules.grammar(calls)
     begin, end = format.think
-    lines = rules.terminal(r"/\n{1,2}/")
-    thought = f"{rules.up_to(end)} {lines}?"
+    thought = _thought(rules, end)
     if not thinking:
         thought = f"({rules.marker(begin)} {thought})?"
     return rules.grammar(f"{thought} {calls}")
+
+
+def reasoning_grammar(
+    format: ReplyFormat, *, token_of: Callable[[str], int | None], ends: Collection[int]
+) -> str | None:
+    """A grammar of the rest of the reasoning, then @form; None for a format without reasoning.
+
+    Arguments as for Rules.
+    """
+    if format.think is None:
+        return None
+    rules = Rules({}, template="", token_of=token_of, ends=ends, parallel=False)
+    return rules.grammar(f"{_thought(rules, format.think[1])} @form")
+
+
+def _thought(rules: Rules, end: str) -> str:
+    lines = rules.terminal(r"/\n{1,2}/")
+    return f"{rules.up_to(end)} {lines}?"
 
 
 def _object(name: str, schema: Any) -> Mapping[str, Any]:

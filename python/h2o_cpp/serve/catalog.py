@@ -56,6 +56,7 @@ class Catalog:
         self._idle = idle
         self._closed = False
         self._stays = False  # models stay loaded
+        self._loading = asyncio.Lock()  # one at a time, as each needs the room that others leave
 
     @classmethod
     def of(cls, service: Service) -> Catalog:
@@ -111,10 +112,11 @@ class Catalog:
         """The model of this name; it stays loaded until give_back(). Raises ApiError."""
         entry = self.find(name)
         async with entry.loading:
-            if self._closed or entry in self._retired:
-                raise closed()
+            self._check_open(entry)
             if entry.service is None:
-                await self._load(entry)
+                async with self._loading:
+                    self._check_open(entry)
+                    await self._load(entry)
             service = entry.service
             assert service is not None
             entry.n_users += 1
@@ -164,6 +166,10 @@ class Catalog:
             message = f"there is no model {name!r}, expected one of {known}"
             raise ApiError(404, message, param="model", code="model_not_found")
         return self.entries[name]
+
+    def _check_open(self, entry: Entry) -> None:
+        if self._closed or entry in self._retired:
+            raise closed()
 
     async def _load(self, entry: Entry) -> None:
         while not self._has_room(entry):

@@ -85,10 +85,12 @@ class Service:
         prompt_logprobs: bool = False,
         spelled: Sequence[int] = (),
         grammar: str | None = None,
+        before_form: str | None = None,
     ) -> list[Output]:
         """Submit `body.n` outputs for each prompt, all or none, without blocking.
 
-        spelled: special tokens to include in the text; grammar: of the outputs.
+        spelled: special tokens to include in the text; grammar: of the outputs; before_form: as for
+        Engine.submit.
 
         Raises ApiError if the Engine rejects a request, a limit is exceeded or the queue is full.
         """
@@ -128,6 +130,7 @@ class Service:
                         policy=None if policy is self.generator.policy else policy,
                         record=record,
                         spelled=spelled,
+                        before_form=before_form,
                         timeout=0,
                         **options,
                     )
