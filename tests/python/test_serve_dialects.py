@@ -350,7 +350,7 @@ class TestOllama:
         assert ask(server, "/api/generate", stream=False)["done_reason"] == "stop"
 
     def test_random_seed_and_ignored_options(self, server: Server) -> None:
-        options = {"temperature": 0, "seed": -1}
+        options = {"temperature": 0, "seed": -1, "num_ctx": 64, "use_mlock": True, "numa": False}
         found = ask(server, "/api/chat", stream=False, truncate=True, shift=True, options=options)
         assert found["message"]["content"] == "Let me see."
         answer = server.ask("/api/chat", {**CHAT, "options": {"seed": -2}})

@@ -74,6 +74,11 @@ def test_errors(model: type[BaseModel], body: dict[str, Any], param: str, messag
     assert str(error.value) == f"{param}: {message}"
 
 
+def test_null_is_no_value() -> None:
+    body = {"prompt": "a", "max_tokens": None, "prediction": None}
+    assert parse(CompletionRequest, json.dumps(body).encode()).max_tokens == 16
+
+
 def test_invalid_json_has_no_field() -> None:
     with pytest.raises(ApiError, match="Invalid JSON") as error:
         parse(CompletionRequest, b"{")

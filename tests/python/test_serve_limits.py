@@ -297,7 +297,9 @@ def test_unexpected_error(server: Server, monkeypatch: pytest.MonkeyPatch) -> No
     answer = server.ask("/v1/completions", SHORT)
     assert answer.status == 500
     assert answer.json()["error"]["message"] == "internal error"
-    assert server.metric('h2o_responses_total{status="500"}') == 1
+    answer = server.ask("/api/generate", {"prompt": "a"})
+    assert (answer.status, answer.json()) == (500, {"error": "internal error"})
+    assert server.metric('h2o_responses_total{status="500"}') == 2
 
 
 def test_metrics(server: Server) -> None:

@@ -188,6 +188,18 @@ def test_idle_models_are_unloaded(folder: Path) -> None:
         assert server.ask("/v1/completions", {**BODY, "model": "one"}).status == 200
 
 
+def test_counters_include_unloaded_models(folder: Path) -> None:
+    with serving_catalog(Catalog(read_models(folder, OPTIONS, {}))) as server:
+        n = 0
+        for name in ("one", "two", "one"):
+            usage = server.ask("/v1/completions", {**BODY, "model": name}).json()["usage"]
+            n += usage["prompt_tokens"]
+            server.ask("/api/generate", {"model": name, "keep_alive": 0})
+            assert loaded(server) == []
+            assert server.metric("h2o_prompt_tokens_total") == n
+        assert server.metric("h2o_generated_tokens_total") == 12
+
+
 def test_clients_load_and_unload_models(folder: Path) -> None:
     with serving_catalog(Catalog(read_models(folder, OPTIONS, {}))) as server:
         one, two = {"model": "one"}, {"model": "two"}

@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from h2o_cpp.generation.stats import EngineStats
 from h2o_cpp.serve.errors import ApiError, closed
 from h2o_cpp.serve.intake import Intake
 from h2o_cpp.serve.service import Service
@@ -41,7 +42,8 @@ class Entry:
 class Catalog:
     """The served models, and which of them are loaded. Used only by the event loop.
 
-    Attributes: `entries` by name; `intake`, during run().
+    Attributes: `entries` by name; `intake`, during run(); `on_unload`, called with the counters of
+    a model's engine.
     """
 
     intake: Intake
@@ -56,6 +58,7 @@ class Catalog:
         self._idle = idle
         self._closed = False
         self._stays = False  # models stay loaded
+        self.on_unload: Callable[[EngineStats], None] = lambda _: None
         self._loading = asyncio.Lock()  # one at a time, as each needs the room that others leave
 
     @classmethod
@@ -209,6 +212,7 @@ class Catalog:
     async def _unload(self, entry: Entry) -> None:
         async with entry.loading:
             if entry.service is not None and entry.n_users == 0:
+                self.on_unload(entry.service.engine.stats())
                 opened, entry.open, entry.service = entry.open, ExitStack(), None
                 await asyncio.to_thread(opened.close)
 

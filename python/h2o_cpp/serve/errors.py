@@ -112,5 +112,5 @@ def add_handlers(app: FastAPI) -> None:
         return shown.response(error.headers, request.url.path)
 
     @app.exception_handler(Exception)
-    async def unforeseen(_: Request, __: Exception) -> Response:
-        return internal_error().response()
+    async def unforeseen(request: Request, _: Exception) -> Response:
+        return internal_error().response(path=request.url.path)

@@ -50,6 +50,7 @@ class Options(Sampling):
 
     ignored = (
         *("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap"),
+        *("use_mlock", "low_vram", "numa", "f16_kv", "logits_all", "vocab_only"),
     )
     num_predict: int | None = Field(None, ge=-2, lt=2**31, description="-1: no limit")
     seed: int | None = Field(None, ge=-1, lt=2**63, description="-1: random")

@@ -22,12 +22,12 @@ class Schema(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, values: Any) -> Any:
-        """Drop nulls, which clients send for fields that are not set."""
+        """Drop nulls, also of unknown fields: clients send them for fields that are not set."""
         if not isinstance(values, dict):
             return values
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        for name in values:
-            if name not in known and name not in cls.ignored:
+        for name, value in values.items():
+            if value is not None and name not in known and name not in cls.ignored:
                 raise PydanticCustomError(UNKNOWN_FIELD, "there is no such field", {"name": name})
         return {
             name: value for name, value in values.items() if value is not None and name in known

@@ -35,13 +35,15 @@ const model = () => served.find((one) => one.id === models.value);
 function showModel() {
   const { id, h2o } = model();
   element("about").textContent = id;
+  mode.querySelector('[value="chat"]').disabled = h2o?.chat === false;
+  element("memory").textContent = "–";
+  element("memory-bar").value = 0;
   if (!h2o) return; // it has not been loaded yet
   const { n_ctx, chat, policy, cache_bytes, full_cache_bytes } = h2o;
   const cache = policy.recent === null ? "full cache"
     : `cache of ${policy.sinks} sinks, ${policy.heavy} heavy hitters, ${policy.recent} recent tokens`;
   element("about").textContent = `${id} · context of ${n_ctx} tokens · ${cache}`;
   if (!chat) mode.value = "continue";
-  mode.querySelector('[value="chat"]').disabled = !chat;
   element("memory").textContent = `${bytes(cache_bytes)} of ${bytes(full_cache_bytes)}`;
   element("memory-bar").value = cache_bytes / full_cache_bytes;
 }
