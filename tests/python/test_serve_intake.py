@@ -21,6 +21,7 @@ from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.parsing import parse
 from h2o_cpp.serve.requests import ChatRequest, CompletionRequest
 from support.background import PATIENCE, Background
+from support.needs import packages
 from support.serving import Server, serving, wait_until
 
 SHORT: dict[str, Any] = {"prompt": "The", "max_tokens": 3, "seed": 1, "ignore_eos": True}
@@ -253,6 +254,22 @@ class TestTokenization:
             answer = task.result()
             assert answer.status == 400
             assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+    @packages("llguidance")
+    def test_grammars_are_compiled_in_a_thread(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        submit, threads = server.engine.submit, []
+
+        def submit_and_note(*args: Any, **options: Any) -> Any:
+            threads.append(threading.current_thread().name.partition("_")[0])
+            return submit(*args, **options)
+
+        monkeypatch.setattr(server.engine, "submit", submit_and_note)
+        assert server.ask(PATH, SHORT).status == 200
+        constrained = {"prompt": "The", "guided_choice": ["a", "b"]}
+        assert server.ask(PATH, constrained).status == 200
+        assert threads[1] == "h2o-small" != threads[0]
 
     def test_prompt_limit_counts_tokens(self, server: Server) -> None:
         """A prompt of more bytes than the limit, but not more tokens, is accepted."""

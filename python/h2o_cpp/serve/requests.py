@@ -85,6 +85,11 @@ class ModelRequest(Schema):
         """Whether it unloads the model."""
         return False
 
+    @property
+    def has_form(self) -> bool:
+        """Whether a schema or grammar is compiled, the first one after the vocabulary."""
+        return False
+
 
 class Sampling(Schema):
     """Sampling options and stop strings. Defaults are those of Generator."""
@@ -178,6 +183,10 @@ class GenerationRequest(ModelRequest, Sampling):
             given["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
         options: StreamOptions = given
         return options
+
+    @property
+    def has_form(self) -> bool:
+        return any(self._forms())
 
     def _forms(self) -> Iterator[tuple[str, Any]]:
         """The given output formats as options of Generator.stream."""
