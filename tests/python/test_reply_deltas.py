@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -125,6 +126,18 @@ def test_damaged_calls(
     assert check(parts(name, [text])) == found
     for _, text in found:
         assert isinstance(json.loads(text), dict)
+
+
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+def test_arguments_that_are_cut_do_not_look_complete(name: str) -> None:
+    """A client that ignores finish_reason must not act on half of a text."""
+    arguments = {"text": "abc", "data": [1, 23]}
+    text = written(name, [("f", arguments)])
+    for end in range(len(text)):
+        found = parts(name, [text[:end]])
+        sent = "".join(part.arguments for part in found if isinstance(part, CallDelta))
+        with suppress(json.JSONDecodeError):
+            assert json.loads(sent) == arguments
 
 
 @pytest.mark.parametrize("name", FORMAT_NAMES)

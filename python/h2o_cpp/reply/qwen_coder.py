@@ -62,8 +62,10 @@ def _call(s: Scanner, tools: Tools) -> Steps[bool]:
         s.add_arguments(f"{between}{dumps(key)}: ")
         between = ", "
         marker = yield from _argument(s, value_of(schema, key))
+    if marker is None:  # cut: the arguments must not look complete
+        return False
     s.add_arguments("}")
-    return marker is not None
+    return True
 
 
 def _argument(s: Scanner, kind: Value | None) -> Steps[str | None]:
@@ -100,9 +102,11 @@ def _argument(s: Scanner, kind: Value | None) -> Steps[str | None]:
             out("".join(found))
         after = []
         marker = yield from s.up_to(_VALUE_ENDS, out)
+    if marker is None:
+        return None
     if is_text:
         s.add_arguments('"')
-    elif marker is not None:
+    else:
         text = "".join(value).removeprefix("\n").removesuffix("\n")
         s.add_arguments(dumps(_value(text, kind)))
     return marker

@@ -140,6 +140,7 @@ class GenerationRequest(ModelRequest, Sampling):
 
     ignored = (
         *("user", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+        *("prompt_cache_retention", "verbosity"),
         *("cache_prompt", "id_slot", "timings_per_token", "return_progress"),  # llama.cpp's
     )
 

@@ -122,7 +122,7 @@ class ResponsesRequest(ModelRequest):
 
     ignored = (
         *("include", "store", "user", "service_tier"),
-        *("safety_identifier", "prompt_cache_key", "stream_options"),
+        *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "stream_options"),
     )
     input: (
         str
