@@ -314,6 +314,12 @@ def test_bad_tls_files(tmp_path: Path, tiny_opt: Path) -> None:
         (["--models", ".", "-m", "one.gguf"], "give either --model or --models, not both"),
         (["one.gguf", "--idle-timeout", "5"], "--idle-timeout needs --models"),
         (["--max-models", "1"], "--max-models needs --models"),
+        (["--models", ".", "--max-models", "0"], "--max-models=0, expected an integer, 1 or more"),
+        (["--models", ".", "--idle-timeout", "0"], "--idle-timeout=0, expected an integer, 1 or"),
+        (["--models", ".", "--max-tokens", "0"], "one: max_tokens=0, expected an integer, 1 or"),
+        (["--models", ".", "--max-requests-per-key", "2"], "max_requests_per_key is given without"),
+        (["--models", ".", "--cors-origin", "a.org"], "cors_origins has 'a.org', expected an"),
+        (["--models", ".", "--cors-origin", "https://a.org/"], "has 'https://a.org/', expected an"),
     ],
 )
 def test_options_of_one_model_or_of_several(

@@ -21,7 +21,7 @@ from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import add_machine, add_model, generator_options, open_generator
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.template import add_template, read_template
-from h2o_cpp.model.arguments import bytes_of
+from h2o_cpp.model.arguments import bytes_of, check_int
 from h2o_cpp.model.chat_template import is_jinja
 from h2o_cpp.reply import FORMATS
 
@@ -207,11 +207,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_one_or_many(args: argparse.Namespace) -> None:
-    """Raises ValueError for options of a single model with --models, and the reverse."""
+    """Raises ValueError for options of a single model with --models, and the reverse; and for their
+    numbers out of range."""
+    for option, value in (
+        ("--max-models", args.max_models),
+        ("--idle-timeout", args.idle_timeout),
+    ):
+        if value is not None:
+            check_int(option, value, 1)
+            if args.models is None:
+                raise ValueError(f"{option} needs --models, a list of models")
     if args.models is None:
-        for name in ("max_models", "idle_timeout"):
-            if getattr(args, name) is not None:
-                raise ValueError(f"--{name.replace('_', '-')} needs --models, a list of models")
         return
     if args.name is not None:
         raise ValueError("--name is for a single model; with --models, the list names each model")

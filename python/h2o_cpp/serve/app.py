@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -53,6 +54,8 @@ ROUTERS = (
     properties.router,
     tokens.router,
 )
+
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/]+")  # without a path
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorResponse},
@@ -152,6 +155,13 @@ def create_app_of(
     keys = [] if api_key is None else [api_key] if isinstance(api_key, str) else [*api_key]
     if "" in keys:
         raise ValueError("api_key is empty, expected a non-empty key or None")
+    if max_requests_per_key is not None and not keys:
+        raise ValueError("max_requests_per_key is given without api_key")
+    for origin in cors_origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise ValueError(
+                f"cors_origins has {origin!r}, expected an origin such as https://example.org, or *"
+            )
     app.state.catalog = catalog
     registry = CollectorRegistry()
     app.add_middleware(Bodies, limits=limits)

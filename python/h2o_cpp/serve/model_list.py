@@ -95,8 +95,8 @@ def _entry(
     try:
         if "template" in own:
             limits["template"] = read_template(own["template"], path.parent)
-        if not path.is_dir():  # a file of a directory may be no model
-            _check(model, {**options, **limits})
+        # A file of a directory may be no model.
+        _check(None if path.is_dir() else model, {**options, **limits})
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {name}: {error}") from None
     n_bytes, changed = _size(model)
@@ -108,15 +108,20 @@ def _entry(
     )
 
 
-def _check(model: str, options: Mapping[str, Any]) -> None:
-    """Check options, as far as possible without loading the model. Raises ValueError, TypeError."""
+def _check(model: str | None, options: Mapping[str, Any]) -> None:
+    """Check options, as far as possible without loading the model; None: those of any model.
+
+    Raises ValueError, TypeError.
+    """
     given = {name: value for name, value in options.items() if value is not None}
     thread_count(given.get("threads"))
     for name in ("n_batch", "max_sequences", "max_queue", "max_tokens", "max_prompt"):
         check_int(name, given.get(name, 1), 1)
     if "tool_parser" in given:
         format_named(given["tool_parser"])
-    if os.path.isfile(model) and ModelShape.of_metadata(_core.GgufFile(model).metadata()):
+    if model is None or not os.path.isfile(model):
+        return
+    if ModelShape.of_metadata(_core.GgufFile(model).metadata()):
         model_and_cache_bytes(model, **{key: given[key] for key in _OF_CACHE if key in given})
 
 
