@@ -395,20 +395,20 @@ class Generator(LoadedModel):
             tools = None
         prompt = chat.prompt(messages, tools=tools, documents=documents)
         runtime = self._runtime()
-        before_form = chat.reasoning_grammar() if prompt.thinking else None
+        around_form = chat.form_grammar(thinking=prompt.thinking)
         if tool_choice not in (None, "auto", "none"):
             if form := form_of(options):
                 raise ValueError(f"give either tool_choice or {form[0]}, not both")
             name = None if tool_choice == "required" else tool_choice
             options["grammar"] = chat.call_grammar(tools or (), name=name, thinking=prompt.thinking)
-            before_form = None  # part of that grammar
+            around_form = None  # that grammar is of the whole reply
         request = make_request(
             runtime,
             self._seeds,
             prompt.tokens,
             options,
             spelled=chat.spelled,
-            before_form=before_form,
+            around_form=around_form,
         )
         with Stream(self._runtime, request) as stream:
             return parse_reply(

@@ -106,6 +106,13 @@ CASES: list[tuple[str, str, Reply]] = [
         Reply("I look.", calls=[F]),
     ),
     ("harmony", ' to=functions.f<|channel|>commentary json<|message|>{"x": 1}', Reply(calls=[F])),
+    (
+        "harmony",
+        "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>analysis<|message|>B"
+        "<|end|><|start|>assistant<|channel|>commentary<|message|>C<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>D",
+        Reply("C\nD", "A\nB"),
+    ),
     ("harmony", "<|channel|>commentary to=f<|message|>x", Reply("x")),
     ("harmony", "Plain", Reply("Plain")),
     ("harmony", "<|channel|>fin", Reply("<|channel|>fin")),

@@ -141,6 +141,18 @@ def test_output_format_begins_after_reasoning(tmp_path: Path) -> None:
             assert re.fullmatch(expected, reply.content)
 
 
+@packages("llguidance")
+def test_output_format_is_the_final_message_of_harmony(tmp_path: Path) -> None:
+    analysis = "<|channel|>analysis<|message|>yes.<|end|><|start|>assistant"
+    for before, reasoning in ((analysis, "yes."), ("", "")):
+        path = talking(tmp_path, {len("uHi;"): f"{before}<|channel|>final<|message|>Hello"})
+        with Generator(path) as generator:
+            form: Any = {"choice": ["no", "yes"], "tool_parser": "harmony", "temperature": 0}
+            reply = generator.reply(user("Hi"), **form)
+            assert reply.reasoning == reasoning
+            assert reply.content in form["choice"]
+
+
 def test_tool_parser(tmp_path: Path) -> None:
     output = '{"name": "weather", "parameters": {"city": "Graz"}}'
     with Generator(talking(tmp_path, {len("1uHi;"): spell(output)})) as generator:

@@ -63,7 +63,7 @@ class Engine(Closing):
         record: Record | None = None,
         spelled: Sequence[int] = (),
         pooling: Pooling | None = None,
-        before_form: str | None = None,
+        around_form: str | None = None,
         timeout: float | None = None,
         **options: Unpack[StreamOptions],
     ) -> Completion:
@@ -75,7 +75,7 @@ class Engine(Closing):
         spelled: special tokens to include in the text, as h2o_cpp.reply needs.
         pooling: compute the prompt's embedding ("mean" or "last") instead of an output; see
             Completion.embedding.
-        before_form: a grammar in llguidance's Lark of the whole output, in which @form is what
+        around_form: a grammar in llguidance's Lark of the whole output, in which @form is what
             schema, grammar, regex or choice describes; default: that alone.
         timeout: block for at most this many seconds; 0: do not block. Default: no limit.
 
@@ -95,7 +95,7 @@ class Engine(Closing):
                 after=after,
                 spelled=spelled,
                 pooling=pooling,
-                before_form=before_form,
+                around_form=around_form,
             )
         )
         try:

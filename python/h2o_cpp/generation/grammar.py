@@ -67,9 +67,9 @@ def form_of(options: Mapping[str, Any]) -> tuple[str, Any] | None:
 
 
 def make_constraint(
-    tokenizer: Tokenizer, form: str, value: Any, *, before: str | None = None
+    tokenizer: Tokenizer, form: str, value: Any, *, around: str | None = None
 ) -> Constraint:
-    """A constraint for one output; before: as before_form of Engine.submit.
+    """A constraint for one output; around: as around_form of Engine.submit.
 
     Raises ValueError if it does not compile, and TypeError.
     """
@@ -81,8 +81,8 @@ def make_constraint(
     if form == "grammar":
         value = _lark(value, tokenizer)
     source = _source(library, form, value)
-    if before is not None:
-        source = _after(before, source)
+    if around is not None:
+        source = _within(around, source)
     try:
         return Constraint(compiler.matcher(source))
     except ValueError as error:
@@ -167,13 +167,13 @@ def _source(library: Any, form: str, value: Any) -> str:
     return str(matcher.grammar_from_lark(value))
 
 
-def _after(before: str, source: str) -> str:
+def _within(around: str, source: str) -> str:
     """A grammar that refers to another one, `source`, as @form."""
     if source.startswith("{"):
         [form] = json.loads(source)["grammars"]
     else:
         form = {"lark_grammar": source}
-    return json.dumps({"grammars": [{"lark_grammar": before}, {**form, "name": "form"}]})
+    return json.dumps({"grammars": [{"lark_grammar": around}, {**form, "name": "form"}]})
 
 
 def _lark(grammar: Any, tokenizer: Tokenizer) -> str:

@@ -180,12 +180,12 @@ def make_request(
     record: Record | None = None,
     spelled: Sequence[int] = (),
     pooling: Pooling | None = None,
-    before_form: str | None = None,
+    around_form: str | None = None,
 ) -> Request:
     """A validated request; prompt, options and errors as for Generator.stream.
 
     seeds: source of seeds for requests without one.
-    policy, record, spelled, pooling, before_form: as for Engine.submit.
+    policy, record, spelled, pooling, around_form: as for Engine.submit.
     """
     check_names(options)
     if after is not None and not isinstance(after, Snapshot):
@@ -195,7 +195,7 @@ def make_request(
         raise TypeError(f"constraint={constraint!r}, expected a function of (tokens, mask)")
     form = form_of(options)
     if form is not None:
-        constraint = make_constraint(runtime.tokenizer, *form, before=before_form)
+        constraint = make_constraint(runtime.tokenizer, *form, around=around_form)
     parse_special = check_bool("parse_special", options.get("parse_special", False))
     sampling = make_sampling(options)
     sampling.seed = seeds.getrandbits(64) if seed is None else check_int("seed", seed, 0, 2**64 - 1)

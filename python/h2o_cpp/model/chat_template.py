@@ -16,9 +16,9 @@ from h2o_cpp.model.tokenizer import Tokenizer
 from h2o_cpp.reply import (
     ReplyFormat,
     call_grammar,
+    form_grammar,
     format_named,
     format_of,
-    reasoning_grammar,
 )
 
 _EXPECTED = f"one of {', '.join(BUILTIN_TEMPLATES)}, a file or Jinja2 with {{{{ or {{%"
@@ -132,10 +132,14 @@ class ChatTemplate:
             thinking=thinking,
         )
 
-    def reasoning_grammar(self) -> str | None:
-        """`before_form` of Engine.submit, for a reply that begins inside reasoning."""
-        ends = self._tokenizer.end_tokens
-        return reasoning_grammar(self.format, token_of=self._special_token, ends=ends)
+    def form_grammar(self, *, thinking: bool) -> str | None:
+        """`around_form` of Engine.submit; thinking: as in ChatPrompt."""
+        return form_grammar(
+            self.format,
+            token_of=self._special_token,
+            ends=self._tokenizer.end_tokens,
+            thinking=thinking,
+        )
 
     def _special_token(self, marker: str) -> int | None:
         parts = self._tokenizer.split_special(marker)

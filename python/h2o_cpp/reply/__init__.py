@@ -4,7 +4,7 @@ parse_reply(text, format) parses a whole text, ReplyParser pieces as they arrive
 """
 
 from h2o_cpp.reply.formats import FORMATS, ReplyFormat, format_named, format_of
-from h2o_cpp.reply.grammar import call_grammar, reasoning_grammar
+from h2o_cpp.reply.grammar import call_grammar, form_grammar
 from h2o_cpp.reply.parser import Reply, ReplyParser, ToolCall, parse_reply
 from h2o_cpp.reply.scanner import Call, CallDelta, Content, NoCall, Part, Reasoning
 
@@ -21,8 +21,8 @@ __all__ = [
     "ReplyParser",
     "ToolCall",
     "call_grammar",
+    "form_grammar",
     "format_named",
     "format_of",
     "parse_reply",
-    "reasoning_grammar",
 ]

@@ -19,7 +19,8 @@ class ReplyFormat:
 
     Attributes: `name`; `markers`, texts that must be visible though they may be special tokens;
     `think`, the markers around reasoning, or None; `parse` and `grammar`, the parser and the
-    grammar of tool calls, or None without tools.
+    grammar of tool calls, or None without tools; `before_form`, the grammar of what precedes
+    content of a given form.
     """
 
     name: str
@@ -27,10 +28,12 @@ class ReplyFormat:
     think: tuple[str, str] | None = None
     parse: Callable[[Scanner, Tools], Steps[None]] | None = None
     grammar: Callable[[Rules], str] | None = None
+    before_form: Callable[[Rules], str] | None = None
 
 
 def _format(name: str, module: ModuleType) -> ReplyFormat:
-    return ReplyFormat(name, module.MARKERS, None, module.parse, module.grammar)
+    before_form = getattr(module, "before_form", None)
+    return ReplyFormat(name, module.MARKERS, None, module.parse, module.grammar, before_form)
 
 
 FORMATS: Final = {

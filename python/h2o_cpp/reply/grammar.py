@@ -1,4 +1,4 @@
-"""Grammars of replies that must call a tool, or begin with reasoning."""
+"""Grammars of replies that must call a tool, or have an output format after reasoning."""
 
 from __future__ import annotations
 
@@ -55,17 +55,23 @@ def call_grammar(
     return rules.grammar(f"{thought} {calls}")
 
 
-def reasoning_grammar(
-    format: ReplyFormat, *, token_of: Callable[[str], int | None], ends: Collection[int]
+def form_grammar(
+    format: ReplyFormat,
+    *,
+    token_of: Callable[[str], int | None],
+    ends: Collection[int],
+    thinking: bool,
 ) -> str | None:
-    """A grammar of the rest of the reasoning, then @form; None for a format without reasoning.
+    """A grammar of replies with something before their content, which is @form; None: nothing.
 
-    Arguments as for Rules.
+    Arguments as for call_grammar.
     """
-    if format.think is None:
-        return None
     rules = Rules({}, template="", token_of=token_of, ends=ends, parallel=False)
-    return rules.grammar(f"{_thought(rules, format.think[1])} @form")
+    if format.before_form is not None:
+        return rules.grammar(f"{format.before_form(rules)} @form")
+    if thinking and format.think is not None:
+        return rules.grammar(f"{_thought(rules, format.think[1])} @form")
+    return None
 
 
 def _thought(rules: Rules, end: str) -> str:

@@ -18,7 +18,11 @@ _TO = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
 
 
 def parse(s: Scanner, tools: Tools) -> Steps[None]:
-    """Parse messages after <|start|>assistant, the end of the prompt; other text is content."""
+    """Parse messages after <|start|>assistant, the end of the prompt; other text is content.
+
+    Several messages of one kind are separated by line breaks.
+    """
+    begun: set[type[Content] | type[Reasoning]] = set()
     while True:
         header: list[str] = []
         if (yield from s.starts(" to=")):  # recipient before the channel
@@ -37,7 +41,11 @@ def parse(s: Scanner, tools: Tools) -> Steps[None]:
         to = _TO.search(head)
         if to is None or not tools.any:
             thinks = to is None and f"{_CHANNEL}analysis" in head
-            marker = yield from s.until(_ENDS, Reasoning if thinks else Content)
+            kind = Reasoning if thinks else Content
+            if kind in begun:
+                s.emit("\n", kind)
+            begun.add(kind)
+            marker = yield from s.until(_ENDS, kind)
         else:
             s.keep()
             marker = yield from _call(s, to[1])
@@ -70,6 +78,14 @@ def grammar(r: Rules) -> str:
         json = f"{r.marker(_CONSTRAIN)} {r.text('json')} {message} {r.json(schema)}"
         return f"{channel} {head} {json} {r.marker('<|call|>')}"
 
-    thought = r.up_to(*_ENDS)
-    analysis = f"{channel} {r.text('analysis')} {message} {thought}"
-    return f"({analysis} {r.marker(_START)} {r.text('assistant')})? {r.one_call(call)}"
+    return f"{_analysis(r)} {r.one_call(call)}"
+
+
+def before_form(r: Rules) -> str:
+    """A grammar of optional analysis and the header of the final message."""
+    return f"{_analysis(r)} {r.marker(_CHANNEL)} {r.text('final')} {r.marker(_MESSAGE)}"
+
+
+def _analysis(r: Rules) -> str:
+    head = f"{r.marker(_CHANNEL)} {r.text('analysis')} {r.marker(_MESSAGE)}"
+    return f"({head} {r.up_to(*_ENDS)} {r.marker(_START)} {r.text('assistant')})?"

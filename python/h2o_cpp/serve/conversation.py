@@ -48,7 +48,7 @@ def submit_chat(service: Service, body: ChatRequest) -> list[Output]:
         n_top=(body.top_logprobs or 0) if body.logprobs else None,
         spelled=template.spelled if parses else (),
         grammar=grammar,
-        before_form=template.reasoning_grammar() if prompt.thinking and grammar is None else None,
+        around_form=None if grammar else template.form_grammar(thinking=prompt.thinking),
     )
     for output in outputs if parses else ():
         output.parser = ReplyParser(form, tools=tool_schemas(tools), thinking=prompt.thinking)

@@ -85,11 +85,11 @@ class Service:
         prompt_logprobs: bool = False,
         spelled: Sequence[int] = (),
         grammar: str | None = None,
-        before_form: str | None = None,
+        around_form: str | None = None,
     ) -> list[Output]:
         """Submit `body.n` outputs for each prompt, all or none, without blocking.
 
-        spelled: special tokens to include in the text; grammar: of the outputs; before_form: as for
+        spelled: special tokens to include in the text; grammar: of the outputs; around_form: as for
         Engine.submit.
 
         Raises ApiError if the Engine rejects a request, a limit is exceeded or the queue is full.
@@ -130,7 +130,7 @@ class Service:
                         policy=None if policy is self.generator.policy else policy,
                         record=record,
                         spelled=spelled,
-                        before_form=before_form,
+                        around_form=around_form,
                         timeout=0,
                         **options,
                     )
