@@ -36,7 +36,6 @@ class Entry:
     n_users: int = 0
     last_used: float = 0.0
     open: ExitStack = field(default_factory=ExitStack)
-    loading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Catalog:
@@ -59,7 +58,8 @@ class Catalog:
         self._closed = False
         self._stays = False  # models stay loaded
         self.on_unload: Callable[[EngineStats], None] = lambda _: None
-        self._loading = asyncio.Lock()  # one at a time, as each needs the room that others leave
+        # One model at a time is loaded or unloaded: each needs the room that others leave.
+        self._changing = asyncio.Lock()
 
     @classmethod
     def of(cls, service: Service) -> Catalog:
@@ -114,15 +114,15 @@ class Catalog:
     async def take(self, name: str | None) -> Service:
         """The model of this name; it stays loaded until give_back(). Raises ApiError."""
         entry = self.find(name)
-        async with entry.loading:
-            self._check_open(entry)
-            if entry.service is None:
-                async with self._loading:
-                    self._check_open(entry)
+        self._check_open(entry)
+        if entry.service is None:
+            async with self._changing:
+                self._check_open(entry)
+                if entry.service is None:
                     await self._load(entry)
-            service = entry.service
-            assert service is not None
-            entry.n_users += 1
+        service = entry.service
+        assert service is not None
+        entry.n_users += 1
         return service
 
     def give_back(self, service: Service) -> None:
@@ -181,7 +181,7 @@ class Catalog:
                 raise ApiError(
                     503, "there is no memory for this model while other models are in use"
                 )
-            await self._unload(unused[0])
+            await self._close(unused[0])
         opened = ExitStack()
         try:
             service = await asyncio.to_thread(entry.load, opened)
@@ -210,11 +210,14 @@ class Catalog:
         return sorted((e for e in loaded if e.n_users == 0), key=lambda e: e.last_used)
 
     async def _unload(self, entry: Entry) -> None:
-        async with entry.loading:
-            if entry.service is not None and entry.n_users == 0:
-                self.on_unload(entry.service.engine.stats())
-                opened, entry.open, entry.service = entry.open, ExitStack(), None
-                await asyncio.to_thread(opened.close)
+        async with self._changing:
+            await self._close(entry)
+
+    async def _close(self, entry: Entry) -> None:
+        if entry.service is not None and entry.n_users == 0:
+            self.on_unload(entry.service.engine.stats())
+            opened, entry.open, entry.service = entry.open, ExitStack(), None
+            await asyncio.to_thread(opened.close)
 
     def _close_all(self) -> None:
         for entry in [*self.entries.values(), *self._retired]:
