@@ -203,9 +203,7 @@ class CudaBackend final : public Backend {
     cuda::softcap(stream_, x, cap);
   }
 
-  bool caches(DType dtype) const override {
-    return dtype != DType::q5_0;
-  }
+  bool caches(DType dtype) const override { return dtype != DType::q5_0; }
 
   bool recalls_from_files() const override { return false; }
 

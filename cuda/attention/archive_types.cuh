@@ -35,7 +35,8 @@ __device__ inline float archived_key(const ArchiveLayout& archive, const KeyGrid
   return fmaf(grid.step(i), q3_element(row, i), grid.lowest(i));
 }
 
-// ---- Writing a row of n elements by a block of one warp; x is in shared memory, and overwritten. ----
+// ---- Writing a row of n elements by a block of one warp; x is in shared memory, and overwritten.
+// ----
 
 // Codes 0 to `largest`; NaN: 0.
 __device__ inline float limited(float code, float largest) {
