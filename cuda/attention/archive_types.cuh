@@ -35,8 +35,7 @@ __device__ inline float archived_key(const ArchiveLayout& archive, const KeyGrid
   return fmaf(grid.step(i), q3_element(row, i), grid.lowest(i));
 }
 
-// ---- Writing a row of n elements by a block of one warp; x is in shared memory, and overwritten.
-// ----
+// ---- Writing by a block of one warp: a row of n elements x in shared memory, overwritten ----
 
 // Codes 0 to `largest`; NaN: 0.
 __device__ inline float limited(float code, float largest) {
