@@ -6,9 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
+
+from pydantic import BaseModel
 
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.messages import MessagesRequest
