@@ -84,15 +84,19 @@ __device__ void fit(const KeyGrid& grid, const KeyGrid& copy, const PageKeys& ke
   }
 }
 
-// Writes the elements that load() returns to a row of the archive, through `stored`. Both `stored`
-// and `scratch` [head_dim] are shared.
-template <class Load>
-__device__ void store(DType type, std::byte* to, int64_t row_bytes, int head_dim, float* scratch,
-                      std::byte* stored, const Load& load) {
+// Writes a row of the cache to the archive, in q3 as the grid's codes. A row that is converted goes
+// through `scratch` [head_dim] and `stored`, which are shared.
+__device__ void store(DType from_type, const std::byte* from, DType to_type, std::byte* to,
+                      int64_t row_bytes, const KeyGrid& grid, int head_dim, float* scratch,
+                      std::byte* stored) {
+  if (from_type == to_type) return copy_bytes(to, from, row_bytes);
 #pragma unroll 1  // calls for divisions would spill the others
-  for (int i = threadIdx.x; i < head_dim; i += kWarp) scratch[i] = load(i);
+  for (int i = threadIdx.x; i < head_dim; i += kWarp) {
+    const float x = element(from_type, from, i);
+    scratch[i] = to_type == DType::q3 ? grid.code(i, x) : x;
+  }
   __syncthreads();
-  write_archived(type, stored, scratch, head_dim);
+  write_archived(to_type, stored, scratch, head_dim);
   __syncthreads();
   copy_bytes(to, stored, row_bytes);
   __syncthreads();
@@ -157,22 +161,19 @@ __global__ void __launch_bounds__(kWarp)
     if (evicted.position(i) / page_tokens != page) continue;
     const KvRow row = evicted.row(i);
     const int64_t at = int64_t{page} * page_tokens + count;
-    store(archive.v_dtype, head.v + at * archive.v_row_bytes, archive.v_row_bytes, cache.head_dim,
-          scratch, stored, [&](int d) { return element(cache.v_dtype, row.v, d); });
-    store(archive.k_dtype, head.k + at * archive.k_row_bytes, archive.k_row_bytes, cache.head_dim,
-          scratch, stored, [&](int d) {
-            const float key = element(cache.k_dtype, row.k, d);
-            return archive.has_grids() ? grid.code(d, key) : key;
-          });
+    store(cache.v_dtype, row.v, archive.v_dtype, head.v + at * archive.v_row_bytes,
+          archive.v_row_bytes, grid, cache.head_dim, scratch, stored);
+    store(cache.k_dtype, row.k, archive.k_dtype, head.k + at * archive.k_row_bytes,
+          archive.k_row_bytes, grid, cache.head_dim, scratch, stored);
     ++count;
   }
+  __syncthreads();  // all threads have read the old count, and may read all keys
   if (!archive.has_grids()) {
     bound(reinterpret_cast<__nv_bfloat16*>(head.bounds + page * archive.bounds_bytes),
           reinterpret_cast<__nv_bfloat16*>(host.bounds + page * archive.bounds_bytes),
           archive.k_dtype, head.k + int64_t{page} * page_tokens * archive.k_row_bytes,
           archive.k_row_bytes, count, cache.head_dim);
   }
-  __syncthreads();  // all threads have read the old count
   if (threadIdx.x == 0) head.counts[page] = host.counts[page] = count;
 }
 

@@ -140,7 +140,10 @@ TEST_CASE("CUDA archives the same bits as the CPU" * doctest::skip(!on_cuda())) 
       Rig cpu(make_backend("cpu", 1), std::span(&kRing, 1), shape);
       Random random(9);
       for (const int32_t n : {30, 1, 1, 70, 5, 1, 70, 1, 1, 22, 1}) {
-        const Qkv in = random_qkv(random, shape, n);
+        Qkv in = random_qkv(random, shape, n);
+        if (n == 5) {  // scales that are 0 in f16: these rows are not what they decode to
+          for (float& x : in.v) x *= 1e-8f;
+        }
         cuda.attend({{0, n}}, in);
         cpu.attend({{0, n}}, in);
         CHECK(bytes_of(cuda) == bytes_of(cpu));
