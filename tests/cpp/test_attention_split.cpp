@@ -60,11 +60,23 @@ double bound_of(int64_t n, double magnitude) {
 
 struct Trial {
   const CpuKernels& table;
+  const SplitKernels& split;
   DType dtype;
   int64_t n;         // elements of a row
   int64_t n_cached;  // rows
   int64_t n_rows;    // of x
   double worst = 0;  // error, in bounds
+
+  // y is a sum of n terms, term(0) and so on.
+  template <class Term>
+  void check_sum(float y, int64_t n_terms, const Term& term) {
+    double sum = 0, magnitude = 0;
+    for (int64_t i = 0; i < n_terms; ++i) {
+      sum += term(i);
+      magnitude += std::abs(term(i));
+    }
+    worst = std::max(worst, in_bounds(y, sum, bound_of(n_terms, magnitude)));
+  }
 };
 
 // Calls body(random, trial) for sizes of every type, with up to `most` cached rows.
@@ -83,7 +95,7 @@ void for_each_trial(uint32_t seed, int32_t most, const Body& body) {
         CAPTURE(n);
         CAPTURE(n_cached);
         CAPTURE(n_rows);
-        Trial trial{*table, dtype, n, n_cached, n_rows};
+        Trial trial{*table, *table->of(dtype).split, dtype, n, n_cached, n_rows};
         body(random, trial);
         worst = std::max(worst, trial.worst);
       }
@@ -97,7 +109,6 @@ TEST_CASE("split products are those of floats, in bits that do not depend on oth
   const Workspace space;
   for_each_trial(1, 100, [&](Random& random, Trial& trial) {
     const CpuKernels& table = trial.table;
-    const SplitKernels& split = *table.of(trial.dtype).split;
     const int64_t n = trial.n, n_keys = trial.n_cached, n_rows = trial.n_rows;
     const CachedRows keys(random, trial.dtype, n_keys, n);
     const std::vector<float> x = random.reals(n_rows * n);
@@ -116,22 +127,17 @@ TEST_CASE("split products are those of floats, in bits that do not depend on oth
                           .add = false,
                           .workspace = space.scratch()};
     };
-    split.stage_keys(space.staged(), keys.rows.data(), n_keys, n);
+    trial.split.stage_keys(space.staged(), keys.rows.data(), n_keys, n);
     table.multiply_split(product(y, 0, n_rows));
     std::vector<float> single(y.size()), few(y.size());
     for (int64_t r = 0; r < n_rows; ++r) table.multiply_split(product(single, r, 1));
-    split.multiply_keys(product(few, 0, n_rows), keys.rows.data());
+    trial.split.multiply_keys(product(few, 0, n_rows), keys.rows.data());
     int n_different = 0;
     for (int64_t r = 0; r < n_rows; ++r) {
       for (int64_t j = 0; j < n_keys; ++j) {
-        double sum = 0, magnitude = 0;
-        for (int64_t i = 0; i < n; ++i) {
-          const double term = double{x[r * n + i]} * keys.values[j * n + i];
-          sum += term;
-          magnitude += std::abs(term);
-        }
         const int64_t at = r * kStride + j;
-        trial.worst = std::max(trial.worst, in_bounds(y[at], sum, bound_of(n, magnitude)));
+        trial.check_sum(y[at], n,
+                        [&](int64_t i) { return double{x[r * n + i]} * keys.values[j * n + i]; });
         n_different += !same_bits(y[at], single[at]) || !same_bits(y[at], few[at]);
       }
     }
@@ -143,7 +149,6 @@ TEST_CASE("split sums over values do not depend on how they are divided") {
   const Workspace space;
   for_each_trial(2, 200, [&](Random& random, Trial& trial) {
     const CpuKernels& table = trial.table;
-    const SplitKernels& split = *table.of(trial.dtype).split;
     const int64_t n = trial.n, n_values = trial.n_cached, n_rows = trial.n_rows;
     CachedRows values(random, trial.dtype, n_values, n);
     const int64_t missing = random.integer(0, static_cast<int32_t>(n_values) - 1);
@@ -152,7 +157,7 @@ TEST_CASE("split sums over values do not depend on how they are divided") {
     // The last row is guarded.
     std::vector<float> y((n_rows + 1) * n, 7.0f), parts = y;
     const auto add = [&](std::vector<float>& to, int64_t first, int64_t count) {
-      CHECK(split.stage_values(space.staged(), values.rows.data() + first, count, n));
+      CHECK(trial.split.stage_values(space.staged(), values.rows.data() + first, count, n));
       table.multiply_split({.y = to.data(),
                             .x = x.data() + first,
                             .staged = space.staged(),
@@ -170,15 +175,9 @@ TEST_CASE("split sums over values do not depend on how they are divided") {
     CHECK(same_bits(y, parts));
     for (int64_t r = 0; r < n_rows; ++r) {
       for (int64_t c = 0; c < n; ++c) {
-        double sum = 0, magnitude = 0;
-        for (int64_t i = 0; i < n_values; ++i) {
-          if (i == missing) continue;
-          const double term = double{x[r * n_values + i]} * values.values[i * n + c];
-          sum += term;
-          magnitude += std::abs(term);
-        }
-        trial.worst =
-            std::max(trial.worst, in_bounds(y[r * n + c], sum, bound_of(n_values, magnitude)));
+        trial.check_sum(y[r * n + c], n_values, [&](int64_t i) {
+          return i == missing ? 0 : double{x[r * n_values + i]} * values.values[i * n + c];
+        });
       }
     }
     for (int64_t c = 0; c < n; ++c) CHECK(y[n_rows * n + c] == 7.0f);
