@@ -7,6 +7,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from h2o_cpp.model import text_files
+from h2o_cpp.model.atomic import check_parent
 
 STANDARD = Path("-")  # stdin or stdout
 
@@ -35,8 +36,7 @@ def check_outputs(*files: Path | None) -> None:
     """Raises an error for files that cannot be written, and if two of them are stdout."""
     if files.count(STANDARD) > 1:
         raise ValueError("two outputs would be written to stdout, give a file for one of them")
-    for file in files:
-        if file is not None and not file.parent.is_dir():
-            raise FileNotFoundError(f"{file.parent}: no such directory")
-        if file is not None and file.is_dir():
+    for file in filter(None, files):
+        check_parent(file)
+        if file.is_dir():
             raise IsADirectoryError(f"{file}: a directory, expected a file")

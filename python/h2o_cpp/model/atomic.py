@@ -35,9 +35,14 @@ def check_output(output: Path, *, overwrite: bool = True) -> None:
 
     A command that computes for long calls it first.
     """
-    if not output.parent.is_dir():
-        raise FileNotFoundError(f"{output.parent}: no such directory")
+    check_parent(output)
     if output.exists() and not output.is_file():
         raise ValueError(f"{output}: not a regular file")
     if not overwrite and (output.is_file() or output.is_symlink()):
         raise FileExistsError(f"{output}: the file already exists (--force replaces it)")
+
+
+def check_parent(output: Path) -> None:
+    """Raises FileNotFoundError if `output` would be in a directory that does not exist."""
+    if not output.parent.is_dir():
+        raise FileNotFoundError(f"{output.parent}: no such directory")
