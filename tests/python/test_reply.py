@@ -42,6 +42,21 @@ CASES: list[tuple[str, str, Reply]] = [
         f'<tool_call>\n{{"name": "g", "arguments": {G_TEXT}}}\n</tool_call>\n',
         Reply("Wait.", calls=[F, G]),
     ),
+    (
+        "hermes",
+        'Wait.\n<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>\nIt runs. ',
+        Reply("Wait.\n\nIt runs. ", calls=[F]),
+    ),
+    (
+        "hermes",
+        '\n<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>\nIt runs.\n<tool_call>{',
+        Reply("It runs.\n<tool_call>{", calls=[F]),
+    ),
+    (
+        "hermes",
+        'a <tool_call>{"name": "f", "arguments": {"x": 1}} <tool_call>{"name": "f", "arguments": {',
+        Reply('a  <tool_call>{"name": "f", "arguments": {', calls=[F]),
+    ),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1}}', Reply(calls=[F])),
     (
         "hermes",
@@ -62,6 +77,11 @@ CASES: list[tuple[str, str, Reply]] = [
         "<function=g>\n<parameter=text>\na <b>\n\nc\n</parameter>\n</function>",
         Reply(calls=[ToolCall("g", '{"text": "a <b>\\n\\nc"}')]),
     ),
+    (
+        "qwen3-coder",
+        "a <function=f>\n<parameter=x>\n1\n</parameter>\n</function></tool_call> b",
+        Reply("a  b", calls=[F]),
+    ),
     ("qwen3-coder", "<tool_call>\n<function=f>", Reply("<tool_call>\n<function=f>")),
     ("qwen3-coder", "a <tool_call> b", Reply("a <tool_call> b")),
     ("llama3", '{"name": "f", "parameters": {"x": 1}}', Reply(calls=[F])),
@@ -71,6 +91,16 @@ CASES: list[tuple[str, str, Reply]] = [
         f'{{"name": "g", "parameters": {G_TEXT}}}',
         Reply(calls=[F, G]),
     ),
+    *(
+        (
+            "llama3",
+            f'{{"name": "f", "parameters": {{"x": 1}}}}{between}'
+            f'{{"name": "g", "parameters": {G_TEXT}}}',
+            Reply(calls=[F, G]),
+        )
+        for between in ("\n", ", ", ",\n", " ;\n", "")
+    ),
+    ("llama3", '{"name": "f", "parameters": {"x": 1}}\n{"a": 1}', Reply('{"a": 1}', calls=[F])),
     ("llama3", '{"name": "h", "parameters": {}}', Reply('{"name": "h", "parameters": {}}')),
     ("llama3", ' {"a": 1} is JSON', Reply(' {"a": 1} is JSON')),
     ("llama3", "<|python_tag|>print(1)", Reply("<|python_tag|>print(1)")),
@@ -88,6 +118,7 @@ CASES: list[tuple[str, str, Reply]] = [
         Reply("Well.", calls=[F, G]),
     ),
     ("mistral", '[TOOL_CALLS]f{"x": 1}', Reply(calls=[F])),
+    ("mistral", 'a [TOOL_CALLS]f{"x": 1}\nb', Reply("a \nb", calls=[F])),
     ("mistral", "[TOOL_CALLS]f[ARGS]no", Reply("[TOOL_CALLS]f[ARGS]no")),
     (
         "mistral",

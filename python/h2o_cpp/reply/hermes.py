@@ -23,9 +23,9 @@ def parse(s: Scanner, tools: Tools) -> Steps[None]:
             s.not_a_call()
             continue
         s.end_call()
-        yield from s.spaces()
+        yield from s.space_after_call()
         if (yield from s.starts(_END)):
-            yield from s.spaces()
+            yield from s.space_after_call()
 
 
 def grammar(r: Rules) -> str:

@@ -15,17 +15,19 @@ MARKERS = (_TAG,)
 
 
 def parse(s: Scanner, tools: Tools) -> Steps[None]:
-    """Parse calls at the beginning, then content. Calls of unknown tools are content."""
+    """Parse calls at the beginning, then content. Calls of unknown tools are content.
+
+    Models also separate calls by commas, line breaks or nothing.
+    """
     s.keep()
     yield from s.spaces()
     yield from s.starts(_TAG)
     while (yield from read_call(s, tools.has)):
         s.end_call()
-        yield from s.spaces()
+        yield from s.space_after_call()
         s.keep()
-        if not (yield from s.starts(";")):
-            break
-        yield from s.spaces()
+        if (yield from s.starts(";")) or (yield from s.starts(",")):
+            yield from s.spaces()
     s.not_a_call()
     yield from s.remainder()
 

@@ -23,7 +23,7 @@ def parse(s: Scanner, tools: Tools) -> Steps[None]:
         if not tools.any or not (yield from _call(s, name) if name else _list(s)):
             s.not_a_call()
             continue
-        yield from s.spaces()
+        yield from s.space_after_call()
 
 
 def _call(s: Scanner, name: str) -> Steps[bool]:

@@ -36,9 +36,9 @@ def parse(s: Scanner, tools: Tools) -> Steps[None]:
             s.not_a_call()
             continue
         s.end_call()
-        yield from s.spaces()
+        yield from s.space_after_call()
         if (yield from s.starts(_END)):
-            yield from s.spaces()
+            yield from s.space_after_call()
 
 
 def _call(s: Scanner, tools: Tools) -> Steps[bool]:

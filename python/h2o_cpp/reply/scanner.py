@@ -84,7 +84,9 @@ class Scanner:
         self.rest = ""
         self.ended = False
         self.found: list[Part] = []
-        self._space = ""  # before a marker that may begin a call; then it is not content
+        # White space before a marker, or around calls: content if more content follows.
+        self._space = ""
+        self._has_content = False
         self._taken: list[str] | None = None  # text since keep()
         self._n_calls = 0  # calls begun
         self._call: _OpenCall | None = None
@@ -93,6 +95,8 @@ class Scanner:
         """Emit a piece of content or reasoning."""
         if not text:
             return
+        if kind is Content:
+            text, self._space, self._has_content = self._space + text, "", True
         if self.found and type(last := self.found[-1]) is kind:
             self.found[-1] = kind(last.text + text)
         else:
@@ -109,12 +113,20 @@ class Scanner:
         self._call.arguments.append(text)
 
     def end_call(self) -> None:
-        """End the call; white space around it is not content."""
+        """End the call. White space around it is content only between two texts."""
         call = self._call
         assert call is not None
         self._emit_arguments()
         self.found.append(Call(call.index, call.name, "".join(call.arguments)))
-        self._space, self._call, self._taken = "", None, None
+        self._call = self._taken = None
+        if not self._has_content:
+            self._space = ""
+
+    def space_after_call(self) -> Steps[None]:
+        """Read white space after end_call()."""
+        space = yield from self.spaces()
+        if self._has_content:
+            self._space += space
 
     def keep(self, text: str = "") -> None:
         """Remember text from here on, after `text`, for not_a_call()."""
@@ -122,14 +134,13 @@ class Scanner:
 
     def not_a_call(self) -> None:
         """Emit the text since keep() as content, with the white space before it."""
-        text = self._space + "".join(self._taken or ())
-        self._space, self._taken = "", None
+        text, self._taken = "".join(self._taken or ()), None
         if self._call is None:
             self.emit(text)
         else:
             self._emit_arguments()
-            self.found.append(NoCall(self._call.index, text))
-            self._call = None
+            self.found.append(NoCall(self._call.index, self._space + text))
+            self._call, self._space, self._has_content = None, "", True
 
     def fetch(self) -> list[Part]:
         """The parts found since the last call."""
@@ -203,7 +214,7 @@ class Scanner:
     ) -> Steps[str | None]:
         """Emit text up to the first marker, read the marker and return it; None at the end.
 
-        White space before the marker is kept for not_a_call() if kind is Content, else dropped.
+        White space before the marker is content if more content follows, but not reasoning.
         """
         held = ""
 
@@ -218,7 +229,7 @@ class Scanner:
         if marker is None:
             self.emit(held, kind)
         elif kind is Content:
-            self._space = held
+            self._space += held
         return marker
 
     def up_to(self, markers: Sequence[str], out: Callable[[str], object]) -> Steps[str | None]:
