@@ -211,9 +211,9 @@ def test_end_marker_within_an_argument() -> None:
         ("hermes", {}, "no tool to call"),
         ("hermes", {"a b": None}, "tool name 'a b' is invalid"),
         ("hermes", {"f": {"type": "string"}}, "parameters of f must have type object"),
-        ("qwen3-coder", {"f": {"anyOf": []}}, "parameters of f have 'anyOf'"),
-        ("qwen3-coder", {"f": {"properties": {"a>": {}}}}, "'a>' of f cannot be written"),
-        ("qwen3-coder", {"f": {"properties": 5}}, "parameters of f are not a JSON Schema"),
+        ("qwen3-coder", {"f": {"anyOf": []}}, "of tool f: 'anyOf' is not supported"),
+        ("qwen3-coder", {"f": {"properties": {"a>": {}}}}, "of tool f: 'a>' cannot be written"),
+        ("qwen3-coder", {"f": {"properties": 5}}, "of tool f: this is not a JSON Schema"),
         ("qwen3-coder", {"f": {"properties": {"a": {"const": "</function>"}}}}, "no value of an"),
         (
             "qwen3-coder",
@@ -225,6 +225,16 @@ def test_end_marker_within_an_argument() -> None:
             "qwen3-coder",
             {"f": {"properties": {"a": {"type": "string", "allOf": []}}}},
             "has 'allOf'",
+        ),
+        ("hermes", {"f": {"properties": {"a": {"type": "text"}}}}, "of tool f: Invalid type: text"),
+        ("qwen3-coder", {"f": {"properties": {"a": {"$ref": "#/b"}}}}, "tool f: a .ref does not"),
+        *(
+            (
+                name,
+                {"f": {"properties": {"a": {"type": "string", "pattern": "("}}}},
+                "tool f: regex",
+            )
+            for name in ("mistral", "qwen3-coder")
         ),
     ],
 )

@@ -294,6 +294,13 @@ class TestInvalidRequests:
         )
         assert "tools is empty" in self.error_message(server, tool_choice="required", tools=[])
 
+    @packages("llguidance")
+    def test_invalid_schema(self, server: Server) -> None:
+        parameters = {"type": "object", "properties": {"city": {"type": "text"}}}
+        tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+        message = self.error_message(server, tool_choice="required", tools=[tool])
+        assert message == "the parameters of tool weather: Invalid type: text"
+
     def test_required_call_with_response_format(self, server: Server) -> None:
         json_format = {"type": "json_object"}
         message = self.error_message(server, tool_choice="required", response_format=json_format)

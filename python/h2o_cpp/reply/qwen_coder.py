@@ -129,26 +129,24 @@ def grammar(r: Rules) -> str:
 
     def call(name: str, schema: Mapping[str, Any]) -> str:
         begin, end = r.text(f"\n{_FUNCTION}{name}>\n"), r.text(f"{_FUNCTION_END}\n")
-        parameters = _parameters(r, name, schema)
+        parameters = _parameters(r, schema)
         return f"{r.marker(_BEGIN)} {begin} {parameters} {end} {r.marker(_END)}"
 
     return r.calls(call, between=r.text("\n"))
 
 
-def _parameters(r: Rules, name: str, schema: Mapping[str, Any]) -> str:
+def _parameters(r: Rules, schema: Mapping[str, Any]) -> str:
     unknown = sorted(schema.keys() - _KNOWN)
     if unknown:
-        raise ValueError(
-            f"the parameters of {name} have {unknown[0]!r}, which this format does not support"
-        )
+        raise ValueError(f"{unknown[0]!r} is not supported in this format")
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, Mapping) or not isinstance(required, list):
-        raise ValueError(f"the parameters of {name} are not a JSON Schema")
+        raise ValueError("this is not a JSON Schema")
     keys = dict.fromkeys(map(str, [*properties, *required]))
     found = []
     for key in keys:
         if not key or key != key.strip() or ">" in key:
-            raise ValueError(f"the parameter {key!r} of {name} cannot be written in this format")
+            raise ValueError(f"{key!r} cannot be written in this format")
         begin = r.text(f"{_PARAMETER}{key}>\n")
         value = value_of(schema, key) or Value({})
         end = f"\n{_VALUE_END}\n"

@@ -54,12 +54,9 @@ class Rules:
         return "" if token in self._ends else f"<[{token}]>"
 
     def json(self, schema: Mapping[str, Any]) -> str:
-        """JSON that follows a self-contained schema."""
-        try:
-            text = json.dumps({**schema, "x-guidance": _SPACE})
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"schema is not JSON: {error}") from None
-        return self._rule("json", f"%json {text}")
+        """JSON that follows a self-contained schema. Raises ValueError."""
+        check_schema(schema)
+        return self._rule("json", f"%json {json.dumps({**schema, 'x-guidance': _SPACE})}")
 
     def up_to(self, marker: str, *others: str) -> str:
         """Text up to and including the marker, without any of the others."""
@@ -88,8 +85,14 @@ class Rules:
         return f"{begin} {one} {more} {end}"
 
     def one_call(self, call: Callable[[str, Mapping[str, Any]], str]) -> str:
-        """A call of any tool."""
-        return self._rule("call", " | ".join(call(*tool) for tool in self.tools.items()))
+        """A call of any tool. Raises ValueError that names a tool with invalid parameters."""
+        calls = []
+        for name, schema in self.tools.items():
+            try:
+                calls.append(call(name, schema))
+            except ValueError as error:
+                raise ValueError(f"the parameters of tool {name}: {error}") from None
+        return self._rule("call", " | ".join(calls))
 
     def grammar(self, start: str) -> str:
         """The complete grammar."""
@@ -99,6 +102,20 @@ class Rules:
         name = f"{kind}_{len(self._rules)}"
         self._rules.append(f"{name}: {body}")
         return name
+
+
+def check_schema(schema: Mapping[str, Any]) -> None:
+    """Raises ValueError for an invalid schema; the error of a whole grammar would not say where."""
+    try:
+        text = json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"schema is not JSON: {error}") from None
+    try:
+        from llguidance import LLMatcher
+    except ImportError:  # reported when the grammar is compiled
+        return
+    if found := LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(text)):
+        raise ValueError(" ".join(found.split()))
 
 
 def ends_with(patterns: Collection[str], marker: str, others: Collection[str] = ()) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from h2o_cpp.reply.rules import ANY_TEXT, Rules, ends_with
+from h2o_cpp.reply.rules import ANY_TEXT, Rules, check_schema, ends_with
 
 _TEXT = {  # keywords of a text's schema that its rule follows or may ignore
     *("type", "enum", "const", "pattern", "minLength", "maxLength"),
@@ -36,6 +36,8 @@ class Value:
     def rule(self, r: Rules, end: str, never: Collection[str]) -> str:
         """A rule for the value and its end marker; `never`: texts that must not occur in it."""
         schema = self.schema
+        if schema is None:
+            raise ValueError("a $ref does not exist")
         if not self.is_text:
             if not isinstance(schema, Mapping):
                 schema = {} if schema else {"not": {}}
@@ -62,6 +64,7 @@ class Value:
                 raise ValueError("the minLength or maxLength of a parameter is not a number")
             patterns = [rf"[\s\S]{{{least},{'' if most is None else most}}}"]
         if "pattern" in schema:
+            check_schema({"pattern": schema["pattern"]})
             patterns.append(_pattern(str(schema["pattern"])))
         return r.terminal(ends_with(patterns, end, never))
 
