@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from h2o_cpp import __version__
 from h2o_cpp.reply import Content, Reasoning
+from h2o_cpp.serve.chat_messages import ToolDefinition
 from h2o_cpp.serve.conversation import submit_chat
 from h2o_cpp.serve.embeddings import EmbeddingResponse, vectors
 from h2o_cpp.serve.endpoint import CatalogOf, post
@@ -24,9 +25,8 @@ from h2o_cpp.serve.requests import (
     CompletionRequest,
     ModelRequest,
     Sampling,
-    ToolDefinition,
 )
-from h2o_cpp.serve.schema import Schema
+from h2o_cpp.serve.schema import Empty, Schema
 from h2o_cpp.serve.service import Service
 
 
@@ -125,7 +125,7 @@ class OllamaMessage(Schema):
     content: str = ""
     thinking: str | None = None
     tool_calls: Annotated[list[OllamaCall], Field(fail_fast=True)] | None = None
-    images: Annotated[list[Any], Field(max_length=0)] | None = None
+    images: Empty | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
@@ -173,7 +173,7 @@ class OllamaGenerateRequest(OllamaRequest):
     system: str | None = None
     raw: bool = False
     suffix: Annotated[str, Field(max_length=0)] | None = None
-    images: Annotated[list[Any], Field(max_length=0)] | None = None
+    images: Empty | None = None
 
     @property
     def is_empty(self) -> bool:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from h2o_cpp.generation.request import StreamOptions
-from h2o_cpp.serve.schema import Schema
-
-# OpenAI's options that are accepted only with values that have no effect.
-_Empty = Annotated[list[Any], Field(max_length=0)]
+from h2o_cpp.serve.chat_messages import Message, NamedTool, ToolDefinition
+from h2o_cpp.serve.schema import Empty, Schema
 
 _TokenKey = Annotated[str, Field(pattern=r"^\d{1,9}$")]
 Token = Annotated[int, Field(ge=0, lt=2**31)]
@@ -234,116 +231,6 @@ class CompletionRequest(GenerationRequest):
         return prompt_list(self.prompt)
 
 
-class ContentPart(Schema):
-    """Part of a message."""
-
-    type: Literal["text"]
-    text: str
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_text(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("type", "text") != "text":
-            raise PydanticCustomError("part", "only parts of type text are supported")
-        return values
-
-
-class CalledFunction(Schema):
-    """The called function and its arguments."""
-
-    name: str
-    arguments: str = Field(description="JSON")
-
-    def plain(self) -> dict[str, Any]:
-        """In the form of chat templates: arguments as an object, if they are one."""
-        try:
-            arguments = json.loads(self.arguments)
-        except (ValueError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
-            arguments = self.arguments
-        return {"name": self.name, "arguments": arguments}
-
-
-class ToolCall(Schema):
-    """A tool call in an earlier turn."""
-
-    ignored = ("index",)
-    id: str
-    type: Literal["function"] = "function"
-    function: CalledFunction
-
-    def plain(self) -> dict[str, Any]:
-        """In the form of chat templates."""
-        return {"id": self.id, "type": self.type, "function": self.function.plain()}
-
-
-class Message(Schema):
-    """A message. The chat template determines which roles and fields work."""
-
-    ignored = ("refusal",)
-    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
-        description="developer is taken as system"
-    )
-    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = Field(
-        None, description="optional only with tool_calls"
-    )
-    name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    annotations: _Empty | None = None
-
-    @model_validator(mode="after")
-    def _has_content(self) -> Message:
-        if self.content is None and not self.tool_calls:
-            raise PydanticCustomError("missing_content", "content is missing")
-        return self
-
-    def plain(self) -> dict[str, Any]:
-        """In the form of chat templates."""
-        role = "system" if self.role == "developer" else self.role
-        content = self.content or ""
-        if not isinstance(content, str):
-            content = "".join(part.text for part in content)
-        message: dict[str, Any] = {"role": role, "content": content}
-        for name in ("name", "tool_call_id", "reasoning_content"):
-            if (value := getattr(self, name)) is not None:
-                message[name] = value
-        if self.tool_calls:
-            message["tool_calls"] = [call.plain() for call in self.tool_calls]
-        return message
-
-
-class FunctionDefinition(Schema):
-    """A function that the model may call."""
-
-    name: str = Field(min_length=1)
-    description: str | None = None
-    parameters: dict[str, Any] | None = Field(None, description="a JSON schema")
-    strict: bool | None = Field(None, description="ignored")
-
-
-class ToolDefinition(Schema):
-    """A tool."""
-
-    type: Literal["function"]
-    function: FunctionDefinition
-
-
-class ToolName(Schema):
-    """The name of a tool."""
-
-    name: str
-
-
-class NamedTool(Schema):
-    """Requires a call of this tool."""
-
-    type: Literal["function"]
-    function: ToolName
-
-
 class ChatRequest(GenerationRequest):
     """Answer the last message of a conversation."""
 
@@ -379,7 +266,7 @@ class ChatRequest(GenerationRequest):
     )
 
     # OpenAI's fields, accepted only with values that have no effect.
-    functions: _Empty | None = None
+    functions: Empty | None = None
     function_call: Literal["none", "auto"] | None = None
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError
+
+# A list that is accepted only with no elements, which would have an effect.
+Empty = Annotated[list[Any], Field(max_length=0)]
 
 UNKNOWN_FIELD = "unknown_field"  # the type of the validation error
 

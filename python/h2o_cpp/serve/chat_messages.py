@@ -1,0 +1,121 @@
+"""OpenAI's chat messages, tools and tool calls."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from h2o_cpp.serve.schema import Empty, Schema
+
+
+class ContentPart(Schema):
+    """Part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("type", "text") != "text":
+            raise PydanticCustomError("part", "only parts of type text are supported")
+        return values
+
+
+class CalledFunction(Schema):
+    """The called function and its arguments."""
+
+    name: str
+    arguments: str = Field(description="JSON")
+
+    def plain(self) -> dict[str, Any]:
+        """In the form of chat templates: arguments as an object, if they are one."""
+        try:
+            arguments = json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            arguments = self.arguments
+        return {"name": self.name, "arguments": arguments}
+
+
+class ToolCall(Schema):
+    """A tool call in an earlier turn."""
+
+    ignored = ("index",)
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def plain(self) -> dict[str, Any]:
+        """In the form of chat templates."""
+        return {"id": self.id, "type": self.type, "function": self.function.plain()}
+
+
+class Message(Schema):
+    """A message. The chat template determines which roles and fields work."""
+
+    ignored = ("refusal",)
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
+        description="developer is taken as system"
+    )
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = Field(
+        None, description="optional only with tool_calls"
+    )
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    annotations: Empty | None = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Message:
+        if self.content is None and not self.tool_calls:
+            raise PydanticCustomError("missing_content", "content is missing")
+        return self
+
+    def plain(self) -> dict[str, Any]:
+        """In the form of chat templates."""
+        role = "system" if self.role == "developer" else self.role
+        content = self.content or ""
+        if not isinstance(content, str):
+            content = "".join(part.text for part in content)
+        message: dict[str, Any] = {"role": role, "content": content}
+        for name in ("name", "tool_call_id", "reasoning_content"):
+            if (value := getattr(self, name)) is not None:
+                message[name] = value
+        if self.tool_calls:
+            message["tool_calls"] = [call.plain() for call in self.tool_calls]
+        return message
+
+
+class FunctionDefinition(Schema):
+    """A function that the model may call."""
+
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(None, description="a JSON schema")
+    strict: bool | None = Field(None, description="ignored")
+
+
+class ToolDefinition(Schema):
+    """A tool."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class ToolName(Schema):
+    """The name of a tool."""
+
+    name: str
+
+
+class NamedTool(Schema):
+    """Requires a call of this tool."""
+
+    type: Literal["function"]
+    function: ToolName
