@@ -140,11 +140,32 @@ STRICT: dict[str, Any] = {
 NAMED = {"type": "function", "function": {"name": "weather"}}
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_allowed_tools_are_the_only_ones(server: Server) -> None:
+    """OUTPUT follows a prompt with one tool."""
+    other = {"type": "function", "function": {"name": "other"}}
+    body = {**REQUEST, "tools": [other, WEATHER]}
+    answer = server.ask(PATH, {**body, "tool_choice": allowed("auto", "weather")})
+    [choice] = answer.json()["choices"]
+    assert [c["function"]["name"] for c in choice["message"]["tool_calls"]] == ["weather"] * 2
+    tools = [{"type": "function", **tool["function"]} for tool in body["tools"]]
+    weather = {"type": "function", "name": "weather"}
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [weather]}
+    asked = {"input": "Hi", "tools": tools, "tool_choice": choice, "temperature": 0}
+    answer = server.ask("/v1/responses", asked)
+    assert answer.json()["output"][-1]["name"] == "weather"
+    assert answer.json()["tool_choice"] == choice
+
+
 @packages("llguidance")
 class TestRequiredCalls:
     """With a model that would reply with text."""
 
-    @pytest.mark.parametrize("choice", ["required", NAMED])
+    @pytest.mark.parametrize("choice", ["required", NAMED, allowed("required", "weather")])
     @pytest.mark.parametrize("stream", [False, True])
     def test_chats(self, refusing: Server, choice: Any, stream: bool) -> None:
         body = {
@@ -291,6 +312,9 @@ class TestInvalidRequests:
         choice = {"type": "function", "function": {"name": "wether"}}
         assert "tool_choice='wether', expected one of" in self.error_message(
             server, tool_choice=choice
+        )
+        assert "tool_choice allows 'wether', expected one of weather" in self.error_message(
+            server, tool_choice=allowed("auto", "wether")
         )
         assert "tools is empty" in self.error_message(server, tool_choice="required", tools=[])
 

@@ -119,3 +119,17 @@ class NamedTool(Schema):
 
     type: Literal["function"]
     function: ToolName
+
+
+class AllowedTools(Schema):
+    """The tools to show to the model, and whether it must call one."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, fail_fast=True)]
+
+
+class AllowedToolsChoice(Schema):
+    """As if `tools` were only these."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from h2o_cpp.generation.request import StreamOptions
-from h2o_cpp.serve.chat_messages import Message, NamedTool, ToolDefinition
+from h2o_cpp.serve.chat_messages import (
+    AllowedToolsChoice,
+    Message,
+    NamedTool,
+    ToolDefinition,
+)
 from h2o_cpp.serve.schema import Empty, Schema
 
 _TokenKey = Annotated[str, Field(pattern=r"^\d{1,9}$")]
@@ -247,7 +252,11 @@ class ChatRequest(GenerationRequest):
     tools: Annotated[list[ToolDefinition], Field(fail_fast=True)] | None = Field(
         None, description="tools that the model may call, if its chat template supports tools"
     )
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+    tool_choice: (
+        Literal["none", "auto", "required"]
+        | Annotated[NamedTool | AllowedToolsChoice, Field(discriminator="type")]
+        | None
+    ) = Field(
         None, description="none: do not show the tools; required, or a tool: the model must call"
     )
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call")
@@ -270,10 +279,26 @@ class ChatRequest(GenerationRequest):
     function_call: Literal["none", "auto"] | None = None
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
 
+    @model_validator(mode="after")
+    def _allows_known_tools(self) -> ChatRequest:
+        if isinstance(self.tool_choice, AllowedToolsChoice):
+            known = [tool.function.name for tool in self.tools or ()]
+            for tool in self.tool_choice.allowed_tools.tools:
+                if (name := tool.function.name) not in known:
+                    raise PydanticCustomError(
+                        "allowed_tools",
+                        "tool_choice allows {name}, expected one of {known}",
+                        {"name": repr(name), "known": ", ".join(known)},
+                    )
+        return self
+
     @property
     def must_call(self) -> bool:
         """Whether the reply must be a tool call."""
-        return self.tool_choice not in (None, "none", "auto")
+        choice = self.tool_choice
+        if isinstance(choice, AllowedToolsChoice):
+            choice = choice.allowed_tools.mode
+        return choice not in (None, "none", "auto")
 
     @property
     def called_tool(self) -> str | None:
@@ -281,10 +306,12 @@ class ChatRequest(GenerationRequest):
         return self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
 
     def shown_tools(self) -> list[dict[str, Any]]:
-        """The tools in the form of chat templates; none with tool_choice "none"."""
-        if not self.tools or self.tool_choice == "none":
-            return []
-        return [tool.model_dump(exclude_unset=True) for tool in self.tools]
+        """The tools in the form of chat templates, as far as tool_choice allows them."""
+        tools = self.tools if self.tools and self.tool_choice != "none" else []
+        if isinstance(self.tool_choice, AllowedToolsChoice):
+            allowed = {tool.function.name for tool in self.tool_choice.allowed_tools.tools}
+            tools = [tool for tool in tools if tool.function.name in allowed]
+        return [tool.model_dump(exclude_unset=True) for tool in tools]
 
     def conversation(self) -> dict[str, Any]:
         """The arguments of ChatTemplate.prompt()."""

@@ -85,6 +85,14 @@ class FunctionChoice(Schema):
     name: str
 
 
+class AllowedToolsChoice(Schema):
+    """As if `tools` were only these; mode: as tool_choice."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FunctionChoice], Field(min_length=1, fail_fast=True)]
+
+
 class Reasoning(Schema):
     """Passed to the chat template."""
 
@@ -137,7 +145,11 @@ class ResponsesRequest(ModelRequest):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"]
+        | Annotated[FunctionChoice | AllowedToolsChoice, Field(discriminator="type")]
+        | None
+    ) = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     text: TextSettings | None = None
@@ -162,15 +174,12 @@ class ResponsesRequest(ModelRequest):
         functions = [tool.model_dump(exclude_unset=True) for tool in self.tools or ()]
         for function in functions:
             del function["type"]
-        choice: Any = self.tool_choice
-        if isinstance(choice, FunctionChoice):
-            choice = {"type": "function", "function": {"name": choice.name}}
         return check(
             ChatRequest,
             {
                 "messages": messages,
                 "tools": [{"type": "function", "function": one} for one in functions],
-                "tool_choice": choice,
+                "tool_choice": _choice(self.tool_choice),
                 "parallel_tool_calls": self.parallel_tool_calls,
                 "max_tokens": self.max_output_tokens,
                 "temperature": self.temperature,
@@ -249,7 +258,7 @@ class _Response(GenerationResponse):
     def _response(self, output: Output | None) -> ResponseObject:
         body = self._body
         choice: Any = body.tool_choice or "auto"
-        if isinstance(choice, FunctionChoice):
+        if not isinstance(choice, str):
             choice = choice.model_dump()
         fields: dict[str, Any] = {
             "status": "in_progress",
@@ -374,6 +383,16 @@ def _add(
         function = {"name": item.name, "arguments": item.arguments}
         call = {"id": item.call_id, "type": "function", "function": function}
         messages[-1].setdefault("tool_calls", []).append(call)
+
+
+def _choice(choice: Any) -> Any:
+    """The equivalent tool_choice of a ChatRequest."""
+    if isinstance(choice, FunctionChoice):
+        return {"type": "function", "function": {"name": choice.name}}
+    if isinstance(choice, AllowedToolsChoice):
+        allowed = {"mode": choice.mode, "tools": [_choice(tool) for tool in choice.tools]}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
+    return choice
 
 
 def _text(content: str | list[TextPart]) -> str:
