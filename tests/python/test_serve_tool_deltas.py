@@ -25,7 +25,8 @@ from h2o_cpp.serve.generation_response import GenerationResponse
 from h2o_cpp.serve.messages import _Message
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.requests import ChatRequest
-from h2o_cpp.serve.responses_api import ResponsesRequest, _Response
+from h2o_cpp.serve.responses_api import _Response
+from h2o_cpp.serve.responses_request import ResponsesRequest
 
 SCHEMA: Any = {"type": "object", "properties": {"text": {"type": "string"}, "data": {}}}
 CALLS: Any = [

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from h2o_cpp.model.chat_template import ChatPrompt, tool_schemas
+from bisect import bisect_left
+from typing import Any
+
+from h2o_cpp.generation.request import ContextFullError
+from h2o_cpp.model.chat_template import ChatPrompt, ChatTemplate, tool_schemas
 from h2o_cpp.reply import ReplyParser
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.outputs import Output
@@ -10,15 +14,48 @@ from h2o_cpp.serve.requests import ChatRequest
 from h2o_cpp.serve.service import Service
 
 
-def prompt_of(service: Service, body: ChatRequest) -> ChatPrompt:
-    """Render and tokenize a conversation. Raises ApiError."""
+def prompt_of(service: Service, body: ChatRequest, *, truncate: bool = False) -> ChatPrompt:
+    """Render and tokenize a conversation. Raises ApiError.
+
+    truncate: if it is too long, leave out the oldest turns.
+    """
     template = service.chat_template(tools=bool(body.shown_tools()))
+    given = body.conversation()
     with service.refusals():
-        return template.prompt(**body.conversation(), most=service.max_prompt)
+        try:
+            return template.prompt(**given, most=service.max_prompt)
+        except ContextFullError:
+            if not truncate:
+                raise
+        return _truncated(template, given, service.max_prompt)
 
 
-def submit_chat(service: Service, body: ChatRequest) -> list[Output]:
-    """Submit a conversation. Raises ApiError."""
+def _truncated(template: ChatTemplate, given: dict[str, Any], most: int) -> ChatPrompt:
+    """The prompt of the system's messages and as many of the newest turns as fit.
+
+    A quarter is left for the output, unless the last turn alone takes more.
+    """
+    messages = given["messages"]
+    roles = [message["role"] for message in messages]
+    first = next((i for i, role in enumerate(roles) if role != "system"), 0)
+    begins = [i for i, role in enumerate(roles) if role == "user"] or [first]
+
+    def prompt(begin: int, most: int) -> ChatPrompt:
+        kept = [*messages[:first], *messages[begin:]]
+        return template.prompt(**{**given, "messages": kept}, most=most)
+
+    def fits(begin: int) -> bool:
+        try:
+            prompt(begin, most * 3 // 4)
+        except ContextFullError:
+            return False
+        return True
+
+    return prompt(begins[bisect_left(begins[:-1], True, key=fits)], most)
+
+
+def submit_chat(service: Service, body: ChatRequest, *, truncate: bool = False) -> list[Output]:
+    """Submit a conversation; truncate: as for prompt_of(). Raises ApiError."""
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise ApiError(400, "give either max_tokens or max_completion_tokens, not both")
     if body.top_logprobs and not body.logprobs:
@@ -26,7 +63,7 @@ def submit_chat(service: Service, body: ChatRequest) -> list[Output]:
     tools = body.shown_tools()
     if body.must_call and not tools:
         raise ApiError(400, "tool_choice requires a tool call, but tools is empty", param="tools")
-    prompt = prompt_of(service, body)
+    prompt = prompt_of(service, body, truncate=truncate)
     template = service.chat_template()
     grammar = None
     if body.must_call:

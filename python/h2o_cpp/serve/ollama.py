@@ -5,28 +5,28 @@ from __future__ import annotations
 import hashlib
 import json
 from datetime import datetime, timezone
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel
 
 from h2o_cpp import __version__
 from h2o_cpp.reply import Content, Reasoning
-from h2o_cpp.serve.chat_messages import ToolDefinition
 from h2o_cpp.serve.conversation import submit_chat
 from h2o_cpp.serve.embeddings import EmbeddingResponse, vectors
 from h2o_cpp.serve.endpoint import CatalogOf, post
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.generation_response import GenerationResponse
+from h2o_cpp.serve.ollama_requests import (
+    OllamaChatRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaRequest,
+    ShowRequest,
+)
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.parsing import check
-from h2o_cpp.serve.requests import (
-    ChatRequest,
-    CompletionRequest,
-    ModelRequest,
-    Sampling,
-)
-from h2o_cpp.serve.schema import Empty, Schema
+from h2o_cpp.serve.requests import ChatRequest, CompletionRequest
 from h2o_cpp.serve.service import Service
 
 
@@ -43,161 +43,6 @@ router = APIRouter(
 _LINES: dict[int | str, dict[str, Any]] = {
     200: {"description": "A line for each piece", "content": {"application/x-ndjson": {}}}
 }
-
-
-class Options(Sampling):
-    """Sampling options. Options for the machine are ignored."""
-
-    ignored = (
-        *("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap"),
-        *("use_mlock", "low_vram", "numa", "f16_kv", "logits_all", "vocab_only"),
-    )
-    num_predict: int | None = Field(None, ge=-2, lt=2**31, description="-1: no limit")
-    seed: int | None = Field(None, ge=-1, lt=2**63, description="-1: random")
-
-    def generation(self) -> dict[str, Any]:
-        """The equivalent fields of a GenerationRequest."""
-        options = self.model_dump(exclude_unset=True, exclude={"num_predict"})
-        if self.seed == -1:
-            del options["seed"]
-        if self.num_predict is not None and self.num_predict > 0:
-            options["max_tokens"] = self.num_predict
-        return options
-
-
-class OllamaRequest(ModelRequest):
-    """Fields that all requests share."""
-
-    ignored = ("truncate", "shift")
-    keep_alive: int | float | str | None = Field(
-        None, description="0 without a prompt: unload the model; otherwise ignored"
-    )
-    stream: bool = Field(True, description="a line of JSON for each piece")
-    options: Options | None = None
-    format: Literal["", "json"] | dict[str, Any] | None = Field(
-        None, description="json: any object; or a JSON Schema"
-    )
-    think: bool | Literal["low", "medium", "high"] | None = Field(
-        None, description="passed to the chat template"
-    )
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to answer: the request only loads or unloads the model."""
-        return False
-
-    @property
-    def unloads(self) -> bool:
-        return self.is_empty and self.keep_alive in (0, "0", "0s")
-
-    def own(self) -> dict[str, Any]:
-        """The equivalent fields of a ChatRequest."""
-        fields: dict[str, Any] = {} if self.options is None else self.options.generation()
-        fields["stream"] = self.stream
-        if self.format:
-            fields["guided_json"] = {"type": "object"} if self.format == "json" else self.format
-        if isinstance(self.think, bool):
-            fields["chat_template_kwargs"] = {"enable_thinking": self.think}
-        elif self.think is not None:
-            fields["reasoning_effort"] = self.think
-        return fields
-
-
-class OllamaFunction(Schema):
-    """The called function."""
-
-    ignored = ("index",)
-    name: str
-    arguments: dict[str, Any]
-
-
-class OllamaCall(Schema):
-    """A tool call by the assistant."""
-
-    function: OllamaFunction
-    id: str | None = None
-
-
-class OllamaMessage(Schema):
-    """A message."""
-
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str = ""
-    thinking: str | None = None
-    tool_calls: Annotated[list[OllamaCall], Field(fail_fast=True)] | None = None
-    images: Empty | None = None
-    tool_name: str | None = None
-    tool_call_id: str | None = None
-
-    def plain(self) -> dict[str, Any]:
-        """The equivalent chat message."""
-        message: dict[str, Any] = {"role": self.role, "content": self.content}
-        if self.thinking:
-            message["reasoning_content"] = self.thinking
-        if self.tool_name is not None:
-            message["name"] = self.tool_name
-        if self.tool_call_id is not None:
-            message["tool_call_id"] = self.tool_call_id
-        if self.tool_calls:
-            message["tool_calls"] = [
-                {
-                    "id": call.id or f"call{i:05}",
-                    "function": {
-                        "name": call.function.name,
-                        "arguments": json.dumps(call.function.arguments),
-                    },
-                }
-                for i, call in enumerate(self.tool_calls)
-            ]
-        return message
-
-
-class OllamaChatRequest(OllamaRequest):
-    """Answer the last message of a conversation; without one, load the model."""
-
-    messages: Annotated[list[OllamaMessage], Field(fail_fast=True)] = Field(default_factory=list)
-    tools: Annotated[list[ToolDefinition], Field(fail_fast=True)] | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.messages
-
-
-class OllamaGenerateRequest(OllamaRequest):
-    """Answer a prompt; continue it instead if `raw` is set or the model has no chat template.
-
-    Without a prompt, load the model.
-    """
-
-    prompt: str = ""
-    system: str | None = None
-    raw: bool = False
-    suffix: Annotated[str, Field(max_length=0)] | None = None
-    images: Empty | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.prompt
-
-
-class OllamaEmbedRequest(ModelRequest):
-    """One or several texts to embed."""
-
-    ignored = ("truncate", "keep_alive", "options")
-    input: str | Annotated[list[str], Field(min_length=1, fail_fast=True)]
-
-
-class ShowRequest(ModelRequest):
-    """The model to describe."""
-
-    ignored = ("verbose",)
-    name: str | None = Field(None, description="the older name of model")
-
-    @model_validator(mode="after")
-    def _named(self) -> ShowRequest:
-        if self.model is None:
-            self.model = self.name
-        return self
 
 
 @router.get("/tags")
@@ -229,7 +74,8 @@ def chat(service: Service, body: OllamaChatRequest) -> _Lines | OllamaAnswer:
     tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
     messages = [message.plain() for message in body.messages]
     request = check(ChatRequest, {**body.own(), "messages": messages, "tools": tools})
-    return _Lines(service.name, submit_chat(service, request), stream=body.stream, chat=True)
+    outputs = submit_chat(service, request, truncate=body.truncate)
+    return _Lines(service.name, outputs, stream=body.stream, chat=True)
 
 
 @post(router, "/generate", OllamaGenerateRequest, responses=_LINES, quick=False)

@@ -1,0 +1,211 @@
+"""The request objects of OpenAI's Responses API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from h2o_cpp.serve.errors import ApiError
+from h2o_cpp.serve.parsing import check
+from h2o_cpp.serve.requests import ChatRequest, JsonFormat, JsonSchema, ModelRequest, TextFormat
+from h2o_cpp.serve.schema import Schema
+
+
+class TextPart(Schema):
+    """Text."""
+
+    ignored = ("annotations", "logprobs")
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class MessageItem(Schema):
+    """A message."""
+
+    ignored = ("id", "status", "phase")
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+
+
+class CallItem(Schema):
+    """A tool call by the assistant."""
+
+    ignored = ("id", "status", "namespace")
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class ResultItem(Schema):
+    """The result of a tool call."""
+
+    ignored = ("id", "status")
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | Annotated[list[TextPart], Field(fail_fast=True)]
+
+
+class ReasoningItem(Schema):
+    """The assistant's earlier reasoning; ignored."""
+
+    ignored = ("id", "summary", "content", "encrypted_content", "status")
+    type: Literal["reasoning"]
+
+
+class FunctionTool(Schema):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = Field(None, description="ignored")
+
+
+class FunctionChoice(Schema):
+    """Requires a call of this tool."""
+
+    type: Literal["function"]
+    name: str
+
+
+class AllowedToolsChoice(Schema):
+    """As if `tools` were only these; mode: as tool_choice."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FunctionChoice], Field(min_length=1, fail_fast=True)]
+
+
+class Reasoning(Schema):
+    """Passed to the chat template."""
+
+    ignored = ("summary", "generate_summary")
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+
+
+class SchemaFormat(JsonSchema):
+    """JSON that follows a schema."""
+
+    type: Literal["json_schema"]
+
+
+class TextSettings(Schema):
+    """The format of the text."""
+
+    ignored = ("verbosity",)
+    format: (
+        Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")] | None
+    ) = None
+
+    def response_format(self) -> dict[str, Any] | None:
+        """The equivalent response_format of a ChatRequest."""
+        if self.format is None:
+            return None
+        given = self.format.model_dump(by_alias=True, exclude_unset=True)
+        if isinstance(self.format, SchemaFormat):
+            del given["type"]
+            return {"type": "json_schema", "json_schema": given}
+        return given
+
+
+class ResponsesRequest(ModelRequest):
+    """Answer the last message of a conversation."""
+
+    ignored = (
+        *("include", "store", "user", "service_tier"),
+        *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "stream_options"),
+    )
+    input: (
+        str
+        | Annotated[
+            list[MessageItem | CallItem | ResultItem | ReasoningItem],
+            Field(min_length=1, fail_fast=True),
+        ]
+    )
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    stream: bool = False
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"]
+        | Annotated[FunctionChoice | AllowedToolsChoice, Field(discriminator="type")]
+        | None
+    ) = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: TextSettings | None = None
+    background: Annotated[bool, Field(description="false")] | None = None
+    truncation: Literal["auto", "disabled"] = Field(
+        "disabled", description="auto: leave out the oldest turns if the prompt is too long"
+    )
+    metadata: dict[str, str] | None = Field(None, max_length=16)
+
+    def chat(self) -> ChatRequest:
+        """The equivalent ChatRequest. Raises ApiError."""
+        if self.background:
+            raise ApiError(
+                400, "background is true, but only false is supported", param="background"
+            )
+        messages: list[dict[str, Any]] = []
+        if self.instructions:
+            messages.append({"role": "system", "content": self.instructions})
+        if isinstance(self.input, str):
+            messages.append({"role": "user", "content": self.input})
+        else:
+            for item in self.input:
+                _add(messages, item)
+        functions = [tool.model_dump(exclude_unset=True) for tool in self.tools or ()]
+        for function in functions:
+            del function["type"]
+        return check(
+            ChatRequest,
+            {
+                "messages": messages,
+                "tools": [{"type": "function", "function": one} for one in functions],
+                "tool_choice": _choice(self.tool_choice),
+                "parallel_tool_calls": self.parallel_tool_calls,
+                "max_tokens": self.max_output_tokens,
+                "temperature": self.temperature,
+                "top_p": self.top_p,
+                "stream": self.stream,
+                "response_format": None if self.text is None else self.text.response_format(),
+                "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
+            },
+        )
+
+
+def _add(
+    messages: list[dict[str, Any]], item: MessageItem | CallItem | ResultItem | ReasoningItem
+) -> None:
+    """Append an item as a chat message; a tool call joins the assistant's message before it."""
+    if isinstance(item, MessageItem):
+        messages.append({"role": item.role, "content": _text(item.content)})
+    elif isinstance(item, ResultItem):
+        content = _text(item.output)
+        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+    elif isinstance(item, CallItem):
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": ""})
+        function = {"name": item.name, "arguments": item.arguments}
+        call = {"id": item.call_id, "type": "function", "function": function}
+        messages[-1].setdefault("tool_calls", []).append(call)
+
+
+def _choice(choice: Any) -> Any:
+    """The equivalent tool_choice of a ChatRequest."""
+    if isinstance(choice, FunctionChoice):
+        return {"type": "function", "function": {"name": choice.name}}
+    if isinstance(choice, AllowedToolsChoice):
+        allowed = {"mode": choice.mode, "tools": [_choice(tool) for tool in choice.tools]}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
+    return choice
+
+
+def _text(content: str | list[TextPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
