@@ -52,6 +52,7 @@ POSTS = {
     "/api/chat": CHAT,
     "/api/generate": {"prompt": "Hi!", "options": {"temperature": 0}},
     "/api/embed": {"input": "Hi"},
+    "/api/embeddings": {"prompt": "Hi"},
     "/api/show": {"model": "tiny"},
 }
 
@@ -319,6 +320,9 @@ class TestOllama:
     def test_embed(self, server: Server) -> None:
         found = ask(server, "/api/embed", input=["Hi", "Ho"])
         assert [len(vector) for vector in found["embeddings"]] == [1024, 1024]
+        old = ask(server, "/api/embeddings", model="tiny", options={"num_ctx": 64}, keep_alive=5)
+        assert old["embedding"] == pytest.approx(found["embeddings"][0])
+        assert ask(server, "/api/embeddings", prompt="") == {"embedding": []}
 
     def test_errors_are_strings(self, server: Server) -> None:
         answer = server.ask("/api/chat", {**CHAT, "model": "other"})

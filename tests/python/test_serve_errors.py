@@ -47,7 +47,7 @@ CHOICES = "Input should be 'none', 'auto' or 'required'"
             ChatRequest,
             {"tool_choice": {"type": "x"}},
             "tool_choice.type",
-            "Input should be 'function'",
+            "'x' is not supported, expected 'function', 'allowed_tools'",
         ),
         (ChatRequest, {"messages": [{**USER, "x": 1}]}, "messages.0.x", "there is no such field"),
         (ChatRequest, {"messages": [{**USER, "content": 5}]}, "messages.0.content", TEXTS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
@@ -42,13 +43,50 @@ class ToolUseBlock(Schema):
     input: dict[str, Any]
 
 
+class TextSource(Schema):
+    """A document's text."""
+
+    type: Literal["text"]
+    media_type: Literal["text/plain"] = "text/plain"
+    data: str
+
+
+class ContentSource(Schema):
+    """A document's text in blocks."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[TextBlock], Field(fail_fast=True)]
+
+
+class DocumentBlock(Schema):
+    """A document, which becomes text: its title, context and contents."""
+
+    ignored = ("cache_control", "citations")
+    type: Literal["document"]
+    source: Annotated[TextSource | ContentSource, Field(discriminator="type")]
+    title: str | None = None
+    context: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text."""
+        source = self.source
+        data = source.data if isinstance(source, TextSource) else _text(source.content)
+        return "\n".join(part for part in (self.title, self.context, data) if part)
+
+
+_TextBlocks = Annotated[
+    list[Annotated[TextBlock | DocumentBlock, Field(discriminator="type")]], Field(fail_fast=True)
+]
+
+
 class ToolResultBlock(Schema):
     """The result of a tool call."""
 
     ignored = ("is_error", "cache_control")
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Annotated[list[TextBlock], Field(fail_fast=True)] = ""
+    content: str | _TextBlocks = ""
 
 
 class ThinkingBlock(Schema):
@@ -59,8 +97,21 @@ class ThinkingBlock(Schema):
     thinking: str
 
 
+class RedactedThinkingBlock(Schema):
+    """Encrypted reasoning; ignored."""
+
+    ignored = ("data",)
+    type: Literal["redacted_thinking"]
+
+
 Block_ = Annotated[
-    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, Field(discriminator="type")
+    TextBlock
+    | DocumentBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock,
+    Field(discriminator="type"),
 ]
 
 
@@ -204,7 +255,7 @@ def create_message(service: Service, body: MessagesRequest) -> _Message:
     form = body.output_config and body.output_config.format
     chat = body.chat(
         guided_json=form.schema_ if form else None,
-        max_tokens=body.max_tokens,
+        max_tokens=min(body.max_tokens, service.max_tokens),
         stop=body.stop_sequences,
         stream=body.stream,
         temperature=body.temperature,
@@ -307,14 +358,14 @@ def _plain(message: AnthropicMessage) -> list[dict[str, Any]]:
     own: dict[str, Any] = {"role": message.role, "content": ""}
     texts: list[str] = []
     for block in message.content:
-        if isinstance(block, TextBlock):
+        if isinstance(block, TextBlock | DocumentBlock):
             texts.append(block.text)
         elif isinstance(block, ToolResultBlock):
             content = _text(block.content)
             results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
         elif isinstance(block, ThinkingBlock):
             own["reasoning_content"] = own.get("reasoning_content", "") + block.thinking
-        else:
+        elif isinstance(block, ToolUseBlock):
             function = {"name": block.name, "arguments": json.dumps(block.input)}
             call = {"id": block.id, "type": "function", "function": function}
             own.setdefault("tool_calls", []).append(call)
@@ -322,7 +373,7 @@ def _plain(message: AnthropicMessage) -> list[dict[str, Any]]:
     return [*results, own] if texts or len(own) > 2 or not results else results
 
 
-def _text(content: str | list[TextBlock]) -> str:
+def _text(content: str | Sequence[TextBlock | DocumentBlock]) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
 

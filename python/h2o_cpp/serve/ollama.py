@@ -1,4 +1,4 @@
-"""Ollama's API: /api/chat, generate, embed, show, tags, ps and version."""
+"""Ollama's API: /api/chat, generate, embed, embeddings, show, tags, ps and version."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.generation_response import GenerationResponse
 from h2o_cpp.serve.ollama_requests import (
     OllamaChatRequest,
+    OllamaEmbeddingRequest,
     OllamaEmbedRequest,
     OllamaGenerateRequest,
     OllamaRequest,
@@ -73,7 +74,8 @@ def chat(service: Service, body: OllamaChatRequest) -> _Lines | OllamaAnswer:
         return _loaded(service, body, message={"role": "assistant", "content": ""})
     tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
     messages = [message.plain() for message in body.messages]
-    request = check(ChatRequest, {**body.own(), "messages": messages, "tools": tools})
+    fields = body.own(service.max_tokens)
+    request = check(ChatRequest, {**fields, "messages": messages, "tools": tools})
     outputs = submit_chat(service, request, truncate=body.truncate)
     return _Lines(service.name, outputs, stream=body.stream, chat=True)
 
@@ -83,8 +85,8 @@ def generate(service: Service, body: OllamaGenerateRequest) -> _Lines | OllamaAn
     """Answer or continue a prompt; without one, load the model, or unload it if keep_alive is 0."""
     if body.is_empty:
         return _loaded(service, body, response="")
+    fields = body.own(service.max_tokens)
     if body.raw or service.template is None:
-        fields = body.own()
         fields.pop("chat_template_kwargs", None)
         fields.pop("reasoning_effort", None)
         request = check(CompletionRequest, {**fields, "prompt": body.prompt})
@@ -93,7 +95,7 @@ def generate(service: Service, body: OllamaGenerateRequest) -> _Lines | OllamaAn
     else:
         messages = [{"role": "system", "content": body.system}] if body.system else []
         messages.append({"role": "user", "content": body.prompt})
-        outputs = submit_chat(service, check(ChatRequest, {**body.own(), "messages": messages}))
+        outputs = submit_chat(service, check(ChatRequest, {**fields, "messages": messages}))
     return _Lines(service.name, outputs, stream=body.stream, chat=False)
 
 
@@ -102,6 +104,14 @@ def embed(service: Service, body: OllamaEmbedRequest) -> EmbeddingResponse:
     """Embed each text."""
     texts = [body.input] if isinstance(body.input, str) else body.input
     return _Embeddings(service, service.embed(texts, "mean"))
+
+
+@post(router, "/embeddings", OllamaEmbeddingRequest)
+def embed_one(service: Service, body: OllamaEmbeddingRequest) -> EmbeddingResponse | OllamaVector:
+    """Embed one text: the older form of /api/embed."""
+    if not body.prompt:
+        return OllamaVector(embedding=[])
+    return _Embedding(service, service.embed([body.prompt], "mean"))
 
 
 @post(router, "/show", ShowRequest)
@@ -207,6 +217,17 @@ class _Embeddings(EmbeddingResponse):
         return OllamaEmbeddings(
             model=self._name, embeddings=vectors(outputs).tolist(), prompt_eval_count=n
         )
+
+
+class OllamaVector(BaseModel):
+    """One embedding."""
+
+    embedding: list[float]
+
+
+class _Embedding(EmbeddingResponse):
+    def complete(self, outputs: list[Output]) -> OllamaVector:
+        return OllamaVector(embedding=vectors(outputs)[0].tolist())
 
 
 _DETAILS = {

@@ -22,13 +22,13 @@ class Options(Sampling):
     num_predict: int | None = Field(None, ge=-2, lt=2**31, description="-1: no limit")
     seed: int | None = Field(None, ge=-1, lt=2**63, description="-1: random")
 
-    def generation(self) -> dict[str, Any]:
-        """The equivalent fields of a GenerationRequest."""
+    def generation(self, most: int) -> dict[str, Any]:
+        """The equivalent fields of a GenerationRequest; at most `most` tokens, as in Ollama."""
         options = self.model_dump(exclude_unset=True, exclude={"num_predict"})
         if self.seed == -1:
             del options["seed"]
         if self.num_predict is not None and self.num_predict > 0:
-            options["max_tokens"] = self.num_predict
+            options["max_tokens"] = min(self.num_predict, most)
         return options
 
 
@@ -57,9 +57,9 @@ class OllamaRequest(ModelRequest):
     def unloads(self) -> bool:
         return self.is_empty and self.keep_alive in (0, "0", "0s")
 
-    def own(self) -> dict[str, Any]:
-        """The equivalent fields of a ChatRequest."""
-        fields: dict[str, Any] = {} if self.options is None else self.options.generation()
+    def own(self, most: int) -> dict[str, Any]:
+        """The equivalent fields of a ChatRequest; at most `most` tokens."""
+        fields: dict[str, Any] = {} if self.options is None else self.options.generation(most)
         fields["stream"] = self.stream
         if self.format:
             fields["guided_json"] = {"type": "object"} if self.format == "json" else self.format
@@ -154,6 +154,13 @@ class OllamaEmbedRequest(ModelRequest):
 
     ignored = ("truncate", "keep_alive", "options")
     input: str | Annotated[list[str], Field(min_length=1, fail_fast=True)]
+
+
+class OllamaEmbeddingRequest(ModelRequest):
+    """A text to embed, in the older form; without one, load the model."""
+
+    ignored = ("keep_alive", "options")
+    prompt: str = ""
 
 
 class ShowRequest(ModelRequest):

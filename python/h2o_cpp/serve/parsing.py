@@ -22,6 +22,7 @@ _SCAN_BYTES = 8 * 2**10  # shorter bodies are not checked
 
 _WITHOUT_V1 = ("/chat/completions", "/responses", "/models")
 
+_UNKNOWN_TYPE = "union_tag_invalid"  # the type of pydantic's error
 _SHOULD = "Input should be "  # how pydantic's messages begin
 
 _models: list[type[BaseModel]] = []  # of request bodies
@@ -111,7 +112,8 @@ def _progress(error: ErrorDetails) -> tuple[int, list[int], bool]:
     """How much was valid before the error."""
     place = error["loc"]
     indices = [part for part in place if isinstance(part, int)]
-    return len(place), indices, not error["type"].endswith("_type")
+    n_read = len(place) + (error["type"] == _UNKNOWN_TYPE)
+    return n_read, indices, not error["type"].endswith("_type")
 
 
 def _place(error: ErrorDetails, values: Any) -> list[str]:
@@ -127,10 +129,15 @@ def _place(error: ErrorDetails, values: Any) -> list[str]:
         place.append(str(error["loc"][-1]))
     elif error["type"] == UNKNOWN_FIELD:
         place.append(error["ctx"]["name"])
+    elif error["type"] == _UNKNOWN_TYPE:
+        place.append("type")
     return place
 
 
 def _message(error: ErrorDetails) -> str:
     if error.get("ctx", {}).get("max_length") == 0:
         return "this field is not supported"
+    if error["type"] == _UNKNOWN_TYPE:
+        tag, expected = error["ctx"]["tag"], error["ctx"]["expected_tags"]
+        return f"{tag!r} is not supported, expected {expected}"
     return error["msg"]
