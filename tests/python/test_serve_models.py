@@ -8,10 +8,8 @@ import shutil
 import signal
 import ssl
 import subprocess
-import threading
 import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +23,11 @@ from support.needs import programs
 pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
 pytest.importorskip("uvicorn", reason="uvicorn is not installed (extra: serve)")
 
-from h2o_cpp.serve.app import create_app_of
 from h2o_cpp.serve.catalog import Catalog, Entry
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.model_list import read_models
-from h2o_cpp.serve.server import Server as Process
 from h2o_cpp.serve.service import Service
-from support.serving import Server, serving, wait_until
+from support.serving import Server, serving, serving_catalog, wait_until
 
 OPTIONS: dict[str, Any] = {"hh": None, "n_ctx": 64, "threads": 1, "max_sequences": 1}
 OPTIONS |= {"memory": None}
@@ -43,21 +39,6 @@ def folder(tmp_path: Path, tiny_opt: Path) -> Path:
     for name in ("one", "two", "three"):
         shutil.copy(tiny_opt, tmp_path / f"{name}.gguf")
     return tmp_path
-
-
-@contextmanager
-def serving_catalog(catalog: Catalog, **options: Any) -> Iterator[Server]:
-    app = create_app_of(catalog, **options)
-    process = Process(app, host="127.0.0.1", port=0, grace=0)
-    thread = threading.Thread(target=process.run, daemon=True)
-    thread.start()
-    wait_until(lambda: process.started or not thread.is_alive())
-    try:
-        yield Server(app, process.servers[0].sockets[0].getsockname()[1], process)
-    finally:
-        process.should_exit = True
-        thread.join(PATIENCE)
-        assert not thread.is_alive(), "the server has not stopped"
 
 
 def loaded(server: Server) -> list[str]:

@@ -12,6 +12,7 @@ import re
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,9 @@ pytest.importorskip("playwright", reason="playwright is not installed")
 
 from playwright.sync_api import expect, sync_playwright
 
-from support.serving import Server, serving, wait_until
+from h2o_cpp.serve.catalog import Catalog, Entry
+from h2o_cpp.serve.service import Service
+from support.serving import Server, serving, serving_catalog, wait_until
 from support.tool_talk import THINKS, WEATHER, talking
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -374,6 +377,18 @@ def test_stop_before_the_first_piece(
         expect(page.get_by_label("Message")).to_have_value("Where is the ship?")
         assert page.locator(".message").count() == 0
         wait_until(lambda: server.engine.stats().n_active == 0)
+
+
+def test_limits_of_a_model_that_was_not_loaded(browser: Any, tiny_opt: Path) -> None:
+    def load(opened: ExitStack) -> Service:
+        return Service(opened.enter_context(Generator(tiny_opt, **CACHE)), name="tiny")
+
+    with serving_catalog(Catalog([Entry("tiny", load), Entry("other", load)])) as server:
+        for page in opened(browser, server):
+            expect(page.locator("#about")).to_have_text("tiny")
+            go_on(page, PROMPT, 5)
+            expect(page.locator("#about")).to_contain_text("tiny · context of 512 tokens")
+            expect(page.locator("#memory")).to_contain_text("KiB")
 
 
 def test_key(browser: Any, tiny_opt: Path) -> None:

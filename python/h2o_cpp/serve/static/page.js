@@ -48,6 +48,14 @@ function showModel() {
   element("memory-bar").value = cache_bytes / full_cache_bytes;
 }
 
+// The limits of a model are known once it has been loaded.
+async function showLimits() {
+  const found = await api.models(element("key").value).catch(() => []);
+  served = served.map((one) => found.find(({ id, h2o }) => h2o && id === one.id) ?? one);
+  showModel();
+  mode.value = shown.mode;
+}
+
 function open(conversation) {
   shown = conversation;
   const chat = conversation.mode === "chat";
@@ -146,6 +154,7 @@ async function send() {
       showRunning();
     } else if (chat && shown.messages.length) showList();
     showList();
+    if (!model().h2o) showLimits();
   }
 }
 
