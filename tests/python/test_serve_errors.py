@@ -64,6 +64,24 @@ CHOICES = "Input should be 'none', 'auto' or 'required'"
             "Field required",
         ),
         (MessagesRequest, {}, "max_tokens", "Field required"),
+        (
+            ChatRequest,
+            {"tools": [{"type": "custom", "custom": {"name": "x"}}]},
+            "tools.0.type",
+            "Input should be 'function'",
+        ),
+        (
+            MessagesRequest,
+            {"max_tokens": 1, "tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+            "tools.0.type",
+            "Input should be 'custom'",
+        ),
+        (
+            MessagesRequest,
+            {"max_tokens": 1, "tools": [{"type": "custom", "max_uses": 1}]},
+            "tools.0.max_uses",
+            "there is no such field",
+        ),
     ],
 )  # fmt: skip
 def test_errors(model: type[BaseModel], body: dict[str, Any], param: str, message: str) -> None:

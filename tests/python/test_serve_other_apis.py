@@ -108,3 +108,16 @@ class TestBlocksOfMessages:
             answer = server.ask("/v1/messages", body)
         assert answer.status == 400
         assert message in answer.json()["error"]["message"]
+
+    def test_fields_of_claude_code_are_ignored(self, tmp_path: Path) -> None:
+        tool = {"name": "f", "input_schema": {"type": "object"}, "eager_input_streaming": True}
+        body = {
+            "messages": user("Hi"),
+            "tools": [tool],
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+            "output_config": {"effort": "high"},
+        }
+        with Generator(talking(tmp_path, {})) as generator, serving(generator) as server:
+            answer = server.ask("/v1/messages?beta=true", {**body, "max_tokens": 1})
+            assert answer.status == 200
+            assert server.ask("/v1/messages/count_tokens?beta=true", body).status == 200

@@ -125,11 +125,14 @@ class AnthropicMessage(Schema):
 class AnthropicTool(Schema):
     """A tool that the model may call."""
 
-    ignored = ("strict", "cache_control")
+    ignored = (
+        *("strict", "cache_control", "eager_input_streaming", "defer_loading"),
+        *("input_examples", "allowed_callers"),
+    )
+    type: Literal["custom"] = "custom"
     name: str = Field(min_length=1)
     description: str | None = None
     input_schema: dict[str, Any]
-    type: Literal["custom"] | None = None
 
 
 class ToolChoice(Schema):
@@ -150,7 +153,9 @@ class Thinking(Schema):
 class CountRequest(ModelRequest):
     """A conversation whose tokens are counted."""
 
-    ignored: ClassVar[tuple[str, ...]] = ("cache_control",)
+    ignored: ClassVar[tuple[str, ...]] = (
+        *("cache_control", "context_management", "output_config", "speed"),
+    )
     messages: Annotated[list[AnthropicMessage], Field(min_length=1, fail_fast=True)]
     system: str | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None
     tools: Annotated[list[AnthropicTool], Field(fail_fast=True)] | None = None
@@ -196,7 +201,7 @@ class OutputConfig(Schema):
 class MessagesRequest(CountRequest):
     """Answer the last message of a conversation."""
 
-    ignored = (*CountRequest.ignored, "metadata", "service_tier")
+    ignored = (*CountRequest.ignored, "metadata", "service_tier", "inference_geo")
     max_tokens: int = Field(ge=1)
     stop_sequences: Annotated[
         list[Annotated[str, Field(min_length=1)]], Field(max_length=16)

@@ -116,7 +116,7 @@ class ResponsesRequest(ModelRequest):
     """Answer the last message of a conversation."""
 
     ignored = (
-        *("include", "store", "user", "service_tier"),
+        *("include", "store", "user", "service_tier", "client_metadata"),
         *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "stream_options"),
     )
     input: (

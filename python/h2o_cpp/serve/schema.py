@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError
@@ -31,10 +31,20 @@ class Schema(BaseModel):
         known = {field.alias or name for name, field in cls.model_fields.items()}
         for name, value in values.items():
             if value is not None and name not in known and name not in cls.ignored:
+                if cls._has_other_type(values):
+                    break  # an error that the field of the type reports
                 raise PydanticCustomError(UNKNOWN_FIELD, "there is no such field", {"name": name})
         return {
             name: value for name, value in values.items() if value is not None and name in known
         }
+
+    @classmethod
+    def _has_other_type(cls, values: dict[str, Any]) -> bool:
+        """Whether the values are of a type that this class is not."""
+        field = cls.model_fields.get("type")
+        if field is None or get_origin(field.annotation) is not Literal:
+            return False
+        return "type" in values and values["type"] not in get_args(field.annotation)
 
     @classmethod
     def __get_pydantic_json_schema__(
