@@ -10,6 +10,7 @@ import pytest
 from gguf import GGMLQuantizationType, LlamaFileType
 from gguf.quants import dequantize, quantize
 
+from h2o_cpp import Generator
 from h2o_cpp.cli import main
 from h2o_cpp.convert import convert
 from h2o_cpp.convert.checkpoint import open_tensors
@@ -209,6 +210,19 @@ def test_special_ids_fall_back_to_config_json(checkpoint: Path, tmp_path: Path) 
     assert metadata["tokenizer.ggml.bos_token_id"] == 2
     assert metadata["tokenizer.ggml.eos_token_id"] == 0
     assert "tokenizer.ggml.unknown_token_id" not in metadata
+
+
+def test_all_end_tokens_end_an_output(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_json(checkpoint / "added_tokens.json", {"<|end|>": 9, "<|assistant|>": 10, "<|x|>": 11})
+    write_json(checkpoint / "generation_config.json", {"eos_token_id": [2, 9, 10, 11]})
+    assert main(["convert", str(checkpoint), "-o", str(tmp_path / "out.gguf")]) == 0
+    assert capsys.readouterr().err.endswith(
+        "note: <|x|> will not end an output: a GGUF file names at most three tokens that do\n"
+    )
+    with Generator(tmp_path / "out.gguf") as generator:
+        assert generator.tokenizer.end_tokens == {2, 9, 10}
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])

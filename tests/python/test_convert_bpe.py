@@ -139,6 +139,35 @@ def test_special_tokens(tmp_path: Path) -> None:
         read_tokens(tmp_path, 11)
 
 
+def test_end_tokens(tmp_path: Path) -> None:
+    """Those of generation_config.json; two without a known text have a key."""
+    names = ("<|end|>", "<|a|>", "<|eom_id|>", "</b>", "<|c|>")
+    added = [{"id": 9 + i, "content": name} for i, name in enumerate(names)]
+    write_tokenizer_json(tmp_path, {"added_tokens": added})
+    write_json(tmp_path / "generation_config.json", {"eos_token_id": [2, 9, 11, 10, 5, 99]})
+    write_json(tmp_path / "tokenizer_config.json", {"eos_token": "</s>"})
+    vocabulary = read_tokens(tmp_path, 14, {"eos_token_id": 12})
+    assert vocabulary.special_ids == {"eos": 2, "eot": 9, "eom": 10}
+    assert vocabulary.types[9:] == [CONTROL, CONTROL, CONTROL, USER_DEFINED, CONTROL]
+    assert vocabulary.notes == []
+    write_json(tmp_path / "generation_config.json", {"eos_token_id": [12, 13]})
+    vocabulary = read_tokens(tmp_path, 14)
+    assert vocabulary.special_ids == {"eos": 2, "eot": 9, "eom": 12}
+    assert vocabulary.types[12] == CONTROL  # so that a reply does not show it
+    [note] = vocabulary.notes
+    assert note == "<|c|> will not end an output: a GGUF file names at most three tokens that do"
+
+
+def test_tokens_that_include_white_space(tmp_path: Path) -> None:
+    added = [{"id": 9, "content": "<a>", "rstrip": True}, {"id": 10, "content": "<b>"}]
+    write_tokenizer_json(tmp_path, {"added_tokens": added})
+    [note] = read_tokens(tmp_path, 11).notes
+    assert note.startswith("transformers drops white space beside <a>; a GGUF file cannot")
+    added[1]["lstrip"] = True
+    write_tokenizer_json(tmp_path, {"added_tokens": added})
+    assert "beside <a> and 1 other;" in read_tokens(tmp_path, 11).notes[0]
+
+
 def test_gpt_neox(shared: Path, tmp_path: Path) -> None:
     source = shared / "tokenizers" / "gpt-neox" / "20B_tokenizer.json"
     shutil.copy(source, tmp_path / "tokenizer.json")

@@ -39,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
     checkpoint: Path = args.checkpoint
     outtype: str = args.outtype
     output: Path = args.output or Path(f"{checkpoint.resolve().name}-{outtype.upper()}.gguf")
-    convert(checkpoint, output, outtype, overwrite=args.force)
+    notes = convert(checkpoint, output, outtype, overwrite=args.force)
     print(f"wrote {output} ({mebibytes(output.stat().st_size)})", file=sys.stderr)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
     return 0

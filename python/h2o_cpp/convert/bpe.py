@@ -56,7 +56,7 @@ def read_vocab_and_merges(vocab: Path, merges: Path) -> Tokens:
 def read_added_tokens(path: Path) -> list[AddedToken]:
     """Read added_tokens.json, {text: id}; an absent file has no tokens."""
     entries = read_json(path) if path.is_file() else {}
-    return [added_token(path, text, id, False) for text, id in entries.items()]
+    return [added_token(path, text, id, {}) for text, id in entries.items()]
 
 
 def added_tokens(path: Path, tokenizer: Mapping[str, Any]) -> list[AddedToken]:
@@ -64,10 +64,7 @@ def added_tokens(path: Path, tokenizer: Mapping[str, Any]) -> list[AddedToken]:
     added = tokenizer.get("added_tokens") or []
     if not isinstance(added, list) or not all(isinstance(entry, dict) for entry in added):
         raise ValueError(f"{path}: added_tokens must be a list of objects")
-    return [
-        added_token(path, entry.get("content"), entry.get("id"), entry.get("special", False))
-        for entry in added
-    ]
+    return [added_token(path, entry.get("content"), entry.get("id"), entry) for entry in added]
 
 
 def _check_model(path: Path, model: Mapping[str, Any]) -> None:

@@ -43,7 +43,7 @@ def convert(
     *,
     overwrite: bool = True,
     progress: bool = True,
-) -> None:
+) -> list[str]:
     """Convert the checkpoint in a directory to the GGUF file `output`.
 
     outtype: the type of the weight matrices: f32, f16, bf16 or q8_0. Norms, biases and learned
@@ -52,6 +52,8 @@ def convert(
 
     Tensors are converted one at a time, so memory holds at most the largest; two, to compare a tied
     head with the embedding. `output` is complete or unchanged.
+
+    Returns notes: what of the tokenizer GGUF cannot express.
 
     Raises FileNotFoundError if the checkpoint, one of its files or the directory of `output` does
     not exist; FileExistsError if `output` exists, unless `overwrite`; ValueError for an unknown
@@ -87,6 +89,7 @@ def convert(
             _add(writer, key if key.startswith("h2o.") else f"{family.architecture}.{key}", value)
         vocabulary.write(writer)
         _write_tensors(writer, tensors, progress)
+    return vocabulary.notes
 
 
 def _check_output(output: Path, checkpoint: Path) -> None:

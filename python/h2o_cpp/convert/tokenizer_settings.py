@@ -21,7 +21,7 @@ _OTHER_SPECIAL_KEYS = ("additional_special_tokens", "extra_special_tokens")
 
 
 class TokenizerSettings:
-    """tokenizer_config.json, special_tokens_map.json and chat_template.jinja; all are optional."""
+    """tokenizer_config.json and other files, all of which are optional."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "tokenizer_config.json"
@@ -31,6 +31,11 @@ class TokenizerSettings:
             if self._config.get(key) is not None:
                 special[key] = self._config[key]
         self._special = {key: list(_token_texts(value)) for key, value in special.items()}
+
+    def with_generation_config(self, config: Config) -> Config:
+        """config.json with the eos_token_id of generation_config.json, as in transformers."""
+        ids = _read_optional(self.path.with_name("generation_config.json")).get("eos_token_id")
+        return config if ids is None else {**config, "eos_token_id": ids}
 
     def flag(self, key: str) -> bool | None:
         """A setting such as add_bos_token; None if it is missing."""
@@ -45,7 +50,7 @@ class TokenizerSettings:
         for key, entry in decoder.items() if isinstance(decoder, dict) else ():
             fields = entry if isinstance(entry, dict) else {}
             id = int(key) if key.isdecimal() else key
-            yield added_token(self.path, fields.get("content"), id, fields.get("special", False))
+            yield added_token(self.path, fields.get("content"), id, fields)
 
     def special_texts(self) -> frozenset[str]:
         """The texts of all special tokens."""
@@ -85,6 +90,12 @@ class TokenizerSettings:
         if template is not None and not isinstance(template, str):
             raise ValueError(f"{self.path}: chat_template must be a string or a list of templates")
         return template
+
+
+def end_ids(config: Config) -> list[int]:
+    """The ids that end an output, of which there may be several."""
+    ids = config.get("eos_token_id")
+    return [id for id in (ids if isinstance(ids, list) else [ids]) if isinstance(id, int)]
 
 
 def _read_optional(path: Path) -> dict[str, Any]:

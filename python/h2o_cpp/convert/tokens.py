@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from gguf import TokenType
 
@@ -13,6 +14,8 @@ class AddedToken:
     text: str
     id: int
     special: bool
+    strips: bool = False
+    """Whether it includes the white space before or after it, which GGUF cannot express."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,9 @@ class Tokens:
     """Tokens that the tokenizer adds before and after a text, if its file has a template."""
 
 
-def added_token(path: object, text: object, id: object, special: object) -> AddedToken:
+def added_token(path: object, text: object, id: object, fields: Mapping[str, Any]) -> AddedToken:
     """An added token from the JSON file `path`. Raises ValueError if it is malformed."""
+    special, lstrip, rstrip = (fields.get(key, False) for key in ("special", "lstrip", "rstrip"))
     if isinstance(text, str) and isinstance(id, int) and isinstance(special, bool):
-        return AddedToken(text, id, special)
+        return AddedToken(text, id, special, strips=lstrip is True or rstrip is True)
     raise ValueError(f"{path}: malformed added token {text!r} with id {id!r}")

@@ -1,6 +1,6 @@
 """A checkpoint's vocabulary as GGUF stores it: types, special tokens, padding."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,14 +15,19 @@ from h2o_cpp.convert.bpe import (
 from h2o_cpp.convert.checkpoint import read_json
 from h2o_cpp.convert.config import Config
 from h2o_cpp.convert.sentencepiece import read_sentencepiece
-from h2o_cpp.convert.tokenizer_settings import ChatTemplate, TokenizerSettings
+from h2o_cpp.convert.tokenizer_settings import ChatTemplate, TokenizerSettings, end_ids
 from h2o_cpp.convert.tokens import AddedToken, Tokens
 
 # llama.cpp's scores of added tokens and padding
 _ADDED_SCORE, _PADDING_SCORE = -1000.0, -10000.0
 
-# End-of-turn tokens, which llama.cpp also recognizes by their text
 _END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endofturn|>")
+
+# What ends an output without a key, in llama.cpp too (kEnds in cpp/text/tokenizer/vocabulary.cpp)
+_KNOWN_ENDS = (
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>"),
+    *("<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<end_of_utterance>", "<EOT>", "_<EOT>"),
+)
 
 
 @dataclass(frozen=True)
@@ -38,9 +43,11 @@ class Vocabulary:
     merges: list[str]
     """By rank, for model "gpt2"."""
     special_ids: Mapping[str, int]
-    """Ids by GGUF name (bos, eos, eot, unknown, padding)."""
+    """Ids by GGUF name (bos, eos, eot, eom, unknown, padding)."""
     flags: Mapping[str, bool]
     chat_template: ChatTemplate | None
+    notes: list[str]
+    """What of the checkpoint the file cannot express."""
 
     def write(self, writer: GGUFWriter) -> None:
         """Add the tokenizer.* keys to a file."""
@@ -66,12 +73,14 @@ def read_vocabulary(
     """Read the tokenizer of a checkpoint and pad its tokens to `size` ids.
 
     Special tokens come from tokenizer_config.json, else special_tokens_map.json, else (by id)
-    config.json. `add_bos`: the default of add_bos_token for byte-level BPE. `control_tokens`:
-    control tokens besides those listed as special.
+    config.json. Further end tokens come from generation_config.json, else config.json. `add_bos`:
+    the default of add_bos_token for byte-level BPE. `control_tokens`: control tokens besides those
+    listed as special.
     Raises FileNotFoundError without a tokenizer, ValueError when it is damaged, too large, or of
     an unknown kind.
     """
     settings = TokenizerSettings(directory)
+    config = settings.with_generation_config(config)
     tokens = _read_tokens(directory)
     ids = dict(tokens.ids)
     types = dict.fromkeys(ids, TokenType.NORMAL) | dict(tokens.types)
@@ -95,6 +104,10 @@ def read_vocabulary(
     for text in _END_OF_TURN:
         if types.get(text) is TokenType.CONTROL and ids.get(text) != special_ids.get("eos"):
             special_ids.setdefault("eot", ids[text])
+    notes = _name_ends(end_ids(config), texts, types, special_ids)
+    # The engine reads Phi-3's tokens as transformers does.
+    if config.get("model_type") != "phi3" or tokens.model != "llama":
+        notes += _strip_note([*tokens.added, *settings.added_tokens()])
     return Vocabulary(
         model=tokens.model,
         pre=tokens.pre,
@@ -108,6 +121,7 @@ def read_vocabulary(
         special_ids=special_ids,
         flags=_flags(directory, settings, tokens, ids, special_ids, add_bos),
         chat_template=settings.chat_template(),
+        notes=notes,
     )
 
 
@@ -135,6 +149,38 @@ def _added_type(token: AddedToken) -> TokenType:
     for bar in ("|", "\uff5c"):  # full-width in DeepSeek's tokens
         control |= token.text.startswith(f"<{bar}") and token.text.endswith(f"{bar}>")
     return TokenType.CONTROL if control else TokenType.USER_DEFINED
+
+
+def _name_ends(
+    ends: Iterable[int],
+    texts: Mapping[int, str],
+    types: dict[str, TokenType],
+    special_ids: dict[str, int],
+) -> list[str]:
+    """Give names to tokens that end an output; returns notes about those without one."""
+    notes = []
+    for id in ends:
+        text = texts.get(id, "")
+        if types.get(text) not in (TokenType.CONTROL, TokenType.USER_DEFINED):
+            continue  # such as a default of the library
+        types[text] = TokenType.CONTROL
+        if text in _KNOWN_ENDS or id in (special_ids["eos"], special_ids.get("eot")):
+            continue
+        if special_ids.setdefault("eom" if "eot" in special_ids else "eot", id) != id:
+            notes.append(
+                f"{text} will not end an output: a GGUF file names at most three tokens that do"
+            )
+    return notes
+
+
+def _strip_note(added: Iterable[AddedToken]) -> Iterator[str]:
+    texts = list(dict.fromkeys(token.text for token in added if token.strips))
+    if texts:
+        others = f" and {len(texts) - 1} other{'s' * (len(texts) > 2)}" if texts[1:] else ""
+        yield (
+            f"transformers drops white space beside {texts[0]}{others};"
+            " a GGUF file cannot express this, so the model reads it"
+        )
 
 
 def _stored_text(tokens: Tokens, types: Mapping[str, TokenType], text: str) -> str:
