@@ -13,9 +13,8 @@ import argparse
 import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
-from h2o_cpp.cli.argument_types import names
+from h2o_cpp.cli.argument_types import gguf_output, names
 from h2o_cpp.cli.cache_options import add_archive, add_n_batch, add_n_ctx
 from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.info import mebibytes
@@ -56,7 +55,7 @@ def add_arguments(parser: Parser) -> None:
         "--write", action="store_true", help="store the budget in the model file (default: off)"
     )
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE",
+        "-o", "--output", type=gguf_output, metavar="FILE",
         help="store it in a copy of the model file (default: none)",
     )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from h2o_cpp.model.stored_budget import Budget
 
@@ -23,6 +24,13 @@ def kv_types(text: str) -> str | tuple[str, str]:
     """One type ("q8_0") or a pair of types for K and V ("q8_0,q4_0")."""
     k, comma, v = text.partition(",")
     return (k, v) if comma else k
+
+
+def gguf_output(text: str) -> Path:
+    """A file to write, which cannot be stdout."""
+    if text == "-":
+        raise argparse.ArgumentTypeError("a GGUF file cannot be written to stdout, give a file")
+    return Path(text)
 
 
 def seed(text: str) -> int | None:

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from h2o_cpp.cli.argument_types import gguf_output
 from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import add_force
 from h2o_cpp.cli.parser import Parser
@@ -22,7 +23,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "-o",
         "--output",
-        type=Path,
+        type=gguf_output,
         metavar="FILE",
         help="the GGUF file to write (default: CHECKPOINT_DIR's name and the type, here)",
     )

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from h2o_cpp.cli.argument_types import integer
+from h2o_cpp.cli.argument_types import gguf_output, integer
 from h2o_cpp.cli.cache_options import add_n_ctx
 from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.options import add_force, add_model, add_text, add_threads
@@ -18,7 +18,7 @@ def add_arguments(parser: Parser) -> None:
     add_model(parser)
     add_text(parser)
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", default=Path("imatrix.gguf"),
+        "-o", "--output", type=gguf_output, metavar="FILE", default=Path("imatrix.gguf"),
         help="the importance matrix to write (default: %(default)s)",
     )  # fmt: skip
     add_n_ctx(parser, "tokens per chunk of the text (default: 512)")

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from h2o_cpp.cli.argument_types import gguf_output
 from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import add_force, add_threads
 from h2o_cpp.cli.parser import Parser
@@ -19,7 +20,7 @@ def add_arguments(parser: Parser) -> None:
         metavar="MODEL",
         help="GGUF file, best of type F32, F16 or BF16; of a split model the first part",
     )
-    parser.add_argument("output", type=Path, metavar="OUT", help="the GGUF file to write")
+    parser.add_argument("output", type=gguf_output, metavar="OUT", help="the GGUF file to write")
     parser.add_argument("type", metavar="TYPE", help=f"one of {', '.join(MIXES)}")
     add_threads(parser)
     parser.add_argument(
