@@ -102,7 +102,7 @@ def test_measure_rows_per_policy_and_budget(model: _core.Model, tokens: list[int
         ({"n_batch": 0}, "n_batch=0"),
         ({"budgets": [float("nan")]}, "budget nan"),
         ({"streaming": True, "stride": 5}, "stride applies to windows"),
-        ({"streaming": True}, "room left"),
+        ({"streaming": True}, "since positions do not roll"),
     ],
 )
 def test_bad_options(
@@ -230,6 +230,28 @@ def test_streaming_command(
     last = [f"{value:.3f}" for value in rows[1]["segments"]]
     assert " | ".join(last) in out
     assert "60 tokens predicted, in one pass" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--streaming"], "tokens, expected at most 25, since positions do not roll"),
+        (["--policy", "lru"], "policy='lru', expected one of"),
+    ],
+)
+def test_errors_come_before_the_table(
+    tiny_opt: Path,
+    tmp_path: Path,
+    options: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "text.txt").write_text("The old man went down to the sea. " * 10, encoding="utf-8")
+    arguments = ["perplexity", str(tiny_opt), str(tmp_path / "text.txt"), "-c", "24"]
+    assert main([*arguments, "--hh", "0.5", *options]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
 
 
 @packages("matplotlib")

@@ -107,11 +107,10 @@ def show_rows(
 ) -> list[Row]:
     """Print a table, row by row as measured, or JSON with `settings`; returns the rows."""
     table = shows_table(args)
-    if table:
-        print(f"| {' | '.join(columns)} |")
-        print("|---" * len(columns) + "|")
     measured: list[Row] = []
     for row in tqdm(rows, total=total, disable=None, leave=False):
+        if table and not measured:  # not before an error
+            tqdm.write(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
         measured.append(row)
         if table:
             tqdm.write(f"| {' | '.join(cells(row))} |")

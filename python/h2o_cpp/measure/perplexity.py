@@ -140,6 +140,11 @@ def stream_losses(session: _core.Session, tokens: Sequence[int]) -> NDArray[np.f
     """
     if len(tokens) < 2:
         raise ValueError(f"the text has {len(tokens)} tokens, expected at least 2")
+    if len(tokens) - 1 > session.n_ctx and not session.can_roll(0):
+        raise ValueError(
+            f"the text has {len(tokens)} tokens, expected at most {session.n_ctx + 1}, "
+            "since positions do not roll with this model or policy"
+        )
     return np.concatenate(list(_losses(session, np.asarray(tokens, np.int32))))
 
 
