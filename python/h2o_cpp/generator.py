@@ -67,7 +67,7 @@ class Generator(LoadedModel):
         exact: bool = False,
         prefix_cache: int | str = 256 * 2**20,
         prefix_cache_disk: str | os.PathLike[str] | None = None,
-        prefix_cache_disk_bytes: int | str = 4 * 2**30,
+        prefix_cache_disk_bytes: int | str | None = None,
         prefix_ends: bool = False,
         archive: str | tuple[str, str] | None = None,
         archive_pages: int | None = None,
@@ -119,7 +119,7 @@ class Generator(LoadedModel):
         prefix_cache_disk: a directory for states that are dropped from memory, and for all of them
             when the Generator closes. After a restart they are reused with the same model, options,
             kernels and version.
-        prefix_cache_disk_bytes: most bytes, or a size, in that directory.
+        prefix_cache_disk_bytes: most bytes, or a size, in that directory; default: 4 GiB.
         prefix_ends: with a budget, also keep the states at the ends of outputs, as Chat does. An
             output then depends on whether such a state is still stored.
         archive: keep evicted tokens in host memory, in addition to the budget, in a type of
@@ -155,7 +155,7 @@ class Generator(LoadedModel):
             exact=exact,
             prefix_cache=bytes_of("prefix_cache", prefix_cache, 0),
             prefix_cache_disk=prefix_cache_disk,
-            prefix_cache_disk_bytes=bytes_of("prefix_cache_disk_bytes", prefix_cache_disk_bytes, 0),
+            prefix_cache_disk_bytes=prefix_cache_disk_bytes,
             prefix_ends=check_bool("prefix_ends", prefix_ends),
             archive=archive,
             archive_pages=archive_pages,

@@ -121,6 +121,13 @@ class TestGeneratorOptions:
             Generator(tiny_opt, exact="no")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="prefix_cache_disk is empty, expected a directory"):
             Generator(tiny_opt, prefix_cache_disk="")
+        with pytest.raises(ValueError, match="prefix_cache_disk_bytes='1GiB' needs prefix_cache_d"):
+            Generator(tiny_opt, prefix_cache_disk_bytes="1GiB")
+
+    def test_more_sequences_than_a_batch_has_rows(self, tiny_opt: Path) -> None:
+        message = "max_sequences=2, expected at most 1 with n_batch=65536"
+        with pytest.raises(ValueError, match=message):
+            Generator(tiny_opt, n_batch=65536, max_sequences=2)
 
     def test_unknown_options_are_rejected(self, tiny_opt: Path, generator: Generator) -> None:
         with pytest.raises(TypeError, match="heavy_hitters"):

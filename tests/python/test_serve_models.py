@@ -30,7 +30,7 @@ from h2o_cpp.serve.service import Service
 from support.serving import Server, serving, serving_catalog, wait_until
 
 OPTIONS: dict[str, Any] = {"hh": None, "n_ctx": 64, "threads": 1, "max_sequences": 1}
-OPTIONS |= {"memory": None}
+OPTIONS |= {"memory": None, "archive_pages": None, "prefix_cache_disk_bytes": None}
 BODY = {"prompt": "The old man", "max_tokens": 4, "seed": 1}
 
 
@@ -82,6 +82,8 @@ class TestReadModels:
             ('[a]\nmodel = "one.gguf"\nmax_queue = "x"', "a: max_queue='x', expected an integer"),
             ('[a]\nmodel = "one.gguf"\ntool_parser = "x"', "a: tool_parser='x', expected one of"),
             ('[a]\nmodel = "one.gguf"\ntemplate = "x.jinja"', "a: template='x.jinja', expected"),
+            ('[a]\nmodel = "one.gguf"\narchive_pages = 9', "a: archive_pages=9 needs archive"),
+            ('[a]\nmodel = "one.gguf"\nprefix_cache_disk_bytes = 9', "a: .* needs prefix_cache_d"),
             ('[a]\nmodel = "bad.gguf"', "a: .*bad.gguf"),
         ],
     )

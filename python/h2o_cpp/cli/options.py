@@ -26,7 +26,7 @@ MODEL = "GGUF file, a directory with one, the name of a pulled model, or hf://or
 _NO_PREFIXES = {
     "prefix_cache": 0,
     "prefix_cache_disk": None,
-    "prefix_cache_disk_bytes": 0,
+    "prefix_cache_disk_bytes": None,
     "prefix_ends": False,
 }
 

@@ -98,8 +98,8 @@ def add_arguments(parser: Parser) -> None:
         help="directory for states that leave memory, also used after a restart (default: none)",
     )  # fmt: skip
     limits.add_argument(
-        "--prefix-cache-disk-bytes", default="4GiB", metavar="SIZE",
-        help="most bytes in that directory (default: %(default)s)",
+        "--prefix-cache-disk-bytes", metavar="SIZE",
+        help="most bytes in that directory (default: 4GiB)",
     )  # fmt: skip
     limits.add_argument(
         "--prefix-ends", action="store_true",

@@ -14,6 +14,7 @@ from h2o_cpp.model.arguments import (
     check_int,
     directory_of,
     kv_dtypes,
+    prefix_disk_bytes,
 )
 from h2o_cpp.model.cache_memory import fit_cache
 from h2o_cpp.model.capacity import ModelShape, capacity
@@ -62,7 +63,7 @@ def open_runtime(
     exact: bool = False,
     prefix_cache: int = 0,
     prefix_cache_disk: str | os.PathLike[str] | None = None,
-    prefix_cache_disk_bytes: int = 0,
+    prefix_cache_disk_bytes: int | str | None = None,
     prefix_ends: bool = False,
     archive: str | tuple[str, str] | None = None,
     archive_pages: int | None = None,
@@ -70,6 +71,7 @@ def open_runtime(
 ) -> Runtime:
     """Load a model. Arguments and errors as for Generator."""
     n_batch = check_int("n_batch", n_batch, 1, _MAX_ROWS)
+    disk_bytes = prefix_disk_bytes(prefix_cache_disk, prefix_cache_disk_bytes)
     recall = archive_arguments(archive, archive_pages, archive_dir)
     if archive is not None and positions == "auto":
         positions = "original"  # as the core does with an archive
@@ -103,7 +105,11 @@ def open_runtime(
         if n_sequences == 0:
             raise ValueError(f"memory={memory!r} is too small for the cache of one sequence")
     elif max_sequences is not None:
-        n_sequences = allocated = check_int("max_sequences", max_sequences, 1, most)
+        n_sequences = allocated = check_int("max_sequences", max_sequences, 1)
+        if n_sequences > most:
+            raise ValueError(
+                f"max_sequences={n_sequences}, expected at most {most} with n_batch={n_batch}"
+            )
     else:  # allocated when needed
         n_sequences = max(1, min(_USEFUL, fitting(_free_memory() // 2), most))
         allocated = 1
@@ -121,7 +127,7 @@ def open_runtime(
         prefix_bytes=prefix_cache,
         prefix_ends=prefix_ends,
         prefix_disk=directory_of("prefix_cache_disk", prefix_cache_disk),
-        prefix_disk_bytes=prefix_cache_disk_bytes,
+        prefix_disk_bytes=disk_bytes,
         log=_log.warning,
         **recall,
     )

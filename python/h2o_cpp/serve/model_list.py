@@ -13,7 +13,12 @@ from typing import Any
 
 from h2o_cpp import _core
 from h2o_cpp.generator import Generator
-from h2o_cpp.model.arguments import check_int, thread_count
+from h2o_cpp.model.arguments import (
+    archive_arguments,
+    check_int,
+    prefix_disk_bytes,
+    thread_count,
+)
 from h2o_cpp.model.capacity import ModelShape
 from h2o_cpp.model.chat_template import read_template
 from h2o_cpp.model.device import model_and_cache_bytes
@@ -117,6 +122,8 @@ def _check(model: str | None, options: Mapping[str, Any]) -> None:
     thread_count(given.get("threads"))
     for name in ("n_batch", "max_sequences", "max_queue", "max_tokens", "max_prompt"):
         check_int(name, given.get(name, 1), 1)
+    archive_arguments(*map(given.get, ("archive", "archive_pages", "archive_dir")))
+    prefix_disk_bytes(*map(given.get, ("prefix_cache_disk", "prefix_cache_disk_bytes")))
     if "tool_parser" in given:
         format_named(given["tool_parser"])
     if model is None or not os.path.isfile(model):
