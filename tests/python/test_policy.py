@@ -126,7 +126,6 @@ def test_fractions_are_truncated_as_in_the_h2o_code(row: dict[str, Any]) -> None
         (0.5, 0.5, 100, 0, 50),
         (np.float32(0.5), np.int64(10), 100, 40, 10),
         (np.int32(50), np.float64(0.1), 100, 40, 10),
-        (5000, None, 2048, 2500, 2500),  # more than n_ctx keeps everything
     ],
 )
 def test_hh_and_recent(
@@ -144,6 +143,14 @@ def test_integer_one_is_rejected(hh: int) -> None:
 
 def test_without_hh_is_the_full_cache() -> None:
     assert budget_policy(None, None, 2048) == Policy.full()
+
+
+def test_more_tokens_than_n_ctx_are_the_full_cache() -> None:
+    for name in (None, "window"):
+        assert budget_policy(101, None, 100, name) == Policy.full()
+        assert budget_policy(100, None, 100, name) != Policy.full()
+    with pytest.raises(ValueError, match="policy='lru'"):
+        budget_policy(101, None, 100, "lru")
 
 
 @given(st.floats(0, 1), st.integers(1, 100_000))

@@ -184,7 +184,7 @@ def budget_policy(
 
     hh is the whole budget, as in the paper's "H2O (20%)": half heavy hitters and half recent
     tokens, unless `recent` or the policy's name says otherwise. Fractions are rounded down to whole
-    tokens, as by the authors.
+    tokens, as by the authors. More tokens than n_ctx are the full cache, which needs no scores.
     """
     if name is not None:
         _check_name(name)
@@ -201,15 +201,17 @@ def budget_policy(
         )
     if total < 1:
         raise ValueError(f"hh={hh!r} keeps no token of n_ctx={n_ctx}, expected at least 1")
-    if name is not None:
-        if recent is not None:
-            raise ValueError(f"give either recent or policy={name!r}, not both")
-        return named_policy(name, total)
+    if name is not None and recent is not None:
+        raise ValueError(f"give either recent or policy={name!r}, not both")
     n_recent = total - total // 2 if recent is None else _tokens("recent", recent, n_ctx)
     if n_recent > total:
         raise ValueError(
             f"recent={recent!r} is {n_recent} tokens, expected at most the {total} of hh={hh!r}"
         )
+    if total > n_ctx:
+        return Policy.full()
+    if name is not None:
+        return named_policy(name, total)
     return Policy.h2o(heavy=total - n_recent, recent=n_recent)
 
 
