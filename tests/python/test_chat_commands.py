@@ -138,6 +138,12 @@ def test_save_and_load(converse: Converse, tmp_path: Path) -> None:
     assert err.splitlines()[-1].startswith(f"[prompt {new} tokens")
 
 
+def test_load_without_a_file(converse: Converse, tmp_path: Path) -> None:
+    status, _, err = converse(f"/load {tmp_path}/none\n", {})
+    assert status == 1
+    assert err == f"error: {tmp_path}/none: No such file or directory\n"
+
+
 def test_inspect_command(converse: Converse) -> None:
     status, _, err = converse("Hi\n/inspect\n", HI, "--hh", "8", "--recent", "8")
     assert status == 0

@@ -148,6 +148,7 @@ def test_closed_pipe_is_not_an_error() -> None:
         (["run", PROMPT, "--device", "cuda:99"], "cuda"),
         (["run", PROMPT, "--threads", "0"], "threads"),
         (["run", ""], "empty"),
+        (["run", "-f", "none.txt"], "error: none.txt: No such file or directory\n"),
         (["info", "nowhere.gguf"], "nowhere.gguf"),
         (["info", str(Path(__file__).parent)], "no GGUF model"),
     ],
@@ -185,6 +186,10 @@ def test_errors_are_one_line_with_exit_status_1(
         ),
         (["--vers"], "COMMAND"),
         (["perplexity", "a", "b", "--budget", "0.1,x"], "expected fractions such as 0.1,0.2"),
+        (["convert", "a", "-o", "-"], "a GGUF file cannot be written to stdout"),
+        (["quantize", "a", "-", "Q8_0"], "a GGUF file cannot be written to stdout"),
+        (["imatrix", "a", "b", "-o", "-"], "a GGUF file cannot be written to stdout"),
+        (["advise", "a", "b", "-o", "-"], "a GGUF file cannot be written to stdout"),
     ],
 )
 def test_usage_errors_exit_2(

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import NamedTuple, Protocol, cast
 
 from h2o_cpp import __version__
+from h2o_cpp.cli.files import error_text
 from h2o_cpp.cli.parser import Parser
 
 
@@ -131,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         return 1
     except (OSError, ValueError, MemoryError, ImportError) as error:  # an extra is missing
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error_text(error)}", file=sys.stderr)
         _discard_output()
         return 1
     except KeyboardInterrupt:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from h2o_cpp import BUNDLED_MODEL
 from h2o_cpp.cli.conversation import COMMANDS, Conversation
+from h2o_cpp.cli.files import error_text
 from h2o_cpp.cli.line_editor import editing, history_file, is_quoted, messages, unquoted
 from h2o_cpp.cli.options import add_generation, add_model
 from h2o_cpp.cli.parser import Parser
@@ -81,7 +82,7 @@ def _run_or_answer(conversation: Conversation, text: str) -> bool:
     except BrokenPipeError:
         raise
     except (OSError, RuntimeError, ValueError, MemoryError) as error:
-        _print_error(error)
+        _print_error(error_text(error))
     else:
         return True
     return False

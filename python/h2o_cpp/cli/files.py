@@ -32,6 +32,13 @@ def write_text(file: Path, text: str) -> None:
         file.write_text(text, encoding="utf-8")
 
 
+def error_text(error: Exception) -> str:
+    """The message of an error, without the number of an OSError."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
 def check_outputs(*files: Path | None) -> None:
     """Raises an error for files that cannot be written, and if two of them are stdout."""
     if files.count(STANDARD) > 1:
