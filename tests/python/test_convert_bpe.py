@@ -158,6 +158,15 @@ def test_end_tokens(tmp_path: Path) -> None:
     assert note == "<|c|> will not end an output: a GGUF file names at most three tokens that do"
 
 
+def test_bad_generation_config(tmp_path: Path) -> None:
+    write_tokenizer_json(tmp_path)
+    write_json(tmp_path / "generation_config.json", {"eos_token_id": "</s>"})
+    with pytest.raises(ValueError, match=r"generation_config\.json: eos_token_id is '</s>', exp"):
+        read_tokens(tmp_path, 9)
+    write_json(tmp_path / "generation_config.json", {"eos_token_id": []})
+    assert read_tokens(tmp_path, 9, {"eos_token_id": 2}).special_ids == {"eos": 2}
+
+
 def test_tokens_that_include_white_space(tmp_path: Path) -> None:
     added = [{"id": 9, "content": "<a>", "rstrip": True}, {"id": 10, "content": "<b>"}]
     write_tokenizer_json(tmp_path, {"added_tokens": added})

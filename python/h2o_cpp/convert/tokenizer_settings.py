@@ -34,8 +34,11 @@ class TokenizerSettings:
 
     def with_generation_config(self, config: Config) -> Config:
         """config.json with the eos_token_id of generation_config.json, as in transformers."""
-        ids = _read_optional(self.path.with_name("generation_config.json")).get("eos_token_id")
-        return config if ids is None else {**config, "eos_token_id": ids}
+        file = self.path.with_name("generation_config.json")
+        ids = _read_optional(file).get("eos_token_id")
+        if not isinstance(ids, int | list | None):
+            raise ValueError(f"{file}: eos_token_id is {ids!r}, expected an id or a list of ids")
+        return {**config, "eos_token_id": ids} if ids not in (None, []) else config
 
     def flag(self, key: str) -> bool | None:
         """A setting such as add_bos_token; None if it is missing."""
