@@ -237,6 +237,7 @@ def test_streaming_command(
     [
         (["--streaming"], "tokens, expected at most 25, since positions do not roll"),
         (["--policy", "lru"], "policy='lru', expected one of"),
+        (["--text-tokens", "-5"], "text_tokens=-5, expected an integer, 1 or more"),
     ],
 )
 def test_errors_come_before_the_table(

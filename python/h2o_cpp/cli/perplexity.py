@@ -22,7 +22,7 @@ from h2o_cpp.cli.options import add_model, add_text, add_text_tokens
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.perplexity import N_SEGMENTS, Measurement, measure
 from h2o_cpp.measure.plots import draw_budgets
-from h2o_cpp.model.arguments import check_context
+from h2o_cpp.model.arguments import check_context, check_int
 from h2o_cpp.model.session import open_model
 from h2o_cpp.model.tokenizer import Tokenizer
 
@@ -51,6 +51,8 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the measurements; write the requested files."""
     figure = open_figure(args, 6, 4)
+    if args.text_tokens is not None:
+        check_int("text_tokens", args.text_tokens, 1)
     text = read_text(args.file)
     model = open_model(args.model, device="cpu", threads=args.threads)
     n_ctx = check_context(args.n_ctx, model.n_ctx_train)
