@@ -302,6 +302,7 @@ def test_command_checks_the_output_first(
     (tmp_path / "link.gguf").symlink_to(tiny_opt)
     for model, options, message in (
         (tiny_opt, ["-o", str(tmp_path / "none" / "out.gguf")], "none: no such directory"),
+        (tiny_opt, ["-o", str(tmp_path / "text")], "text: the file already exists (--force"),
         (tmp_path / "link.gguf", ["--write"], "link.gguf: a symbolic link"),
     ):
         assert main(["advise", str(model), str(tmp_path / "text"), *options]) == 1

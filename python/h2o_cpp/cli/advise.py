@@ -18,7 +18,7 @@ from h2o_cpp.cli.argument_types import gguf_output, names
 from h2o_cpp.cli.cache_options import add_archive, add_n_batch, add_n_ctx
 from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.info import mebibytes
-from h2o_cpp.cli.options import add_model, add_text, add_text_tokens, add_threads
+from h2o_cpp.cli.options import add_force, add_model, add_text, add_text_tokens, add_threads
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.advice import Advice, Archived, advise
 from h2o_cpp.model.cache_memory import KvDType
@@ -58,6 +58,7 @@ def add_arguments(parser: Parser) -> None:
         "-o", "--output", type=gguf_output, metavar="FILE",
         help="store it in a copy of the model file (default: none)",
     )  # fmt: skip
+    add_force(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("give either --write or --output, not both")
     model, text = find_model(args.model), read_text(args.file)
     if args.write or args.output is not None:
-        budget_output(model, args.output)
+        budget_output(model, args.output, overwrite=args.write or args.force)
     found = advise(
         model,
         text,

@@ -121,16 +121,19 @@ def store_budget(
 
 
 def budget_output(
-    source: str | os.PathLike[str], output: str | os.PathLike[str] | None = None
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    overwrite: bool = True,
 ) -> Path:
-    """The file that store_budget() writes. Raises its errors about it."""
+    """The file that store_budget() writes. Raises its errors about it, and FileExistsError."""
     path = Path(source)
     target = path if output is None else Path(output)
     if target.is_symlink():
         raise ValueError(
             f"{target}: a symbolic link, as in the Hub's cache, expected another output"
         )
-    check_output(target)
+    check_output(target, overwrite=overwrite)
     n_parts = _core.GgufFile(path).metadata().get("split.count", 1)
     if n_parts not in (0, 1) and target.name != path.name:
         raise ValueError(f"{target}: a part of a split model, expected the name {path.name}")
