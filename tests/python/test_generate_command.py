@@ -374,5 +374,5 @@ def test_missing_files(prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(arguments(tmp_path / "none", tmp_path / "out.jsonl")) == 1
     assert main(arguments(prompts, tmp_path / "none" / "out.jsonl")) == 1
     err = capsys.readouterr().err
-    assert f"No such file or directory: '{tmp_path / 'none'}'" in err
+    assert f"error: {tmp_path / 'none'}: No such file or directory" in err
     assert f"{tmp_path / 'none'}: no such directory" in err
