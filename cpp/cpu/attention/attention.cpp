@@ -242,6 +242,7 @@ class Attend {
     // The sums of a single block are final, unless there are sinks or recalled keys.
     const bool merged = tile.n_blocks() > 1 || attention_.sinks || recalls(tile.segment());
     const auto sums_of = [&](int64_t block) { return merged ? space.block(block) : space.all; };
+    tile.prefetch_next_head();
     tile.load_queries(work_.q(thread));
     if (merged) tile.start(space.all, 0, n_queries);
     for (int64_t block = 0; block < tile.n_blocks(); ++block) {

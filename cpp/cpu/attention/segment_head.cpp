@@ -4,6 +4,24 @@
 #include <limits>
 
 namespace h2o {
+namespace {
+
+// Hardware prefetchers read on from there.
+constexpr int64_t kPrefetched = 256;  // bytes
+constexpr int64_t kLineBytes = 64;
+
+void prefetch(const std::byte* rows) {
+  for (int64_t at = 0; at < kPrefetched; at += kLineBytes) __builtin_prefetch(rows + at);
+}
+
+}  // namespace
+
+void SegmentHead::prefetch_next() const {
+  const int64_t next = int64_t{segment_.sequence} * cache_.n_kv_heads + kv_head_ + 1;
+  if (next == int64_t{cache_.n_sequences} * cache_.n_kv_heads) return;
+  prefetch(cache_.k + next * cache_.slots * cache_.k_row_bytes);
+  prefetch(cache_.v + next * cache_.slots * cache_.v_row_bytes);
+}
 
 // The norm selected by policy.value_norm, in f32 and in fixed order; finite for any v, so that
 // importances can be ordered.

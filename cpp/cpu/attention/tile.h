@@ -67,6 +67,8 @@ class Tile {
     return (keys_.n_visible(first_ + n_ - 1) + kKeyBlock - 1) / kKeyBlock;
   }
 
+  void prefetch_next_head() const { keys_.prefetch_next(); }
+
   // q [queries, head_dim]
   void load_queries(float* q) const;
 
