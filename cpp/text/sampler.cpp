@@ -131,12 +131,10 @@ int32_t Sampler::sample(std::span<const float> logits, std::span<const uint32_t>
   read(logits, allowed);
   penalize(logits, allowed);
   if (options_.uses_dry()) penalize_repetitions();
-  find_extremes();
+  find_peaks();
   if (std::isinf(largest_)) make_finite(allowed);
   if (is_greedy()) {
-    size_t at = 0;
-    const auto is_largest = [largest = largest_](float logit) { return logit == largest; };
-    while (!any_in_block(&logits_[at], is_largest)) at += kBlock;
+    size_t at = (std::ranges::find(peaks_, largest_) - peaks_.begin()) * kBlock;
     while (logits_[at] != largest_) ++at;
     return static_cast<int32_t>(at);
   }
@@ -215,22 +213,19 @@ float Sampler::dry_penalty(int32_t length) const {
   return std::min(options_.dry_multiplier * growth, std::numeric_limits<float>::max());
 }
 
-void Sampler::find_extremes() {
-  constexpr size_t kLanes = 16;  // independent, for vectorization
-  float largest[kLanes];
-  float smallest[kLanes];
-  std::fill_n(largest, kLanes, -kInfinity);
-  std::fill_n(smallest, kLanes, kInfinity);
-  for (size_t at = 0; at < logits_.size(); at += kLanes) {
-    for (size_t i = 0; i < kLanes; ++i) {
-      const float logit = logits_[at + i];
-      const float finite = logit > -kInfinity ? logit : kInfinity;
-      largest[i] = logit > largest[i] ? logit : largest[i];
-      smallest[i] = finite < smallest[i] ? finite : smallest[i];
+// The largest logit of each block, and of all.
+void Sampler::find_peaks() {
+  for (size_t block = 0; block < peaks_.size(); ++block) {
+    const float* const logits = &logits_[block * kBlock];
+    float lanes[kBlock / 2];
+    for (size_t i = 0; i < kBlock / 2; ++i) {
+      lanes[i] = std::max(logits[i], logits[i + kBlock / 2]);
     }
+    for (size_t i = 0; i < 8; ++i) lanes[i] = std::max(lanes[i], lanes[i + 8]);
+    for (size_t i = 0; i < 4; ++i) lanes[i] = std::max(lanes[i], lanes[i + 4]);
+    peaks_[block] = std::max(std::max(lanes[0], lanes[1]), std::max(lanes[2], lanes[3]));
   }
-  largest_ = *std::max_element(largest, largest + kLanes);
-  smallest_ = *std::min_element(smallest, smallest + kLanes);
+  largest_ = std::ranges::max(peaks_);
 }
 
 // If the largest logit is infinite, the allowed tokens that have it become equally likely, and the
@@ -243,7 +238,7 @@ void Sampler::make_finite(std::span<const uint32_t> allowed) {
     any = any || drawn;
   }
   require(any, kNoneAllowed);
-  largest_ = smallest_ = 0;
+  find_peaks();
 }
 
 // 53 random bits; portable, unlike std::uniform_real_distribution.
@@ -281,20 +276,6 @@ int32_t Sampler::draw_first(size_t n) {
   return candidates_[last].token;
 }
 
-// The largest logit of each block.
-void Sampler::find_peaks() {
-  for (size_t block = 0; block < peaks_.size(); ++block) {
-    const float* const logits = &logits_[block * kBlock];
-    float lanes[kBlock / 2];
-    for (size_t i = 0; i < kBlock / 2; ++i) {
-      lanes[i] = std::max(logits[i], logits[i + kBlock / 2]);
-    }
-    for (size_t i = 0; i < 8; ++i) lanes[i] = std::max(lanes[i], lanes[i + 8]);
-    for (size_t i = 0; i < 4; ++i) lanes[i] = std::max(lanes[i], lanes[i + 4]);
-    peaks_[block] = std::max(std::max(lanes[0], lanes[1]), std::max(lanes[2], lanes[3]));
-  }
-}
-
 // A lower bound of the k largest logits: the k-th largest of a subset of block maxima.
 float Sampler::bar_below(size_t k) {
   const size_t n = std::min(peaks_.size(), 8 * k);
@@ -311,17 +292,21 @@ size_t Sampler::gather_largest(size_t k) {
   const size_t room = std::min(std::max<size_t>(4 * k, 256), candidates_.size() - kBlock);
   const auto begin = candidates_.begin();
   size_t n = 0;
-  const auto keep_largest = [&] {
-    std::nth_element(begin, begin + (k - 1), begin + n, likelier);
-    n = k;
+  size_t n_read = 0;
+  const auto read_logits = [&] {
+    for (; n_read < n; ++n_read) candidates_[n_read].logit = logits_[candidates_[n_read].token];
   };
-  find_peaks();
+  const auto keep_largest = [&] {
+    read_logits();
+    std::nth_element(begin, begin + (k - 1), begin + n, likelier);
+    n = n_read = k;
+  };
   float bar = bar_below(k);
   for (size_t block = 0; block < peaks_.size(); ++block) {
     if (!(peaks_[block] > bar)) continue;
     const size_t at = block * kBlock;
     for (size_t i = at; i < at + kBlock; ++i) {
-      candidates_[n] = {static_cast<int32_t>(i), logits_[i], 0};
+      candidates_[n].token = static_cast<int32_t>(i);
       n += logits_[i] > bar ? 1 : 0;  // a branch would often be mispredicted
     }
     if (n < room || n <= k) continue;
@@ -329,6 +314,7 @@ size_t Sampler::gather_largest(size_t k) {
     bar = candidates_[k - 1].logit;  // of equal logits the first are kept
   }
   if (n > k) keep_largest();
+  read_logits();
   return n;
 }
 

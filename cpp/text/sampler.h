@@ -96,7 +96,7 @@ class Sampler {
   float bias_of(size_t token) const;
   float penalized(size_t token, float logit) const;
   float dry_penalty(int32_t length) const;
-  void find_extremes();
+  void find_peaks();
   void make_finite(std::span<const uint32_t> allowed);
 
   double random_below(double total);
@@ -117,10 +117,10 @@ class Sampler {
 
   int32_t draw_first(size_t n);
   size_t gather_largest(size_t k);
-  void find_peaks();
   float bar_below(size_t k);
 
   int32_t draw_bucketed(size_t k);
+  float smallest_finite() const;
   void fill_buckets();
   int32_t bucket_below(float distance) const;
   Limit find_limit(size_t k, int32_t& last_bucket);
@@ -151,7 +151,6 @@ class Sampler {
   std::span<Amount> buckets_;
   std::span<Candidate> candidates_;
   float largest_ = 0;
-  float smallest_ = 0;  // smallest finite logit
   float bucket_scale_ = 0;
 };
 

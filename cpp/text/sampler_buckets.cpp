@@ -82,10 +82,24 @@ int32_t Sampler::bucket_below(float distance) const {
   return static_cast<int32_t>(scaled < kNegligibleBucket ? scaled : kNegligibleBucket);
 }
 
+float Sampler::smallest_finite() const {
+  constexpr size_t kLanes = 16;  // independent, for vectorization
+  float smallest[kLanes];
+  std::fill_n(smallest, kLanes, kInfinity);
+  for (size_t at = 0; at < logits_.size(); at += kLanes) {
+    for (size_t i = 0; i < kLanes; ++i) {
+      const float finite = logits_[at + i] > -kInfinity ? logits_[at + i] : kInfinity;
+      smallest[i] = finite < smallest[i] ? finite : smallest[i];
+    }
+  }
+  return *std::min_element(smallest, smallest + kLanes);
+}
+
 // The masses are approximate. They only affect top-p: its result differs from that with exact
 // weights only if the limit is within float rounding.
 void Sampler::fill_buckets() {
-  const float range = std::min(largest_ - smallest_, kRange * options_.temperature);
+  const float width = std::abs(largest_ - smallest_finite());  // -0 if both are zeros
+  const float range = std::min(width, kRange * options_.temperature);
   bucket_scale_ = std::min((kNegligibleBucket - 1) / range, std::numeric_limits<float>::max());
   std::fill(buckets_.begin(), buckets_.end(), Amount{});
   const bool masses = options_.top_p < 1 || options_.top_k > 0;
