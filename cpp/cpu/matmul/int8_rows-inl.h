@@ -60,7 +60,8 @@ void quantize_rows_in_groups(const Int8Rows& to, const float* x, int64_t begin, 
         scales[(first + b) * tile.n] = d[b];
       }
       for (int64_t b = 0; b < n; ++b, from += kActivations) {
-        int8_t q[kActivations];
+        int8_t buffer[kActivations];
+        int8_t* const q = Tile::kRun == kActivations ? q_to : buffer;
         for (int64_t g = 0; g < kActivations; g += kGroup, sums += tile.n) {
           Vec total = zero();  // of integers below 2^12, so exact
           for (int64_t i = g; i < g + kGroup; i += kWidth) {
@@ -72,7 +73,7 @@ void quantize_rows_in_groups(const Int8Rows& to, const float* x, int64_t begin, 
           *sums = static_cast<int32_t>(sum(total));
         }
         for (int64_t i = 0; i < kActivations; i += Tile::kRun, q_to += Tile::kRun * tile.n) {
-          __builtin_memcpy(q_to, q + i, Tile::kRun);
+          if (q != q_to) __builtin_memcpy(q_to, q + i, Tile::kRun);
         }
       }
     }
