@@ -7,19 +7,6 @@
 namespace h2o {
 namespace {
 
-template <class T>
-Vec load_first(const T* p, int64_t n) {  // n < kWidth elements, then zeros
-  T padded[kWidth] = {};
-  for (int64_t i = 0; i < n; ++i) padded[i] = p[i];
-  return load(padded);
-}
-
-void store_first(float* p, Vec v, int64_t n) {
-  float all[kWidth];
-  store(all, v);
-  for (int64_t i = 0; i < n; ++i) p[i] = all[i];
-}
-
 void add_to(float* y, const float* x, int64_t n) {
   int64_t i = 0;
   for (; i + kWidth <= n; i += kWidth) store(y + i, add(load(y + i), load(x + i)));

@@ -40,6 +40,19 @@ Vec load(const int8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
 }
 void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
+
+// The first n < kWidth elements, then zeros.
+__mmask16 first_lanes(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
+Vec load_first(const float* p, int64_t n) { return {_mm512_maskz_loadu_ps(first_lanes(n), p)}; }
+Vec load_first(const F16* p, int64_t n) {
+  return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(n), p))};
+}
+Vec load_first(const BF16* p, int64_t n) {
+  const __m512i bits = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_lanes(n), p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(bits, 16))};
+}
+void store_first(float* p, Vec a, int64_t n) { _mm512_mask_storeu_ps(p, first_lanes(n), a.v); }
+
 void store_f16(F16* p, Vec a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                       _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

@@ -166,3 +166,6 @@ template <int kLargest>
 
 }  // namespace
 }  // namespace h2o
+
+// After the vector type it is written against:
+#include "cpu/simd/first-inl.h"

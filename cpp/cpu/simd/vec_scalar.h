@@ -165,3 +165,6 @@ void sum_quads(Ints* sums, const Ints* products) {
 
 }  // namespace
 }  // namespace h2o
+
+// After the vector type it is written against:
+#include "cpu/simd/first-inl.h"
