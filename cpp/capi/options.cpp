@@ -47,8 +47,8 @@ ArchiveOptions archive_of(const h2o_session_options& options, int32_t n_ctx) {
           ", expected 1 or more, or 0 for the default");
   const char* const directory = options.archive_dir;
   if (options.archive == nullptr) {
-    require(options.archive_pages == 0 && directory == nullptr,
-            "archive_pages and archive_dir are for an archive, which is NULL");
+    require(options.archive_pages == 0 && options.archive_heads == 0 && directory == nullptr,
+            "archive_pages, archive_heads and archive_dir are for an archive, which is NULL");
     return {};
   }
   const std::string_view types = options.archive;
@@ -90,7 +90,8 @@ int32_t finish_of(Finish finish) {
 
 SessionOptions session_options(const h2o_session_options* options, int32_t n_ctx_train) {
   const auto o = given(options, h2o_session_options H2O_SESSION_OPTIONS);
-  require(o.reserved == 0, "reserved is ", o.reserved, ", expected 0");
+  require(o.archive_heads >= 0 && o.archive_heads <= 1, "archive_heads is ", o.archive_heads,
+          ", expected a share up to 1, or 0 for all");
   const int32_t n_ctx = o.n_ctx == 0 ? std::min(n_ctx_train, kDefaultContext) : o.n_ctx;
   require(n_ctx > 0, "n_ctx is ", n_ctx, ", expected 1 or more");
   return {.policies = {policy_of(o, n_ctx)},
@@ -99,7 +100,8 @@ SessionOptions session_options(const h2o_session_options* options, int32_t n_ctx
           .k_dtype = kv_dtype_or_default(o.k_type, "k_type"),
           .v_dtype = kv_dtype_or_default(o.v_type, "v_type"),
           .positions = positions_of(o.positions),
-          .archive = archive_of(o, n_ctx)};
+          .archive = archive_of(o, n_ctx),
+          .archive_heads = o.archive_heads == 0 ? 1 : o.archive_heads};
 }
 
 PrefixCacheOptions prefix_options(const h2o_session_options* options) {

@@ -16,12 +16,21 @@ KvArchive::KvArchive(Backend& backend, const ArchiveOptions& options, int32_t n_
                      int32_t n_kv_heads, int32_t head_dim, int32_t max_tokens)
     : backend_(backend),
       options_(options),
-      n_heads_(n_layers * n_kv_heads),
+      n_kv_heads_(n_kv_heads),
       head_dim_(head_dim),
+      indices_(size_t{1} * n_layers * n_kv_heads, options.heads.empty() ? 0 : -1),
+      begins_{0},
       layout_{} {
+  for (const int32_t head : options.heads) indices_[head] = 0;
+  for (int32_t i = 0; i < std::ssize(indices_); ++i) {
+    if (indices_[i] == 0) {
+      indices_[i] = static_cast<int32_t>(kv_heads_.size());
+      kv_heads_.push_back(i % n_kv_heads);
+    }
+    if ((i + 1) % n_kv_heads == 0) begins_.push_back(static_cast<int32_t>(kv_heads_.size()));
+  }
   layout_.k_dtype = options.k_dtype;
   layout_.v_dtype = options.v_dtype;
-  layout_.n_kv_heads = n_kv_heads;
   layout_.page_tokens = has_grids() ? kGridPageTokens : kPageTokens;
   layout_.n_pages = layout_.pages_of(max_tokens);
   layout_.n_recalled = std::min(options.n_recalled, layout_.n_pages);
@@ -29,7 +38,7 @@ KvArchive::KvArchive(Backend& backend, const ArchiveOptions& options, int32_t n_
   layout_.v_row_bytes = byte_size(options.v_dtype, head_dim);
   layout_.bounds_bytes =
       has_grids() ? KeyGrid::bytes(head_dim) : byte_size(kBoundsType, int64_t{2} * head_dim);
-  const int64_t pages = int64_t{n_heads_} * layout_.n_pages;
+  const int64_t pages = std::ssize(kv_heads_) * layout_.n_pages;
   Layout layout;
   layout.place(pages * int64_t{sizeof(int32_t)});
   layout_.bounds_at = layout.place(pages * layout_.bounds_bytes);

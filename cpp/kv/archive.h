@@ -30,6 +30,9 @@ struct ArchiveOptions {
   DType v_dtype = DType::q8_0;  // one of kv_dtypes(), or q2
   // it is in files there, which end with it; empty: in memory
   std::filesystem::path directory = {};
+  // the archived heads, layer * n_kv_heads + kv_head, each once; what others evict is lost. Empty:
+  // all
+  std::vector<int32_t> heads = {};
 };
 
 class KvArchive {
@@ -44,9 +47,20 @@ class KvArchive {
   // pinned. Throws OutOfMemory, FileError.
   void reserve_sequences(int32_t n);
 
-  // The host may access these only while no pass is running: see Backend::finish().
+  // The archived kv_heads of a layer, ascending.
+  std::span<const int32_t> kv_heads(int32_t layer) const {
+    return {kv_heads_.data() + begins_[layer], kv_heads_.data() + begins_[layer + 1]};
+  }
+
+  // ArchiveLayout::head() of every head in all layers; -1: not archived.
+  std::span<const int32_t> indices() const { return indices_; }
+  bool archives_all() const { return options_.heads.empty(); }
+  bool archives(int32_t layer, int32_t kv_head) const { return index(layer, kv_head) >= 0; }
+
+  // Of an archived head. The host may access it only while no pass is running: see
+  // Backend::finish().
   ArchiveHead head(int32_t layer, int32_t sequence, int32_t kv_head) const {
-    return layout_.head(this->sequence(sequence), layer, kv_head);
+    return layout_.head(this->sequence(sequence), index(layer, kv_head));
   }
   std::byte* sequence(int32_t sequence) const { return sequences_[sequence].pages.data(); }
   ArchiveMemory memory(int32_t sequence) const;
@@ -90,15 +104,22 @@ class KvArchive {
     Buffer summaries;  // empty unless the back end copies them
   };
 
-  // Of all layers and kv_heads of a sequence.
+  int32_t index(int32_t layer, int32_t kv_head) const {
+    return indices_[layer * n_kv_heads_ + kv_head];
+  }
+
+  // Of all archived heads of a sequence.
   std::span<int32_t> counts(int32_t sequence) const {
-    return {sequences_[sequence].pages.as<int32_t>(), static_cast<size_t>(n_heads_) * n_pages()};
+    return {sequences_[sequence].pages.as<int32_t>(), kv_heads_.size() * n_pages()};
   }
 
   Backend& backend_;
   ArchiveOptions options_;
-  int32_t n_heads_;  // kv_heads in all layers
+  int32_t n_kv_heads_;  // per layer
   int32_t head_dim_;
+  std::vector<int32_t> indices_;   // [n_layers, n_kv_heads]
+  std::vector<int32_t> kv_heads_;  // archived, by layer
+  std::vector<int32_t> begins_;    // [n_layers + 1] in kv_heads_
   ArchiveLayout layout_;
   size_t sequence_bytes_ = 0;
   std::vector<Sequence> sequences_;

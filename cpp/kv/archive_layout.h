@@ -35,16 +35,15 @@ struct ArchiveMemory {
 struct ArchiveLayout {
   DType k_dtype;
   DType v_dtype;
-  int32_t n_kv_heads;
-  int32_t n_pages;  // per (sequence, kv_head) and layer
+  int32_t n_pages;  // per sequence and head
   int32_t page_tokens;
   int32_t n_recalled;  // pages that each query reads, at most n_pages
   int64_t k_row_bytes;
   int64_t v_row_bytes;
   int64_t bounds_bytes;  // per page
   int64_t bounds_at;     // offsets in a sequence's memory, which begins with its counts;
-  int64_t k_at;          // each array is [n_layers, n_kv_heads, pages, ...]; a copy of counts and
-  int64_t v_at;          // bounds ends at k_at
+  int64_t k_at;          // each array is [archived heads, pages, ...]; a copy of counts and bounds
+  int64_t v_at;          // ends at k_at
 
   H2O_HD bool has_grids() const { return k_dtype == DType::q3; }
   H2O_HD KeyGrid grid(const ArchiveHead& head, int64_t page, int64_t head_dim) const {
@@ -53,8 +52,9 @@ struct ArchiveLayout {
 
   int32_t pages_of(int32_t n_tokens) const { return (n_tokens + page_tokens - 1) / page_tokens; }
 
-  H2O_HD ArchiveHead head(std::byte* sequence, int32_t layer, int32_t kv_head) const {
-    const int64_t page = (int64_t{layer} * n_kv_heads + kv_head) * n_pages;
+  // `index`: among the archived heads of all layers
+  H2O_HD ArchiveHead head(std::byte* sequence, int32_t index) const {
+    const int64_t page = int64_t{index} * n_pages;
     return {sequence + k_at + page * page_tokens * k_row_bytes,
             sequence + v_at + page * page_tokens * v_row_bytes,
             sequence + bounds_at + page * bounds_bytes,
@@ -62,9 +62,9 @@ struct ArchiveLayout {
   }
 
   // With the counts and bounds that attend() reads.
-  H2O_HD ArchiveHead head(const ArchiveMemory& memory, int32_t layer, int32_t kv_head) const {
-    ArchiveHead result = head(memory.pages, layer, kv_head);
-    const ArchiveHead summaries = head(memory.summaries, layer, kv_head);
+  H2O_HD ArchiveHead head(const ArchiveMemory& memory, int32_t index) const {
+    ArchiveHead result = head(memory.pages, index);
+    const ArchiveHead summaries = head(memory.summaries, index);
     result.bounds = summaries.bounds;
     result.counts = summaries.counts;
     return result;

@@ -198,11 +198,14 @@ void KvCache::reserve_rows(int32_t max_rows) {
   }
   const std::span<const ArchiveMemory> archives(sequences);
   const int64_t archives_at = layout.place(static_cast<int64_t>(archives.size_bytes()));
+  const auto heads = archive_ != nullptr ? archive_->indices() : std::span<const int32_t>();
+  const int64_t heads_at = layout.place(static_cast<int64_t>(heads.size_bytes()));
   const int64_t workspace = layout.place(static_cast<int64_t>(backend_.attend_workspace(largest)));
   // Allocate first: the cache stays unchanged if it fails.
   Buffer scratch = backend_.allocate(layout.size());
   if (!archives.empty()) {
     backend_.write(scratch.data() + archives_at, archives.data(), archives.size_bytes());
+    backend_.write(scratch.data() + heads_at, heads.data(), heads.size_bytes());
   }
   Buffer rope_table = allocate_rope_table(n_ranks);
   scratch_ = std::move(scratch);
@@ -216,11 +219,12 @@ void KvCache::reserve_rows(int32_t max_rows) {
     view.staged_value_norms = reinterpret_cast<float*>(scratch_.data() + staged_norms);
     view.rope_table = rope_table_.as<float>();
     view.workspace = scratch_.data() + workspace;
-    view.archive = archive_.get();
     view.layer = static_cast<int32_t>(&view - layers_.data());
-    view.archives = archives.empty()
-                        ? nullptr
-                        : reinterpret_cast<const ArchiveMemory*>(scratch_.data() + archives_at);
+    if (archive_ == nullptr || archive_->kv_heads(view.layer).empty()) continue;
+    view.archive = archive_.get();
+    view.archives = reinterpret_cast<const ArchiveMemory*>(scratch_.data() + archives_at);
+    view.archive_heads = reinterpret_cast<const int32_t*>(scratch_.data() + heads_at) +
+                         int64_t{view.layer} * shape.n_kv_heads;
   }
 }
 

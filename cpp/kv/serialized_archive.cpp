@@ -21,18 +21,22 @@ void write_archive_options(const KvArchive& archive, ByteWriter& writer) {
   writer.put(archive.options().n_recalled);
   writer.put(archive.options().k_dtype);
   writer.put(archive.options().v_dtype);
+  if (!archive.archives_all()) writer.put(archive.indices());
 }
 
 void check_archive_options(const KvArchive& archive, ByteReader& reader) {
   const auto n_recalled = reader.get<int32_t>();
   const auto k_dtype = reader.get<DType>();
   const auto v_dtype = reader.get<DType>();
+  const bool same_heads =
+      archive.archives_all() ||
+      std::ranges::equal(reader.get<int32_t>(archive.indices().size()), archive.indices());
   const ArchiveOptions& options = archive.options();
   if (n_recalled != options.n_recalled || k_dtype != options.k_dtype ||
-      v_dtype != options.v_dtype) {
+      v_dtype != options.v_dtype || !same_heads) {
     throw FormatError(text(reader.what(),
-                           " has an archive with other types or another number of recalled pages; "
-                           "use the archive options that it was saved with"));
+                           " has an archive of other types, heads or number of recalled pages; use "
+                           "the archive options that it was saved with"));
   }
 }
 

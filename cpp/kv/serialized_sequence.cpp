@@ -11,10 +11,12 @@ namespace h2o {
 namespace {
 
 // The byte that follows the policies.
-enum class Kind : uint8_t { original, rolling, archived };
+enum class Kind : uint8_t { original, rolling, archived, archived_heads };
 
 Kind kind_of(const KvCache& cache, int32_t sequence) {
-  if (cache.archive() != nullptr) return Kind::archived;
+  if (cache.archive() != nullptr) {
+    return cache.archive()->archives_all() ? Kind::archived : Kind::archived_heads;
+  }
   return cache.rolling(sequence) ? Kind::rolling : Kind::original;
 }
 
@@ -208,7 +210,8 @@ void write_sequence(const KvCache& cache, int32_t sequence, ByteWriter& writer) 
     write_policy(cache.policy(l, sequence), writer);
   }
   writer.put(kind);
-  if (kind == Kind::archived) {
+  const bool archived = cache.archive() != nullptr;
+  if (archived) {
     write_archive_options(*cache.archive(), writer);
     cache.backend().finish();
   }
@@ -216,7 +219,7 @@ void write_sequence(const KvCache& cache, int32_t sequence, ByteWriter& writer) 
     for (int32_t h = 0; h < cache.shape().n_kv_heads; ++h) {
       const KvHead head = cache.layer(l).head(cache.policy(l, sequence), sequence, h);
       write_head(cache, cache.layer(l), head, head.written(length), kind == Kind::rolling, writer);
-      if (kind == Kind::archived) {
+      if (archived && cache.archive()->archives(l, h)) {
         write_archive(*cache.archive(), cache.archive()->head(l, sequence, h), length, writer);
       }
     }
@@ -242,12 +245,17 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
   check_shape(cache, sequence, reader);
   const KvShape& shape = cache.shape();
   const auto kind = reader.get<Kind>();
-  if (kind > Kind::archived) throw FormatError(text(reader.what(), " is invalid"));
+  if (kind > Kind::archived_heads) throw FormatError(text(reader.what(), " is invalid"));
   const bool rolling = kind == Kind::rolling;
-  const bool archived = kind == Kind::archived;
+  const bool archived = kind >= Kind::archived;
   if (archived != (cache.archive() != nullptr)) {
     throw FormatError(text(reader.what(), archived ? " has an archive, this cache has none"
                                                    : " has no archive, this cache has one"));
+  }
+  if (archived && kind != kind_of(cache, sequence)) {
+    throw FormatError(text(reader.what(),
+                           " has an archive of other heads; use the archive options that it was "
+                           "saved with"));
   }
   if (archived) check_archive_options(*cache.archive(), reader);
   if (rolling && !cache.can_roll(sequence)) {
@@ -272,7 +280,7 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
         throw FormatError(text(reader.what(), " is invalid in layer ", l, ", kv_head ", h));
       }
       const int32_t vacant = vacant_slot(head, n, images.back().next_slot);
-      if (archived) {
+      if (archived && cache.archive()->archives(l, h)) {
         archives.push_back(read_archive(*cache.archive(), length,
                                         without(images.back().positions, vacant), reader));
       }
@@ -290,12 +298,12 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
   if (rolling) cache.roll(sequence);
   cache.set_length(sequence, n_tokens.value_or(length));
   const HeadImage* image = images.data();
+  const ArchiveImage* archive_image = archives.data();
   for (int32_t l = 0; l < shape.n_layers; ++l) {
     for (int32_t h = 0; h < shape.n_kv_heads; ++h) {
       const KvHead head = cache.layer(l).head(cache.policy(l, sequence), sequence, h);
-      if (archived) {
-        restore_archive(*cache.archive(), cache.archive()->head(l, sequence, h),
-                        archives[image - images.data()]);
+      if (archived && cache.archive()->archives(l, h)) {
+        restore_archive(*cache.archive(), cache.archive()->head(l, sequence, h), *archive_image++);
       }
       restore_head(cache.backend(), head, *image++);
     }

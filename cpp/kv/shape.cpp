@@ -65,6 +65,10 @@ void validate(const KvShape& shape) {
     require(!shape.may_roll(), "an archive does not support rolling positions");
     validate_dtype(shape.archive.k_dtype, kArchiveKDtypes, shape.head_dim);
     validate_dtype(shape.archive.v_dtype, kArchiveVDtypes, shape.head_dim);
+    for (const int32_t head : shape.archive.heads) {
+      require(head >= 0 && head < int64_t{shape.n_layers} * shape.n_kv_heads, "archived head ",
+              head, ", expected 0 to less than ", int64_t{shape.n_layers} * shape.n_kv_heads);
+    }
   }
   // Larger byte counts could overflow: up to 16 bytes per element, in a workspace for each of up to
   // 1024 threads. No machine has that much memory.

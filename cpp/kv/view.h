@@ -80,9 +80,11 @@ struct KvView {
   const float* rope_table;
   std::byte* workspace;  // of the size that the back end requested
 
-  const KvArchive* archive;       // of evicted tokens, in host memory; nullptr: none
+  const KvArchive* archive;       // of evicted tokens, in host memory; nullptr: none in this layer
   int32_t layer;                  // index of this layer in the archive
   const ArchiveMemory* archives;  // [n_sequences]; nullptr: no archive
+  // [n_kv_heads] ArchiveLayout::head() of each; -1: not archived
+  const int32_t* archive_heads;
 
   H2O_HD KvHead head(int32_t sequence, int32_t kv_head) const {
     return head(policies[sequence], sequence, kv_head);

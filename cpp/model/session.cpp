@@ -1,6 +1,7 @@
 #include "model/session.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/error.h"
 #include "model/forward.h"
@@ -11,6 +12,18 @@ namespace h2o {
 namespace {
 
 constexpr int32_t kLogitsRows = 32;  // rows whose logits are computed at a time by score()
+
+// The heads that a share is of; empty: all.
+std::vector<int32_t> archived_heads(const Config& config, double share) {
+  require(share > 0 && share <= 1, "archive_heads is ", share, ", expected a share up to 1");
+  if (share == 1) return {};
+  const std::span<const int32_t> ranked(config.retrieval_heads);
+  require(!ranked.empty(), "archive_heads is ", share,
+          ", but the model file does not rank its heads; do so with h2o-cpp heads MODEL --write");
+  const auto n = std::lround(share * static_cast<double>(ranked.size()));
+  const auto first = ranked.first(std::max(n, 1L));
+  return {first.begin(), first.end()};
+}
 
 SessionOptions resolve(const Config& config, SessionOptions options) {
   if (options.policies.empty()) options.policies.emplace_back();
@@ -32,6 +45,7 @@ SessionOptions resolve(const Config& config, SessionOptions options) {
     require(options.positions != Positions::rolling,
             "an archive does not support rolling positions: leave positions at auto");
     options.positions = Positions::original;
+    options.archive.heads = archived_heads(config, options.archive_heads);
   }
   // A batch cannot have more rows than all sequences together.
   options.n_batch = static_cast<int32_t>(

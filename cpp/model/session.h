@@ -38,6 +38,8 @@ struct SessionOptions {
   Positions positions = Positions::automatic;
   // For evicted tokens. Sequences then end at n_ctx, with original positions.
   ArchiveOptions archive = {};
+  // The share of the model's KV heads that have an archive, those first in Config::retrieval_heads.
+  double archive_heads = 1;
 };
 
 // The next tokens of one sequence.

@@ -133,8 +133,9 @@ __global__ void __launch_bounds__(kWarp)
   wait_for_previous();
   const bool decodes = segments != nullptr;
   const Segment segment = decodes ? segments[blockIdx.x] : chunk;
-  if (decodes && segment.n_rows != 1) return;
   const int32_t kv_head = blockIdx.y;
+  const int32_t index = cache.archive_heads[kv_head];
+  if (index < 0 || (decodes && segment.n_rows != 1)) return;
   const Evicted evicted(cache, segment, kv_head);
   const int64_t first = decodes ? 0 : blockIdx.x;
   if (first >= evicted.n) return;
@@ -148,8 +149,8 @@ __global__ void __launch_bounds__(kWarp)
     }
   }
   const ArchiveMemory memory = cache.archives[segment.sequence];
-  const ArchiveHead head = archive.head(memory, cache.layer, kv_head);
-  const ArchiveHead host = archive.head(memory.pages, cache.layer, kv_head);
+  const ArchiveHead head = archive.head(memory, index);
+  const ArchiveHead host = archive.head(memory.pages, index);
   const KeyGrid grid = archive.grid(head, page, cache.head_dim);
   int32_t count = head.counts[page];
   if (archive.has_grids() && count == 0) {

@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) estimate_kernel(RecallStep step
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int32_t head_dim = step.cache.head_dim;
   const int32_t kv_head = blockIdx.y;
-  const RecallRow first(step, static_cast<int32_t>(blockIdx.x) * rows);
+  const RecallRow first(step, static_cast<int32_t>(blockIdx.x) * rows, kv_head);
   if (!first.recalls) return;
   const ArchiveHead head = first.head(step, kv_head);
   float* const bounds = dynamic_shared<float>() + warp * 2 * head_dim;
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kSelectThreads) choose_kernel(RecallStep step)
   __shared__ int32_t scratch[kSelectThreads / kWarp];
   let_next_start();
   wait_for_previous();
-  const RecallRow row(step, static_cast<int32_t>(blockIdx.x));
+  const RecallRow row(step, static_cast<int32_t>(blockIdx.x), static_cast<int32_t>(blockIdx.y));
   if (!row.recalls) return;
   const float* estimates = row.estimates(step, blockIdx.y);
   int32_t* const pages = row.pages(step, blockIdx.y);

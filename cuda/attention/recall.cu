@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads) recall_kernel(RecallStep step) {
   const int32_t group = step.group();
   const int32_t kv_head = blockIdx.y;
   const auto part = static_cast<int32_t>(blockIdx.z);
-  const RecallRow row(step, static_cast<int32_t>(blockIdx.x));
+  const RecallRow row(step, static_cast<int32_t>(blockIdx.x), kv_head);
   if (!row.recalls) return;
   const ArchiveHead head = row.head(step, kv_head);
   const ArchiveLayout& archive = step.archive;
@@ -111,10 +111,10 @@ __global__ void __launch_bounds__(kThreads) recall_kernel(RecallStep step) {
 __global__ void __launch_bounds__(kThreads) add_kernel(RecallStep recall, PrefillStep step) {
   let_next_start();
   wait_for_previous();
-  const RecallRow row(recall, static_cast<int32_t>(blockIdx.x));
-  if (!row.recalls) return;
   const auto head = static_cast<int32_t>(blockIdx.y);
   const int32_t kv_head = head / step.group;
+  const RecallRow row(recall, static_cast<int32_t>(blockIdx.x), kv_head);
+  if (!row.recalls) return;
   const int32_t t = (recall.first + row.place) * step.group + head % step.group;
   float* const lse = step.lse + step.first_query(kv_head) + t;
   float* const out = step.out + step.offset(kv_head, t);

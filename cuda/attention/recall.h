@@ -14,9 +14,10 @@ namespace h2o::cuda {
 
 struct PrefillStep;
 
-// Does a sequence of this length have archived tokens?
-H2O_HD inline bool has_archived(const KvPolicy& policy, int32_t length) {
-  return policy.kept(length) < length;
+// Does this kv_head of a segment have archived tokens?
+H2O_HD inline bool has_archived(const KvView& cache, const Segment& segment, int32_t kv_head) {
+  return cache.archive_heads[kv_head] >= 0 &&
+         cache.policies[segment.sequence].kept(segment.position) < segment.position;
 }
 
 // Partial results over recalled pages, each with its own softmax: those of query head h of row i

@@ -58,16 +58,17 @@ struct RecallStep {
 
 // One of these rows.
 struct RecallRow {
-  __device__ RecallRow(const RecallStep& step, int32_t i)
+  __device__ RecallRow(const RecallStep& step, int32_t i, int32_t kv_head)
       : segment(step.segments != nullptr ? step.segments[i] : step.chunk),
         place(step.segments != nullptr ? segment.sequence : i),
         row(segment.row + (step.segments != nullptr ? 0 : step.first + i)),
         recalls((step.segments == nullptr || segment.n_rows == 1) &&
-                has_archived(step.cache.policies[segment.sequence], segment.position)),
+                has_archived(step.cache, segment, kv_head)),
         n_pages((segment.position - 1) / step.archive.page_tokens + 1) {}
 
   __device__ ArchiveHead head(const RecallStep& step, int32_t kv_head) const {
-    return step.archive.head(step.cache.archives[segment.sequence], step.cache.layer, kv_head);
+    return step.archive.head(step.cache.archives[segment.sequence],
+                             step.cache.archive_heads[kv_head]);
   }
   // [group, head_dim]
   __device__ const float* queries(const RecallStep& step, int32_t kv_head) const {

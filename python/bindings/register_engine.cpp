@@ -100,7 +100,8 @@ std::shared_ptr<Engine> make_engine(
     const std::string& positions, size_t prefix_bytes, bool prefix_ends,
     std::optional<int32_t> n_recalled, const std::string& archive_k_dtype,
     const std::string& archive_v_dtype, const std::filesystem::path& archive_dir,
-    const std::filesystem::path& prefix_disk, uint64_t prefix_disk_bytes, py::object log) {
+    double archive_heads, const std::filesystem::path& prefix_disk, uint64_t prefix_disk_bytes,
+    py::object log) {
   SessionOptions options{
       .policies = std::move(policies),
       .n_ctx = n_ctx,
@@ -110,7 +111,8 @@ std::shared_ptr<Engine> make_engine(
       .k_dtype = kv_dtype(k_dtype),
       .v_dtype = kv_dtype(v_dtype),
       .positions = positions_named(positions),
-      .archive = archive_options(n_recalled, n_ctx, archive_k_dtype, archive_v_dtype, archive_dir)};
+      .archive = archive_options(n_recalled, n_ctx, archive_k_dtype, archive_v_dtype, archive_dir),
+      .archive_heads = archive_heads};
   PrefixDiskOptions disk{
       .directory = prefix_disk, .max_bytes = prefix_disk_bytes, .build = H2O_VERSION, .log = {}};
   if (!log.is_none()) {
@@ -357,8 +359,8 @@ void register_engine(py::module_& m) {
            py::arg("positions"), py::arg("prefix_bytes") = 0, py::arg("prefix_ends") = false,
            py::arg("n_recalled") = py::none(), py::arg("archive_k_dtype") = "q8_0",
            py::arg("archive_v_dtype") = "q8_0", py::arg("archive_dir") = std::filesystem::path(),
-           py::arg("prefix_disk") = std::filesystem::path(), py::arg("prefix_disk_bytes") = 0,
-           py::arg("log") = py::none())
+           py::arg("archive_heads") = 1.0, py::arg("prefix_disk") = std::filesystem::path(),
+           py::arg("prefix_disk_bytes") = 0, py::arg("log") = py::none())
       .def("submit", &submit, py::arg("prompt"), py::kw_only(), py::arg("after") = py::none(),
            py::arg("follows") = py::none(), py::arg("sampling"), py::arg("seeded") = true,
            py::arg("max_tokens") = py::none(), py::arg("stop") = std::vector<std::string>{},

@@ -44,14 +44,12 @@ std::shared_ptr<Model> load_model(const std::filesystem::path& path, const std::
   return std::make_shared<Model>(path, make_backend(device, n_threads, exact), tell, max_resident);
 }
 
-std::unique_ptr<Session> open_session(std::shared_ptr<Model> model, std::vector<KvPolicy> policies,
-                                      int32_t n_ctx, int32_t n_batch, int32_t n_sequences,
-                                      const std::string& k_dtype, const std::string& v_dtype,
-                                      const std::string& positions,
-                                      std::optional<int32_t> n_recalled,
-                                      const std::string& archive_k_dtype,
-                                      const std::string& archive_v_dtype,
-                                      const std::filesystem::path& archive_dir) {
+std::unique_ptr<Session> open_session(
+    std::shared_ptr<Model> model, std::vector<KvPolicy> policies, int32_t n_ctx, int32_t n_batch,
+    int32_t n_sequences, const std::string& k_dtype, const std::string& v_dtype,
+    const std::string& positions, std::optional<int32_t> n_recalled,
+    const std::string& archive_k_dtype, const std::string& archive_v_dtype,
+    const std::filesystem::path& archive_dir, double archive_heads) {
   const SessionOptions options{
       .policies = std::move(policies),
       .n_ctx = n_ctx,
@@ -60,7 +58,8 @@ std::unique_ptr<Session> open_session(std::shared_ptr<Model> model, std::vector<
       .k_dtype = kv_dtype(k_dtype),
       .v_dtype = kv_dtype(v_dtype),
       .positions = positions_named(positions),
-      .archive = archive_options(n_recalled, n_ctx, archive_k_dtype, archive_v_dtype, archive_dir)};
+      .archive = archive_options(n_recalled, n_ctx, archive_k_dtype, archive_v_dtype, archive_dir),
+      .archive_heads = archive_heads};
   const py::gil_scoped_release release;
   return std::make_unique<Session>(std::move(model), options);
 }
@@ -210,7 +209,8 @@ void register_session(py::module_& m) {
            py::arg("policies"), py::arg("n_ctx"), py::arg("n_batch"), py::arg("n_sequences"),
            py::arg("k_dtype"), py::arg("v_dtype"), py::arg("positions"),
            py::arg("n_recalled") = py::none(), py::arg("archive_k_dtype") = "q8_0",
-           py::arg("archive_v_dtype") = "q8_0", py::arg("archive_dir") = std::filesystem::path())
+           py::arg("archive_v_dtype") = "q8_0", py::arg("archive_dir") = std::filesystem::path(),
+           py::arg("archive_heads") = 1.0)
       .def("step", &step, py::arg("inputs"))
       .def("greedy", &greedy, py::arg("inputs"))
       .def("score", &score, py::arg("sequence"), py::arg("tokens"))

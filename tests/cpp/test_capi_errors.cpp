@@ -153,7 +153,7 @@ TEST_CASE("session options out of range are rejected") {
   refused([](h2o_session_options& o) { o.v_type = ""; });
   refused([](h2o_session_options& o) { o.archive_pages = 4; });  // without an archive
   refused([](h2o_session_options& o) { o.archive_dir = "/tmp"; });
-  refused([](h2o_session_options& o) { o.reserved = 1; });
+  refused([](h2o_session_options& o) { o.archive_heads = 0.5f; });  // without an archive
   refused([](h2o_session_options& o) { o.size = 7; });
   refused([](h2o_session_options& o) { o.size += 1; });
 }

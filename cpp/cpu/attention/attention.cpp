@@ -64,6 +64,9 @@ class Attend {
     return cache_.policies[segment.sequence].keeps_scores();
   }
   bool recalls(const Segment& segment) const { return recall_ && recall_->wanted(segment); }
+  bool recalls(const Tile& tile) const {
+    return recall_ && recall_->wanted(tile.segment(), tile.kv_head());
+  }
   int64_t n_keys(const Segment& segment) const {  // at most
     return std::min(segment.position, cache_.slots) + int64_t{segment.n_rows};
   }
@@ -145,17 +148,21 @@ class Attend {
 
   // Computes the archive's contribution to each tile.
   void recall() {
-    const auto rows = [this](const Segment& segment, int64_t i) -> TileRows {
+    const std::span<const int32_t> heads = cache_.archive->kv_heads(cache_.layer);
+    const auto rows = [&](const Segment& segment, int64_t i) -> TileRows {
       const int64_t per_head = n_tiles(segment) / cache_.n_kv_heads;
       const int64_t first = i % per_head * tile_rows_;
-      return {segment, static_cast<int32_t>(i / per_head), first,
-              std::min(tile_rows_, segment.n_rows - first)};
+      return {segment, heads[i / per_head], first, std::min(tile_rows_, segment.n_rows - first)};
     };
-    const auto tiles = [this](const Segment& segment) { return n_tiles(segment); };
+    const auto tiles = [&](const Segment& segment) {
+      return recalls(segment) ? n_tiles(segment) / cache_.n_kv_heads * std::ssize(heads) : 0;
+    };
     if (divides_evenly()) {
-      pool_.for_each(n_tiles_, [&](int thread, int64_t index) {
+      int64_t n_tiles = 0;
+      for (const Segment& segment : batch_.segments) n_tiles += tiles(segment);
+      pool_.for_each(n_tiles, [&](int thread, int64_t index) {
         for_range(index, index + 1, tiles, [&](const Segment& segment, int64_t i, int64_t) {
-          if (recalls(segment)) recall_->attend(rows(segment, i), thread);
+          recall_->attend(rows(segment, i), thread);
         });
       });
       return;
@@ -168,12 +175,10 @@ class Attend {
       n_recalled +=
           segment.n_rows * cache_.archive->options().n_recalled * cache_.archive->page_tokens();
     }
-    const int64_t numbers = 2 * cache_.n_heads * cache_.head_dim;
+    const int64_t numbers = 2 * std::ssize(heads) * group_ * cache_.head_dim;
     parallel(
         numbers * n_searched,
-        [&](const Segment& segment) {
-          return recalls(segment) ? n_tiles(segment) * recall_->n_parts(segment) : 0;
-        },
+        [&](const Segment& segment) { return tiles(segment) * recall_->n_parts(segment); },
         [&](int thread, const Segment& segment, int64_t i, int64_t first_tile) {
           const int64_t n_parts = recall_->n_parts(segment);
           recall_->search(rows(segment, i / n_parts), first_tile + i / n_parts, i % n_parts,
@@ -181,14 +186,13 @@ class Attend {
         });
     parallel(numbers * n_recalled, tiles,
              [&](int thread, const Segment& segment, int64_t i, int64_t first_tile) {
-               if (!recalls(segment)) return;
                recall_->attend_found(rows(segment, i), first_tile + i, thread);
              });
   }
 
   // Merges that contribution into the sums of a tile.
   void merge_recalled(const Tile& tile, const TileSums& to, int64_t begin, int64_t end) const {
-    if (recalls(tile.segment())) {
+    if (recalls(tile)) {
       tile.merge(recall_->sums(tile.segment(), tile.kv_head(), tile.first()), to, begin, end);
     }
   }
@@ -240,7 +244,7 @@ class Attend {
     const TileSpace space = work_.of_thread(thread);
     const int64_t n_queries = tile.n_queries();
     // The sums of a single block are final, unless there are sinks or recalled keys.
-    const bool merged = tile.n_blocks() > 1 || attention_.sinks || recalls(tile.segment());
+    const bool merged = tile.n_blocks() > 1 || attention_.sinks || recalls(tile);
     const auto sums_of = [&](int64_t block) { return merged ? space.block(block) : space.all; };
     tile.prefetch_next_head();
     tile.load_queries(work_.q(thread));
@@ -330,7 +334,7 @@ class Attend {
           const SegmentHead keys(cache_, segment, static_cast<int32_t>(kv_head));
           std::byte* const scratch = work_.victims(thread);
           std::optional<ArchiveWriter> archive;
-          if (recall_ && attention_.window == 0) {
+          if (recall_ && attention_.window == 0 && cache_.archive_heads[kv_head] >= 0) {
             archive.emplace(kernels_, cache_, segment.sequence, keys.kv_head(), work_.q(thread));
           }
           if (!keys.fits()) {

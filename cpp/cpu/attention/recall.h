@@ -160,8 +160,11 @@ class Recall {
 
   // Does the segment have archived tokens? Tokens outside a window are not archived.
   bool wanted(const Segment& segment) const {
-    return cache_.archive != nullptr && attention_.window == 0 &&
+    return attention_.window == 0 &&
            cache_.policies[segment.sequence].kept(segment.position) < segment.position;
+  }
+  bool wanted(const Segment& segment, int32_t kv_head) const {
+    return cache_.archive_heads[kv_head] >= 0 && wanted(segment);
   }
 
   // Number of parts that a segment's pages can be searched in.
