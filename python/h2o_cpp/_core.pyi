@@ -169,6 +169,7 @@ class Session:
         archive_k_dtype: str = "q8_0",
         archive_v_dtype: str = "q8_0",
         archive_dir: str | os.PathLike[str] = "",
+        archive_heads: float = 1.0,
     ) -> None: ...
     def step(self, inputs: Sequence[tuple[int, NDArray[np.int32]]]) -> NDArray[np.float32]: ...
     def greedy(self, inputs: Sequence[tuple[int, NDArray[np.int32]]]) -> NDArray[np.int32]: ...
@@ -315,6 +316,7 @@ class Engine:
         archive_k_dtype: str = "q8_0",
         archive_v_dtype: str = "q8_0",
         archive_dir: str | os.PathLike[str] = "",
+        archive_heads: float = 1.0,
         prefix_disk: str | os.PathLike[str] = "",
         prefix_disk_bytes: int = 0,
         log: Callable[[str], object] | None = None,

@@ -72,6 +72,7 @@ class Generator(LoadedModel):
         archive: str | tuple[str, str] | None = None,
         archive_pages: int | None = None,
         archive_dir: str | os.PathLike[str] | None = None,
+        archive_heads: float | None = None,
     ) -> None:
         """Load a model.
 
@@ -130,6 +131,8 @@ class Generator(LoadedModel):
             0.75 * sqrt(n_ctx), 16 to 48.
         archive_dir: a directory for the archive instead of memory. Each sequence has an unnamed
             file there, with disk space for n_ctx tokens allocated at the start. CPU only.
+        archive_heads: the share of the KV heads that have an archive, those that `h2o-cpp heads`
+            ranked first in the file. A few find most facts (docs/cache.md). None: all.
 
         Raises FileNotFoundError; ValueError and TypeError for an invalid file or option; OSError if
         the Hub fails; MemoryError.
@@ -160,6 +163,7 @@ class Generator(LoadedModel):
             archive=archive,
             archive_pages=archive_pages,
             archive_dir=archive_dir,
+            archive_heads=archive_heads,
         )
         needed = partial(
             model_and_cache_bytes,

@@ -94,6 +94,30 @@ TEST_CASE("an empty archive changes nothing") {
   CHECK_FALSE(same_bits(a.attend({{0, 1}}, later), b.attend({{0, 1}}, later)));
 }
 
+TEST_CASE("heads without an archive lose what they evict") {
+  const KvShape shape = shape_with(DType::q8_0, 64, 3);
+  KvShape second = shape, none = shape;
+  second.archive.heads = {1};
+  none.archive = {};
+  for (const int n_threads : {1, 3}) {
+    Random random(3);
+    Rig all(kPolicy, shape, n_threads), some(kPolicy, second, n_threads);
+    Rig evicting(kPolicy, none, n_threads);
+    for (const int32_t n : mixed_steps(brief() ? 120 : 250)) {
+      const Qkv in = random_qkv(random, shape, n);
+      const auto of_kv_head = [&](const std::vector<float>& out, int32_t kv_head) {
+        const int32_t group = shape.n_heads / shape.n_kv_heads;
+        return heads_of(out, n, shape.n_heads, kv_head * group, group, shape.head_dim);
+      };
+      const std::vector<float> out = some.attend({{0, n}}, in);
+      CHECK(same_bits(of_kv_head(out, 0), of_kv_head(evicting.attend({{0, n}}, in), 0)));
+      CHECK(same_bits(of_kv_head(out, 1), of_kv_head(all.attend({{0, n}}, in), 1)));
+    }
+    CHECK(some.cache().archive_bytes() > 0);
+    CHECK(some.cache().archive_bytes() < all.cache().archive_bytes());
+  }
+}
+
 TEST_CASE("recall depends neither on threads nor on other sequences") {
   const KvShape shape = shape_with(DType::q8_0, 64, 3, 2);
   KvShape alone = shape;
@@ -219,6 +243,8 @@ TEST_CASE("invalid archive options are rejected") {
   CHECK_THROWS_AS(Rig(kPolicy, shape), InvalidArgument);
   shape.archive = {.n_recalled = 1, .k_dtype = DType::q4_k};
   CHECK_THROWS_AS(Rig(kPolicy, shape), InvalidArgument);
+  shape.archive = {.n_recalled = 1, .heads = {0, 2}};
+  CHECK_THROWS_WITH_AS(Rig(kPolicy, shape), doctest::Contains("archived head 2"), InvalidArgument);
   shape.archive = {.n_recalled = 1};
   shape.rope = rope_of(shape.head_dim);
   CHECK_THROWS_WITH_AS(Rig(kPolicy, shape), doctest::Contains("rolling"), InvalidArgument);

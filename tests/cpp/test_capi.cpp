@@ -96,6 +96,13 @@ TEST_CASE("a session with an archive") {
   CHECK_THROWS_WITH_AS(api::Session(model, options), doctest::Contains("archive_pages is -1"),
                        api::Error);
   options.archive_pages = 0;
+  options.archive_heads = 0.5f;
+  CHECK_THROWS_WITH_AS(api::Session(model, options), doctest::Contains("does not rank its heads"),
+                       api::Error);
+  options.archive_heads = 1.5f;
+  CHECK_THROWS_WITH_AS(api::Session(model, options), doctest::Contains("archive_heads is 1.5"),
+                       api::Error);
+  options.archive_heads = 0;
   options.archive_dir = "/nowhere/at/all";
   CHECK_THROWS_AS(api::Session(model, options), api::Error);
   options.archive = nullptr;

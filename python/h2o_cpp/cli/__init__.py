@@ -63,6 +63,10 @@ _GROUPS: dict[str, dict[str, _Command]] = {
             "measure what eviction costs on a text",
             "perplexity model.gguf book.txt --hh 0.1,0.2",
         ),
+        "heads": _Command(
+            "rank KV heads by how much they attend to facts far back, for --archive-heads",
+            "heads model.gguf --write",
+        ),
         "inspect": _Command(
             "show what the cache keeps of a text", "inspect -f book.txt --hh 0.2 -c 512"
         ),

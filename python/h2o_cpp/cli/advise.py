@@ -23,7 +23,8 @@ from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.advice import Advice, Archived, advise
 from h2o_cpp.model.cache_memory import KvDType
 from h2o_cpp.model.model_files import find_model
-from h2o_cpp.model.stored_budget import budget_output, store_budget
+from h2o_cpp.model.stored_budget import store_budget
+from h2o_cpp.model.stored_metadata import metadata_output
 
 
 def add_arguments(parser: Parser) -> None:
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("give either --write or --output, not both")
     model, text = find_model(args.model), read_text(args.file)
     if args.write or args.output is not None:
-        budget_output(model, args.output, overwrite=args.write or args.force)
+        metadata_output(model, args.output, overwrite=args.write or args.force)
     found = advise(
         model,
         text,
@@ -79,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
         threads=args.threads,
         archive=args.archive,
         archive_pages=args.archive_pages,
+        archive_heads=args.archive_heads,
     )
     if args.json:
         print(json.dumps(asdict(found), indent=2))
@@ -116,14 +118,17 @@ def _print(found: Advice) -> None:
         print(f"advice: --hh {found.hh:g} --policy {found.policy}{types}")
         _print_costs(found, found, mebibytes(found.cache_bytes))
     if (with_archive := found.archived) is not None:
-        pages = (
-            ""
-            if with_archive.archive_pages is None
-            else (f" --archive-pages {with_archive.archive_pages}")
+        options = "".join(
+            f" --{name} {value:g}"
+            for name, value in (
+                ("archive-pages", with_archive.archive_pages),
+                ("archive-heads", with_archive.archive_heads),
+            )
+            if value is not None
         )
         print(
             f"with an archive: --hh {with_archive.hh:g} --policy {found.policy}{types} "
-            f"--archive {_name(with_archive.archive)}{pages}"
+            f"--archive {_name(with_archive.archive)}{options}"
         )
         archived = f"archive {mebibytes(with_archive.archive_bytes)}"
         _print_costs(found, with_archive, f"{mebibytes(with_archive.cache_bytes)}, {archived}")

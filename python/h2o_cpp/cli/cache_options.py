@@ -146,6 +146,13 @@ def add_archive(parser: Arguments) -> None:
         metavar="N",
         help="archived pages that each token attends to (default: 0.75 * sqrt(n-ctx), 16 to 48)",
     )
+    parser.add_argument(
+        "--archive-heads",
+        type=float,
+        metavar="X",
+        help="share of the KV heads with an archive, as the heads command ranked them in the file "
+        "(default: all)",
+    )
 
 
 class _CacheType(argparse.Action):

@@ -93,6 +93,7 @@ def comparison_options(args: argparse.Namespace) -> dict[str, Any]:
         "equal_bytes": args.equal_bytes,
         "archive": args.archive,
         "archive_pages": args.archive_pages,
+        "archive_heads": args.archive_heads,
     }
 
 

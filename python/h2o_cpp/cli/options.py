@@ -195,7 +195,7 @@ def generator_options(args: argparse.Namespace, *, many: bool = False) -> dict[s
     same = (
         *("hh", "cache_memory", "recent", "policy", "positions", "n_ctx", "n_batch", "kv_dtype"),
         *("device", "threads", "max_resident", "exact"),
-        *("archive", "archive_pages", "archive_dir"),
+        *("archive", "archive_pages", "archive_dir", "archive_heads"),
     )
     options = {name: getattr(args, name) for name in same}
     # Other commands have no use for a prompt's state after its end.

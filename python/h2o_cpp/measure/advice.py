@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, sqrt
 from statistics import median
+from typing import TypedDict
 
 import numpy as np
 
@@ -56,6 +57,16 @@ class Needle:
         return (self.found - self.absent) / worth if worth > 0.5 else None
 
 
+class Recall(TypedDict, total=False):
+    """Options of an archive, as for Generator."""
+
+    archive_pages: int | None
+    archive_heads: float | None
+
+
+_NOTHING: Recall = {}
+
+
 @dataclass(frozen=True)
 class Archived:
     """The smallest cache with an archive, for the policy and types of an Advice."""
@@ -63,6 +74,7 @@ class Archived:
     hh: float  # fraction of n_ctx
     archive: KvDType  # types of K and V
     archive_pages: int | None  # None: default
+    archive_heads: float | None  # share of the KV heads; None: all
     kept: int  # tokens per layer and KV head
     loss: float  # relative increase of perplexity over the full cache
     perplexity: float
@@ -111,6 +123,7 @@ def advise(
     threads: int | None = None,
     archive: KvDType | None = None,
     archive_pages: int | None = None,
+    archive_heads: float | None = None,
 ) -> Advice:
     """Find the smallest cache in bytes whose loss of perplexity on `text` is acceptable.
 
@@ -124,8 +137,8 @@ def advise(
         2048 and the length of the text.
     text_tokens: most tokens of the text to read; default: two windows.
     n_batch: tokens per chunk, each followed by eviction: 1 is as in decoding, more is faster.
-    archive, archive_pages: as for Generator. If given, the search is repeated with an archive for
-        the best policy and types. The archive's bytes do not count.
+    archive, archive_pages, archive_heads: as for Generator. If given, the search is repeated with
+        an archive for the best policy and types. The archive's bytes do not count.
 
     The budget of each policy, in whole percents, is found by bisection. If perplexity does not
     always fall as the budget grows, a smaller budget may exist. The advised cache is measured, also
@@ -146,7 +159,8 @@ def advise(
     if kv_dtypes is not None and not kv_dtypes:
         raise ValueError("kv_dtypes is empty, expected one or more")
     at_budgets(policies, [1.0], _LEAST)  # checks the names
-    archive_arguments(archive, archive_pages)
+    archive_arguments(archive, archive_pages, heads=archive_heads)
+    recall: Recall = {"archive_pages": archive_pages, "archive_heads": archive_heads}
     model = open_model(path, device="cpu", threads=threads)
     types = list(kv_dtypes or (["f16", "q8_0"] if model.head_dim % _BLOCK == 0 else ["f16"]))
     tokenizer = Tokenizer.of_model(model)
@@ -163,10 +177,7 @@ def advise(
     )
     tokens = tokens[:n_text]
     if archive is not None:  # raises if the model cannot have one
-        open_session(
-            model, Policy.full(), n_ctx=n_ctx, n_batch=1, archive=archive,
-            archive_pages=archive_pages,
-        )  # fmt: skip
+        open_session(model, Policy.full(), n_ctx=n_ctx, n_batch=1, archive=archive, **recall)
 
     n_searches = len(policies) + len(types) - 1 + (archive is not None)
     n_most = (len(types) + 1 + _SEARCH * n_searches) * len(tokens)
@@ -175,7 +186,7 @@ def advise(
         def measure(one: Budgeted, kv_dtype: KvDType, archive: KvDType | None) -> Trial:
             session = open_session(
                 model, one.policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=kv_dtype,
-                archive=archive, archive_pages=archive_pages if archive is not None else None,
+                archive=archive, **(recall if archive is not None else Recall()),
             )  # fmt: skip
             value, n = perplexity(session, tokens, beginning=beginning, progress=bar.update)
             nbytes = session.cache_bytes
@@ -224,9 +235,7 @@ def advise(
             )
             with_archive = search(best.policy, all_kept, archive)
             curve += with_archive
-            archived = _archived(
-                model, tokenizer, smallest(with_archive), full, n_ctx, archive_pages
-            )
+            archived = _archived(model, tokenizer, smallest(with_archive), full, n_ctx, recall)
     speed, _ = _speed(model, best, n_ctx)
     full_speed, _ = _speed(model, full, n_ctx)
     return Advice(
@@ -258,26 +267,30 @@ def _archived(
     best: Trial,
     full: Trial,
     n_ctx: int,
-    pages: int | None,
+    recall: Recall,
 ) -> Archived:
     assert best.archive is not None
-    speed, archive_bytes = _speed(model, best, n_ctx, pages)
+    speed, archive_bytes = _speed(model, best, n_ctx, recall)
     return Archived(
         hh=best.budget,
         archive=best.archive,
-        archive_pages=pages,
+        **recall,
         kept=best.kept,
         loss=best.perplexity / full.perplexity - 1,
         perplexity=best.perplexity,
         cache_bytes=best.cache_bytes,
         archive_bytes=archive_bytes,
-        needle=_find_needles(model, tokenizer, best, n_ctx, pages),
+        needle=_find_needles(model, tokenizer, best, n_ctx, recall),
         tokens_per_second=speed,
     )
 
 
 def _find_needles(
-    model: _core.Model, tokenizer: Tokenizer, advised: Trial, n_ctx: int, pages: int | None = None
+    model: _core.Model,
+    tokenizer: Tokenizer,
+    advised: Trial,
+    n_ctx: int,
+    recall: Recall = _NOTHING,
 ) -> Needle:
     """Log-likelihoods with the advised cache; the number is asked for after eviction."""
     length = min(n_ctx, _NEEDLE_TOKENS)
@@ -285,20 +298,20 @@ def _find_needles(
     full, absent, found = measure_retrieval(
         model, {"needle": samples}, policies=[advised.policy], budgets=[advised.budget],
         n_ctx=length, n_batch=min(_NEEDLE_BATCH, length), kv_dtype=advised.kv_dtype,
-        question_apart=True, archive=advised.archive, archive_pages=pages,
+        question_apart=True, archive=advised.archive, **recall,
     )  # fmt: skip
     return Needle(found.log_likelihood, full.log_likelihood, absent.log_likelihood)
 
 
 def _speed(
-    model: _core.Model, one: Trial, n_ctx: int, pages: int | None = None
+    model: _core.Model, one: Trial, n_ctx: int, recall: Recall = _NOTHING
 ) -> tuple[float, int]:
     """Tokens per second at the end of the context, and the archive's bytes there."""
     policy = Policy.full() if one.policy == "full" else named_policy(one.policy, one.kept)
     tokens = np.random.default_rng(0).integers(model.n_vocab, size=n_ctx, dtype=np.int32)
     session = open_session(
         model, policy, n_ctx=n_ctx, n_batch=min(512, n_ctx), kv_dtype=one.kv_dtype,
-        archive=one.archive, archive_pages=pages,
+        archive=one.archive, **recall,
     )  # fmt: skip
     seconds = median(decode_seconds(session, tokens, n_ctx - _DECODED))
     return 1 / seconds, session.archive_bytes

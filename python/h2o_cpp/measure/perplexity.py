@@ -163,6 +163,7 @@ def measure(
     equal_bytes: bool = False,
     archive: KvDType | None = None,
     archive_pages: int | None = None,
+    archive_heads: float | None = None,
 ) -> Iterator[Measurement]:
     """Measure the full cache, then every policy at every budget (fractions of n_ctx).
 
@@ -170,7 +171,7 @@ def measure(
         as by cache_memory; the full cache is in f16.
     streaming: one pass over `beginning` and the whole text instead of windows. For texts longer
         than n_ctx, there is no full cache.
-    archive, archive_pages: as for Generator, for policies that evict.
+    archive, archive_pages, archive_heads: as for Generator, for policies that evict.
     """
     check_int("n_ctx", n_ctx, 2)
     check_int("n_batch", n_batch, 1, n_ctx)
@@ -187,7 +188,7 @@ def measure(
     for name, budget, kept, policy, types in [*full, *evicting]:
         session = open_session(
             model, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=types, archive=archive,
-            archive_pages=archive_pages,
+            archive_pages=archive_pages, archive_heads=archive_heads,
         )  # fmt: skip
         segments: tuple[float, ...] = ()
         if streaming:

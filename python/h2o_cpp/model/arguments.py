@@ -100,18 +100,26 @@ class ArchiveArguments(TypedDict):
     archive_k_dtype: str
     archive_v_dtype: str
     archive_dir: str
+    archive_heads: float  # share of the KV heads
 
 
 def archive_arguments(
-    archive: object, pages: int | None, directory: str | os.PathLike[str] | None = None
+    archive: object,
+    pages: int | None,
+    directory: str | os.PathLike[str] | None = None,
+    heads: float | None = None,
 ) -> ArchiveArguments:
-    """From a type or a pair (K, V), the number of recalled pages and the directory.
+    """From a type or a pair (K, V), the number of recalled pages, the directory, and the share of
+    the KV heads.
 
-    archive: None: no archive. pages: None: the default. directory: None: in memory.
+    archive: None: no archive. pages: None: the default. directory: None: in memory. heads: None:
+    all.
     """
     n_recalled: int | None = 0 if pages is None else check_int("archive_pages", pages, 1, INT32_MAX)
     if archive is None:
-        for name, value in (("archive_pages", pages), ("archive_dir", directory)):
+        for name, value in (
+            ("archive_pages", pages), ("archive_dir", directory), ("archive_heads", heads)
+        ):  # fmt: skip
             if value is not None:
                 raise ValueError(f"{name}={value!r} needs archive, the type of the archive")
         n_recalled, archive = None, "q8_0"
@@ -123,6 +131,7 @@ def archive_arguments(
         "archive_k_dtype": both[0],
         "archive_v_dtype": both[1],
         "archive_dir": directory_of("archive_dir", directory),
+        "archive_heads": 1.0 if heads is None else check_float("archive_heads", heads),
     }
 
 

@@ -68,11 +68,12 @@ def open_runtime(
     archive: str | tuple[str, str] | None = None,
     archive_pages: int | None = None,
     archive_dir: str | os.PathLike[str] | None = None,
+    archive_heads: float | None = None,
 ) -> Runtime:
     """Load a model. Arguments and errors as for Generator."""
     n_batch = check_int("n_batch", n_batch, 1, _MAX_ROWS)
     disk_bytes = prefix_disk_bytes(prefix_cache_disk, prefix_cache_disk_bytes)
-    recall = archive_arguments(archive, archive_pages, archive_dir)
+    recall = archive_arguments(archive, archive_pages, archive_dir, archive_heads)
     if archive is not None and positions == "auto":
         positions = "original"  # as the core does with an archive
     model = open_model(path, device=device, threads=threads, max_resident=max_resident, exact=exact)

@@ -72,6 +72,7 @@ def open_session(
     archive: str | tuple[str, str] | None = None,
     archive_pages: int | None = None,
     archive_dir: str | os.PathLike[str] | None = None,
+    archive_heads: float | None = None,
 ) -> _core.Session:
     """Empty sequences of `model`, each with a cache bounded by `policy`.
 
@@ -88,7 +89,7 @@ def open_session(
         n_sequences=n_sequences,
         **kv_dtypes(kv_dtype),
         positions=positions,
-        **archive_arguments(archive, archive_pages, archive_dir),
+        **archive_arguments(archive, archive_pages, archive_dir, archive_heads),
     )
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import struct
-from contextlib import suppress
-from pathlib import Path
-from typing import IO, Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from h2o_cpp import _core
-from h2o_cpp.model.atomic import atomic_output, check_output
 from h2o_cpp.model.policy import POLICIES
+from h2o_cpp.model.stored_metadata import store_metadata
 
 Budget: TypeAlias = float | Literal["auto"] | None
 P = TypeVar("P")  # a policy argument
@@ -18,9 +15,6 @@ P = TypeVar("P")  # a policy argument
 KvDType: TypeAlias = str | tuple[str, str]
 HH, POLICY, N_CTX, LOSS = "h2o.hh", "h2o.policy", "h2o.n_ctx", "h2o.loss"
 KV_DTYPE = "h2o.kv_dtype"
-
-_ALIGNMENT = 32  # GGUF's default alignment
-_COUNTS = struct.Struct("<4sIQQ")  # GGUF header: magic, version, tensor count, metadata count
 
 
 def resolve_budget(
@@ -79,79 +73,11 @@ def store_budget(
     loss: float,
     kv_dtype: KvDType = "f16",
 ) -> None:
-    """Rewrite a GGUF file with this recommended budget.
+    """Rewrite a GGUF file with this recommended budget, as store_metadata().
 
-    source: a GGUF file; for a split model, the first part.
-    output: the file to write; default: replace `source`. It is complete or unchanged.
     hh, policy, kv_dtype: as for Generator. n_ctx, loss: the context and the measured loss there.
-
-    Everything else is copied byte for byte. Raises FileNotFoundError, ValueError (a symbolic link,
-    or another name for a part of a split model) and OSError.
     """
-    target = budget_output(source, output)
-    path = Path(source)
-    file = _core.GgufFile(path)
-    metadata = file.metadata()
     types = kv_dtype if isinstance(kv_dtype, str) else ",".join(kv_dtype)
-    entries = dict(file.metadata_entries())
-    begin = _COUNTS.size + sum(map(len, entries.values()))
-    for key, value in (
-        (HH, struct.pack("<Id", 12, hh)),
-        (POLICY, struct.pack("<I", 8) + _string(policy)),
-        (N_CTX, struct.pack("<II", 4, n_ctx)),
-        (LOSS, struct.pack("<Id", 12, loss)),
-        (KV_DTYPE, struct.pack("<I", 8) + _string(types)),
-    ):
-        entries[key] = _string(key) + value
-    from shutil import copyfileobj  # slow to import
-
-    alignment = metadata.get("general.alignment", _ALIGNMENT)
-    with path.open("rb") as before, atomic_output(target) as temporary:
-        magic, version, n_tensors, _ = _COUNTS.unpack(before.read(_COUNTS.size))
-        before.seek(begin)
-        tensors = _read_tensors(before, n_tensors)
-        head = _COUNTS.pack(magic, version, n_tensors, len(entries))
-        head += b"".join(entries.values()) + tensors
-        with temporary.open("wb") as after:
-            after.write(head + bytes(-len(head) % alignment))
-            before.seek(-before.tell() % alignment, os.SEEK_CUR)
-            copyfileobj(before, after, 1 << 20)
-        with suppress(OSError):
-            temporary.chmod(path.stat().st_mode & 0o777)
-
-
-def budget_output(
-    source: str | os.PathLike[str],
-    output: str | os.PathLike[str] | None = None,
-    *,
-    overwrite: bool = True,
-) -> Path:
-    """The file that store_budget() writes. Raises its errors about it, and FileExistsError."""
-    path = Path(source)
-    target = path if output is None else Path(output)
-    if target.is_symlink():
-        raise ValueError(
-            f"{target}: a symbolic link, as in the Hub's cache, expected another output"
-        )
-    check_output(target, overwrite=overwrite)
-    n_parts = _core.GgufFile(path).metadata().get("split.count", 1)
-    if n_parts not in (0, 1) and target.name != path.name:
-        raise ValueError(f"{target}: a part of a split model, expected the name {path.name}")
-    return target
-
-
-def _read_tensors(file: IO[bytes], n: int) -> bytes:
-    """The raw descriptions of n tensors: name, dimensions, type and offset."""
-    parts = []
-    for _ in range(n):
-        parts.append(file.read(8))
-        parts.append(file.read(*struct.unpack("<Q", parts[-1])))
-        parts.append(file.read(4))
-        (n_dims,) = struct.unpack("<I", parts[-1])
-        parts.append(file.read(8 * n_dims + 12))
-    return b"".join(parts)
-
-
-def _string(text: str) -> bytes:
-    data = text.encode()
-    return struct.pack("<Q", len(data)) + data
+    store_metadata(
+        source, output, {HH: hh, POLICY: policy, N_CTX: n_ctx, LOSS: loss, KV_DTYPE: types}
+    )

@@ -122,7 +122,7 @@ def _check(model: str | None, options: Mapping[str, Any]) -> None:
     thread_count(given.get("threads"))
     for name in ("n_batch", "max_sequences", "max_queue", "max_tokens", "max_prompt"):
         check_int(name, given.get(name, 1), 1)
-    archive_arguments(*map(given.get, ("archive", "archive_pages", "archive_dir")))
+    archive_arguments(*map(given.get, ("archive", "archive_pages", "archive_dir", "archive_heads")))
     prefix_disk_bytes(*map(given.get, ("prefix_cache_disk", "prefix_cache_disk_bytes")))
     if "tool_parser" in given:
         format_named(given["tool_parser"])

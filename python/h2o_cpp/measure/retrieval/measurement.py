@@ -46,6 +46,7 @@ def measure(
     question_apart: bool = False,
     archive: KvDType | None = None,
     archive_pages: int | None = None,
+    archive_heads: float | None = None,
 ) -> Iterator[Measurement]:
     """Measure each task with the full cache, without the fact, and with every policy and budget.
 
@@ -54,7 +55,7 @@ def measure(
         token.
     equal_bytes: as for perplexity.measure.
     question_apart: evict before the question, as if the text had been read in advance.
-    archive, archive_pages: as for Generator, for policies that evict.
+    archive, archive_pages, archive_heads: as for Generator, for policies that evict.
 
     Raises ValueError.
     """
@@ -74,7 +75,7 @@ def measure(
         for name, budget, kept, policy, types in [*baselines, *evicting]:
             session = open_session(
                 model, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=types, archive=archive,
-                archive_pages=archive_pages,
+                archive_pages=archive_pages, archive_heads=archive_heads,
             )  # fmt: skip
             values, exact = np.zeros(len(samples)), np.zeros(len(samples), bool)
             for i, sample in enumerate(samples):

@@ -1,0 +1,93 @@
+"""Rank a model's KV heads by how much they attend to facts far back in a prompt.
+
+Reads prompts that state a fact, and their answers, with the full cache. A few heads do most of the
+finding: an archive of these alone keeps most facts (--archive-heads). --write stores the ranking in
+the model file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+
+from h2o_cpp.cli.argument_types import gguf_output
+from h2o_cpp.cli.cache_options import add_n_ctx
+from h2o_cpp.cli.options import add_force, add_model, add_threads
+from h2o_cpp.cli.parser import Parser
+from h2o_cpp.measure.heads import RETRIEVAL_HEADS, TASKS, rank_heads
+from h2o_cpp.measure.retrieval.tasks import make_samples
+from h2o_cpp.model.arguments import check_context, check_int
+from h2o_cpp.model.model_files import find_model
+from h2o_cpp.model.session import open_model
+from h2o_cpp.model.stored_metadata import metadata_output, store_metadata
+from h2o_cpp.model.tokenizer import Tokenizer
+
+_LENGTH = 1000
+_SHOWN = 20  # heads in the table
+_SEED = 1  # other prompts than those of the retrieve command
+
+
+def add_arguments(parser: Parser) -> None:
+    add_model(parser)
+    add_n_ctx(
+        parser, f"tokens of a prompt with its answer (default: as trained, at most {_LENGTH})",
+        "--length",
+    )  # fmt: skip
+    parser.add_argument(
+        "--samples", type=int, default=8, metavar="N",
+        help=f"prompts of each task: {', '.join(TASKS)} (default: %(default)s)",
+    )  # fmt: skip
+    add_threads(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
+    parser.add_argument(
+        "--write", action="store_true", help="store the ranking in the model file (default: off)"
+    )
+    parser.add_argument(
+        "-o", "--output", type=gguf_output, metavar="FILE",
+        help="store it in a copy of the model file (default: none)",
+    )  # fmt: skip
+    add_force(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.write and args.output is not None:
+        raise ValueError("give either --write or --output, not both")
+    path = find_model(args.model)
+    stores = args.write or args.output is not None
+    if stores:
+        metadata_output(path, args.output, overwrite=args.write or args.force)
+    n_samples = check_int("samples", args.samples, 1)
+    model = open_model(path, device="cpu", threads=args.threads)
+    length = min(model.n_ctx_train, _LENGTH)
+    length = length if args.n_ctx is None else check_context(args.n_ctx, model.n_ctx_train)
+    tokenizer = Tokenizer.of_model(model)
+    samples = [
+        sample
+        for task in TASKS
+        for sample in make_samples(tokenizer, task, n=n_samples, length=length, seed=_SEED)
+    ]
+    from tqdm import tqdm  # type: ignore[import-untyped]  # as in open_model
+
+    n_tokens = sum(len(sample.prompt) + len(sample.answer) - 1 for sample in samples)
+    with tqdm(total=n_tokens, desc="prompts", unit="token", disable=None, leave=False) as bar:
+        heads = rank_heads(model, samples, n_ctx=length, progress=bar.update)
+    if args.json:
+        print(json.dumps([asdict(head) for head in heads], indent=2))
+    else:
+        print("| | layer | KV head | share | in all |")
+        print("|---|---|---|---|---|")
+        total = 0.0
+        for i, head in enumerate(heads[:_SHOWN], 1):
+            total += head.share
+            print(f"| {i} | {head.layer} | {head.kv_head} | {head.share:.1%} | {total:.1%} |")
+        print(
+            f"\nof the attention of {len(heads)} heads to the facts of {len(samples)} prompts of "
+            f"up to {length} tokens, while the answers are written"
+        )
+    if stores:
+        ranked = [head.layer * model.n_kv_heads + head.kv_head for head in heads]
+        store_metadata(path, args.output, {RETRIEVAL_HEADS: ranked})
+        print(f"wrote {args.output or path}, for --archive-heads", file=sys.stderr)
+    return 0
