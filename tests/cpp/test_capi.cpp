@@ -83,7 +83,11 @@ TEST_CASE("a session with an archive") {
   CHECK(streamed(evicting, prompt, up_to(20)) != text);
   CHECK(archived.stats().archive_bytes > 0);
   CHECK(evicting.stats().archive_bytes == 0);
-  CHECK(archived.stats().cache_bytes == evicting.stats().cache_bytes);
+  if (on_cuda()) {  // counts and bounds of pages are copied to the device
+    CHECK(archived.stats().cache_bytes > evicting.stats().cache_bytes);
+  } else {
+    CHECK(archived.stats().cache_bytes == evicting.stats().cache_bytes);
+  }
 
   options.archive = "f16,q9";
   CHECK_THROWS_WITH_AS(api::Session(model, options),
