@@ -171,7 +171,9 @@ def test_snapshot_of_another_archive_is_rejected(llama_model: _core.Model) -> No
     with pytest.raises(ValueError, match="has an archive, this cache has none"):
         without_archive.load(0, archived)
     for other in ({"archive": "f32"}, {"archive": "f16", "archive_pages": 2}):
-        with pytest.raises(ValueError, match="an archive with other types or another number"):
+        with pytest.raises(
+            ValueError, match="an archive of other types, heads or number of recalled pages"
+        ):
             with_archive.load(0, saved(**other))
 
 

@@ -53,7 +53,9 @@ def writers(work: Path) -> dict[str, Arguments]:
     return {
         "convert": lambda to: program("convert", work / "checkpoint", "-o", to, "--force"),
         "quantize": lambda to: program("quantize", BUNDLED_MODEL, to, "Q4_0", "--force"),
-        "advise": lambda to: program("advise", BUNDLED_MODEL, book, *one_search, "--output", to),
+        "advise": lambda to: program(
+            "advise", BUNDLED_MODEL, book, *one_search, "--output", to, "--force"
+        ),
         "generate": lambda to: program(
             "generate", "--input", prompts, "--output", to, "-n", "40", "--ignore-eos"
         ),

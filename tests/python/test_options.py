@@ -23,6 +23,7 @@ REQUIRED = {
     "imatrix": ["book.txt"],
     "perplexity": ["book.txt"],
     "retrieve": [],
+    "heads": [],
     "eval": ["--tasks", "copa"],
     "bench": [],
     "plan": ["--memory", "1GiB"],

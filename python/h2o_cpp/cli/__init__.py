@@ -64,7 +64,7 @@ _GROUPS: dict[str, dict[str, _Command]] = {
             "perplexity model.gguf book.txt --hh 0.1,0.2",
         ),
         "heads": _Command(
-            "rank KV heads by how much they attend to facts far back, for --archive-heads",
+            "rank the KV heads that find facts, for --archive-heads",
             "heads model.gguf --write",
         ),
         "inspect": _Command(
