@@ -176,7 +176,11 @@ def test_short_options_have_one_meaning() -> None:
 
 
 def test_help_mentions_only_options_of_the_command() -> None:
-    others = {"imatrix": {"--imatrix"}, "advise": {"--hh", "--kv-dtype"}}  # of the next command
+    others = {  # of the next command
+        "imatrix": {"--imatrix"},
+        "advise": {"--hh", "--kv-dtype"},
+        "heads": {"--archive-heads"},
+    }
     for name, parser in parsers().items():
         mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", parser.format_help()))
         options = {option for action in parser._actions for option in action.option_strings}
