@@ -188,8 +188,8 @@ typedef struct h2o_session_options {
                               n_ctx. NULL: evicted tokens are lost */
   int32_t archive_pages;   /* pages of 16 archived tokens (with keys in q3: 32) that each token
                               attends to; 0: 0.75 * sqrt(n_ctx), 16 to 48 */
-  float archive_heads;     /* share of the KV heads that have an archive, those that the model file
-                              ranks first in h2o.retrieval_heads; 0: all */
+  float archive_heads;     /* share of the KV heads (of layers without a window) that have an
+                              archive, those first in h2o.retrieval_heads; 0: all */
   const char* prefix_disk; /* of an engine: a directory, created if missing, for states that
                               leave prefix_cache, and for all when the engine ends. NULL: none */
   uint64_t prefix_disk_bytes; /* limit in bytes; 0: 4 GiB */

@@ -54,7 +54,7 @@ class KvArchive {
 
   // ArchiveLayout::head() of every head in all layers; -1: not archived.
   std::span<const int32_t> indices() const { return indices_; }
-  bool archives_all() const { return options_.heads.empty(); }
+  bool archives_all() const { return kv_heads_.size() == indices_.size(); }
   bool archives(int32_t layer, int32_t kv_head) const { return index(layer, kv_head) >= 0; }
 
   // Of an archived head. The host may access it only while no pass is running: see

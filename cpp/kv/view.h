@@ -82,8 +82,8 @@ struct KvView {
 
   const KvArchive* archive;       // of evicted tokens, in host memory; nullptr: none in this layer
   int32_t layer;                  // index of this layer in the archive
-  const ArchiveMemory* archives;  // [n_sequences]; nullptr: no archive
-  // [n_kv_heads] ArchiveLayout::head() of each; -1: not archived
+  const ArchiveMemory* archives;  // [n_sequences]; nullptr as `archive`
+  // [n_kv_heads] ArchiveLayout::head() of each, -1: not archived; nullptr as `archive`
   const int32_t* archive_heads;
 
   H2O_HD KvHead head(int32_t sequence, int32_t kv_head) const {

@@ -250,21 +250,6 @@ bool read_gelu_erf(const Keys& keys, const GgufFile& file) {
   return name == "gelu_erf";
 }
 
-std::vector<int32_t> read_retrieval_heads(const Keys& keys, const GgufFile& file, const Config& c) {
-  const char* const key = "h2o.retrieval_heads";
-  if (file.find(key) == nullptr) return {};
-  std::vector<bool> ranked(size_t{1} * c.n_layers * c.n_kv_heads);
-  std::vector<int32_t> heads;
-  for (const int64_t head : file.integers(key)) {
-    if (head < 0 || head >= std::ssize(ranked) || ranked[head]) {
-      keys.fail(key, " has head ", head, ", expected 0 to ", ranked.size() - 1, ", each once");
-    }
-    ranked[head] = true;
-    heads.push_back(static_cast<int32_t>(head));
-  }
-  return heads;
-}
-
 }  // namespace
 
 int32_t Config::window(int32_t layer) const {
@@ -324,8 +309,6 @@ Config read_config(const GgufShards& model) {
   c.parallel_residual = keys.flag_or("use_parallel_residual", c.family->parallel_residual);
   if (c.family->activation == Activation::gelu)
     c.gelu_erf = read_gelu_erf(keys, model.first_file());
-
-  c.retrieval_heads = read_retrieval_heads(keys, model.first_file(), c);
 
   const Tensor table = model.tensor("token_embd.weight");
   if (!table) keys.fail("tensor token_embd.weight is missing");

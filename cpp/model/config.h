@@ -67,9 +67,6 @@ struct Config {
   float alibi_max_bias = 0;   // {a}.attention.max_alibi_bias, for families with ALiBi
   float attn_softcap = 0;     // {a}.attn_logit_softcapping; 0: none
   float logit_softcap = 0;    // {a}.final_logit_softcapping; 0: none
-  // h2o.retrieval_heads: layer * n_kv_heads + kv_head of heads without a window, those that find
-  // facts far back first (arXiv 2404.15574); empty: not ranked
-  std::vector<int32_t> retrieval_heads;
 
   // Does the layer rotate q and k, and if so by window_rope?
   bool rotates(int32_t layer) const;

@@ -1,31 +1,20 @@
 #include "model/session.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "core/error.h"
 #include "model/forward.h"
 #include "model/layer_policies.h"
 #include "model/output_gram.h"
+#include "model/retrieval_heads.h"
 
 namespace h2o {
 namespace {
 
 constexpr int32_t kLogitsRows = 32;  // rows whose logits are computed at a time by score()
 
-// The heads that a share is of; empty: all.
-std::vector<int32_t> archived_heads(const Config& config, double share) {
-  require(share > 0 && share <= 1, "archive_heads is ", share, ", expected a share up to 1");
-  if (share == 1) return {};
-  const std::span<const int32_t> ranked(config.retrieval_heads);
-  require(!ranked.empty(), "archive_heads is ", share,
-          ", but the model file does not rank its heads; do so with h2o-cpp heads MODEL --write");
-  const auto n = std::lround(share * static_cast<double>(ranked.size()));
-  const auto first = ranked.first(std::max(n, 1L));
-  return {first.begin(), first.end()};
-}
-
-SessionOptions resolve(const Config& config, SessionOptions options) {
+SessionOptions resolve(const Model& model, SessionOptions options) {
+  const Config& config = model.config;
   if (options.policies.empty()) options.policies.emplace_back();
   options.policies = layer_policies(config, options.policies);
   if (options.n_ctx == 0) options.n_ctx = config.n_ctx_train;
@@ -45,7 +34,10 @@ SessionOptions resolve(const Config& config, SessionOptions options) {
     require(options.positions != Positions::rolling,
             "an archive does not support rolling positions: leave positions at auto");
     options.positions = Positions::original;
-    options.archive.heads = archived_heads(config, options.archive_heads);
+    if (options.archive_heads != 1) {
+      options.archive.heads =
+          retrieval_heads(model.file.first_file(), config, options.archive_heads);
+    }
   }
   // A batch cannot have more rows than all sequences together.
   options.n_batch = static_cast<int32_t>(
@@ -109,7 +101,7 @@ Session::Session(std::shared_ptr<Model> model, const SessionOptions& options)
 Session::Session(const std::shared_ptr<Model>& model, const SessionOptions& options,
                  const std::lock_guard<std::mutex>&)
     : model_(model),
-      options_(resolve(model_->config, options)),
+      options_(resolve(*model_, options)),
       output_gram_(compute_output_gram(*model_, options_.policies)),
       cache_(make_cache(*model_, options_, output_gram_)) {
   const int32_t n_logits =

@@ -38,7 +38,7 @@ struct SessionOptions {
   Positions positions = Positions::automatic;
   // For evicted tokens. Sequences then end at n_ctx, with original positions.
   ArchiveOptions archive = {};
-  // The share of the model's KV heads that have an archive, those first in Config::retrieval_heads.
+  // The share of KV heads that have an archive, see retrieval_heads(); 1: archive.heads.
   double archive_heads = 1;
 };
 

@@ -15,12 +15,14 @@ uint64_t Scheduler::prefix_scope(const Session& session, int32_t n_batch,
                                  const std::string& build) {
   const SessionOptions& options = session.options();
   const ArchiveOptions& archive = options.archive;
+  std::string heads;
+  for (const int32_t head : archive.heads) heads += text("|", head);
   const std::string scope =
       text(build, "|", kSnapshotVersion, "|", session.model().fingerprint, "|",
            session.model().backend->kernels(), "|", options.n_ctx, "|", n_batch, "|",
            static_cast<int>(options.positions), "|", static_cast<int>(options.k_dtype), "|",
            static_cast<int>(options.v_dtype), "|", archive.n_recalled, "|",
-           static_cast<int>(archive.k_dtype), "|", static_cast<int>(archive.v_dtype));
+           static_cast<int>(archive.k_dtype), "|", static_cast<int>(archive.v_dtype), heads);
   return checksum(std::as_bytes(std::span(scope)));
 }
 

@@ -29,7 +29,7 @@ struct PrefillStep {
   const float* q;        // [segment.n_rows, width]
   float* out;            // [segment.n_rows, width]
   float* lse;  // [n_kv_heads, max_rows * group]: log2 of the sum of 2^logit per query; nullptr if
-               // no policy uses scores and nothing is archived
+               // no policy uses scores and this layer has no archive
 
   // For tensor cores, f16 in the workspace.
   uint16_t* q_halves;  // [n_kv_heads, max_rows * group, head_dim]: q, if scores are needed

@@ -131,8 +131,8 @@ class Generator(LoadedModel):
             0.75 * sqrt(n_ctx), 16 to 48.
         archive_dir: a directory for the archive instead of memory. Each sequence has an unnamed
             file there, with disk space for n_ctx tokens allocated at the start. CPU only.
-        archive_heads: the share of the KV heads that have an archive, those that `h2o-cpp heads`
-            ranked first in the file. A few find most facts (docs/cache.md). None: all.
+        archive_heads: the share of the KV heads (of layers without a window) that have an archive,
+            those that `h2o-cpp heads` ranked first in the file. None: all.
 
         Raises FileNotFoundError; ValueError and TypeError for an invalid file or option; OSError if
         the Hub fails; MemoryError.

@@ -55,6 +55,7 @@ void with(const File& model, const Cache& cache, const Body& body) {
   // All pages are recalled, since the selection depends on rounding.
   if (cache.archives) {
     options.archive = {.n_recalled = 1000, .k_dtype = cache.dtype, .v_dtype = cache.dtype};
+    if (cache.policy.heavy == 0) options.archive.heads = {0};  // none in the other layers
   }
   Pair pair(model.path, options);
   body(pair, cache.dtype);

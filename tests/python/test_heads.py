@@ -117,11 +117,13 @@ def test_snapshot_of_some_heads(ranked: Path) -> None:
     for token in range(5):
         following = [(0, np.array([token], np.int32))]
         np.testing.assert_array_equal(one.step(following), other.step(following))
+    all_heads = session_of(ranked).save(0, list(range(30)), "")
+    session_of(ranked, archive_heads=0.99).load(0, all_heads)
     for share in (0.25, 1):
         with pytest.raises(ValueError, match=r"an archive of other.* heads"):
             session_of(ranked, archive_heads=share).load(0, data)
     with pytest.raises(ValueError, match="an archive of other heads"):
-        other.load(0, session_of(ranked).save(0, list(range(30)), ""))
+        other.load(0, all_heads)
 
 
 def test_generator(ranked: Path, llama: Path) -> None:
@@ -134,8 +136,8 @@ def test_generator(ranked: Path, llama: Path) -> None:
         assert generator.stats().archive_bytes > 1.5 * half > 0
     for path, more, message in (
         (llama, {"archive_heads": 0.5}, "h2o-cpp heads MODEL --write"),
-        (ranked, {"archive_heads": 0}, "archive_heads is 0"),
-        (ranked, {"archive_heads": 1.5}, r"archive_heads is 1\.5"),
+        (ranked, {"archive_heads": 0}, "archive_heads=0, expected a share above 0 and up to 1"),
+        (ranked, {"archive_heads": 1.5}, r"archive_heads=1\.5, expected a share"),
         (ranked, {"archive_heads": "most"}, "archive_heads='most', expected a number"),
         (ranked, {"archive": None, "archive_heads": 0.5}, "archive_heads=0.5 needs archive"),
     ):
@@ -143,11 +145,46 @@ def test_generator(ranked: Path, llama: Path) -> None:
             Generator(path, **(options | more))
 
 
-@pytest.mark.parametrize("heads", [[4], [-1], [1, 1]])
-def test_invalid_ranking_is_rejected(llama: Path, tmp_path: Path, heads: list[int]) -> None:
-    store_metadata(llama, tmp_path / "model.gguf", {RETRIEVAL_HEADS: heads})
-    with pytest.raises(ValueError, match=rf"has head {heads[-1]}, expected 0 to 3, each once"):
-        Generator(tmp_path / "model.gguf")
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [
+        ([4], "has head 4, which does not exist"),
+        ([-1], "has head -1, which does not exist"),
+        ([1, 1], "has head 1 twice"),
+        ([], "is empty"),
+        ("1", "h2o.retrieval_heads"),
+    ],
+)
+def test_invalid_ranking_matters_only_if_it_is_used(
+    llama: Path, tmp_path: Path, heads: Any, message: str
+) -> None:
+    path = tmp_path / "model.gguf"
+    store_metadata(llama, path, {RETRIEVAL_HEADS: heads})
+    with Generator(path, hh=8, archive="f16", n_ctx=N_CTX) as generator:
+        assert len(generator.logits([1, 2])) == 2
+    with pytest.raises(ValueError, match=message):
+        Generator(path, hh=8, archive="f16", archive_heads=0.5)
+
+
+def test_ranked_head_with_a_window_is_rejected(data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    store_metadata(data / "golden" / "gemma2.gguf", path, {RETRIEVAL_HEADS: [2, 0]})
+    with pytest.raises(ValueError, match="has head 0, whose layer has a window"):
+        Generator(path, hh=8, archive="f16", archive_heads=0.5)
+
+
+def test_states_of_other_heads_are_apart(ranked: Path, tmp_path: Path) -> None:
+    """In a prefix cache on disk, each is found again."""
+    options: dict[str, Any] = {
+        "hh": 8, "archive": "f16", "n_ctx": N_CTX, "n_batch": 8, "prefix_cache": "1MiB",
+        "prefix_cache_disk": tmp_path,
+    }  # fmt: skip
+    prompt = [int(token) for token in random_tokens(0)[:36]]
+    for cached in (False, True):
+        for share in (0.5, 0.25, None):
+            with Generator(ranked, **options, archive_heads=share) as generator:
+                found = generator.generate(prompt, max_tokens=2, seed=1)
+                assert (found.cached_tokens > 0) == cached
 
 
 class TestCommand:

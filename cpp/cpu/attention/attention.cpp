@@ -51,7 +51,7 @@ class Attend {
     store();
     if (recalls_) recall();
     const int64_t work = 2 * n_logits_ * cache_.head_dim;
-    if (work < kParallelWork || divides_evenly()) {
+    if (work < kParallelWork || divides_evenly(n_tiles_)) {
       by_tiles(work);
     } else {
       by_blocks(work);
@@ -157,10 +157,11 @@ class Attend {
     const auto tiles = [&](const Segment& segment) {
       return recalls(segment) ? n_tiles(segment) / cache_.n_kv_heads * std::ssize(heads) : 0;
     };
-    if (divides_evenly()) {
-      int64_t n_tiles = 0;
-      for (const Segment& segment : batch_.segments) n_tiles += tiles(segment);
-      pool_.for_each(n_tiles, [&](int thread, int64_t index) {
+    int64_t n_recalling = 0;
+    for (const Segment& segment : batch_.segments) n_recalling += tiles(segment);
+    // The workspace has room for the parts of some tiles, counted with those that recall nothing.
+    if (divides_evenly(n_recalling) || n_tiles_ > work_.n_tiles()) {
+      pool_.for_each(n_recalling, [&](int thread, int64_t index) {
         for_range(index, index + 1, tiles, [&](const Segment& segment, int64_t i, int64_t) {
           recall_->attend(rows(segment, i), thread);
         });
@@ -199,9 +200,9 @@ class Attend {
 
   // Are there enough tiles to keep all threads busy? Then exponentials are still in cache when they
   // are read again.
-  bool divides_evenly() const {
-    return pool_.size() == 1 || n_tiles_ >= kTilesPerThread * pool_.size() ||
-           (batch_.segments.size() == 1 && n_tiles_ % pool_.size() == 0);
+  bool divides_evenly(int64_t n_tiles) const {
+    return pool_.size() == 1 || n_tiles >= kTilesPerThread * pool_.size() ||
+           (batch_.segments.size() == 1 && n_tiles % pool_.size() == 0);
   }
 
   // Each thread processes all keys of a tile.

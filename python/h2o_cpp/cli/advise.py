@@ -119,7 +119,7 @@ def _print(found: Advice) -> None:
         _print_costs(found, found, mebibytes(found.cache_bytes))
     if (with_archive := found.archived) is not None:
         options = "".join(
-            f" --{name} {value:g}"
+            f" --{name} {value}"
             for name, value in (
                 ("archive-pages", with_archive.archive_pages),
                 ("archive-heads", with_archive.archive_heads),

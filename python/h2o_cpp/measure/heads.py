@@ -45,25 +45,27 @@ def rank_heads(
     policy = Policy.h2o(n_ctx - 1, 1)  # keeps every token, with the attention that it received
     session = open_session(model, policy, n_ctx=n_ctx, n_batch=min(n_ctx, 512))
     shares = np.zeros((model.n_layers, model.n_kv_heads))
+    recorded: list[int] = []  # layers: with a window, attention is not
     for sample in samples:
         session.reset(0)
         prompt, fact = sample.prompt, slice(len(sample.before), len(sample.before + sample.fact))
         for chunk in chunks(session, np.asarray(prompt[:-1], np.int32)):
             session.step([(0, chunk)])
             progress(len(chunk))
+        recorded = [i for i in range(model.n_layers) if session.kept(i, 0, 0)[1].any()]
+        if not recorded:
+            raise ValueError("every layer has a window: no head can find facts far back")
         before = _attention(session, model, fact)
         for chunk in chunks(session, np.asarray([prompt[-1], *sample.answer[:-1]], np.int32)):
             session.step([(0, chunk)])
             progress(len(chunk))
         gained = _attention(session, model, fact) - before
-        shares += gained / gained.sum() / len(samples)
+        shares += gained / max(gained.sum(), np.finfo(np.float64).tiny) / len(samples)
     order = np.argsort(-shares, axis=None, kind="stable")
-    # With a window, attention is not recorded.
-    recorded = [bool(session.kept(layer, 0, 0)[1].any()) for layer in range(model.n_layers)]
     return [
         RankedHead(int(layer), int(kv_head), float(shares[layer, kv_head]))
         for layer, kv_head in zip(*np.unravel_index(order, shares.shape), strict=True)
-        if recorded[layer]
+        if layer in recorded
     ]
 
 

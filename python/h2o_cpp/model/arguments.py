@@ -126,12 +126,15 @@ def archive_arguments(
     both = [archive, archive] if isinstance(archive, str) else archive
     if not (isinstance(both, tuple | list) and [type(t) for t in both] == [str, str]):
         raise ValueError(f"archive={archive!r}, expected a type or a pair of types (K, V)")
+    share = 1.0 if heads is None else check_float("archive_heads", heads)
+    if not 0 < share <= 1:
+        raise ValueError(f"archive_heads={heads!r}, expected a share above 0 and up to 1")
     return {
         "n_recalled": n_recalled,
         "archive_k_dtype": both[0],
         "archive_v_dtype": both[1],
         "archive_dir": directory_of("archive_dir", directory),
-        "archive_heads": 1.0 if heads is None else check_float("archive_heads", heads),
+        "archive_heads": share,
     }
 
 

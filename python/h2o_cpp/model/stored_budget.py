@@ -79,5 +79,7 @@ def store_budget(
     """
     types = kv_dtype if isinstance(kv_dtype, str) else ",".join(kv_dtype)
     store_metadata(
-        source, output, {HH: hh, POLICY: policy, N_CTX: n_ctx, LOSS: loss, KV_DTYPE: types}
+        source,
+        output,
+        {HH: float(hh), POLICY: policy, N_CTX: n_ctx, LOSS: float(loss), KV_DTYPE: types},
     )

@@ -7,13 +7,13 @@ import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeAlias
 
 from h2o_cpp import _core
 from h2o_cpp.model.atomic import atomic_output, check_output
 
 # A float is stored as f64, an integer as u32, and integers as i32.
-Value = str | float | int | Sequence[int]
+Value: TypeAlias = str | float | int | Sequence[int]
 
 _ALIGNMENT = 32  # GGUF's default alignment
 _COUNTS = struct.Struct("<4sIQQ")  # GGUF header: magic, version, tensor count, metadata count
