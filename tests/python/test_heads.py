@@ -127,20 +127,21 @@ def test_snapshot_of_some_heads(ranked: Path) -> None:
 
 
 def test_generator(ranked: Path, llama: Path) -> None:
-    tokens, options = list(range(20)), {"hh": 8, "archive": "f16", "n_ctx": N_CTX}
+    tokens, options = list(range(20)), dict[str, Any](hh=8, archive="f16", n_ctx=N_CTX)
     with Generator(ranked, **options, archive_heads=0.5) as generator:
         generator.generate(tokens, max_tokens=15, seed=1)
         half = generator.stats().archive_bytes
     with Generator(ranked, **options) as generator:
         generator.generate(tokens, max_tokens=15, seed=1)
         assert generator.stats().archive_bytes > 1.5 * half > 0
-    for path, more, message in (
+    invalid: list[tuple[Path, dict[str, Any], str]] = [
         (llama, {"archive_heads": 0.5}, "h2o-cpp heads MODEL --write"),
         (ranked, {"archive_heads": 0}, "archive_heads=0, expected a share above 0 and up to 1"),
         (ranked, {"archive_heads": 1.5}, r"archive_heads=1\.5, expected a share"),
         (ranked, {"archive_heads": "most"}, "archive_heads='most', expected a number"),
         (ranked, {"archive": None, "archive_heads": 0.5}, "archive_heads=0.5 needs archive"),
-    ):
+    ]
+    for path, more, message in invalid:
         with pytest.raises(ValueError, match=message):
             Generator(path, **(options | more))
 
