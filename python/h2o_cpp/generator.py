@@ -81,7 +81,7 @@ class Generator(LoadedModel):
             downloaded and needs the extra `pull`.
         hh: the budget, a fraction of n_ctx or a number of tokens (2 or more): half heavy hitters,
             half recent tokens. The paper's "H2O (20%)" is hh=0.2. None: the full cache. "auto":
-            the budget that `h2o-cpp advise` stored in the file.
+            the budget, and archive, that `h2o-cpp advise` stored in the file.
         cache_memory: instead of hh, the bytes of each sequence's cache: a fraction of a full f16
             cache (0.1 or "10%") or a size ("64MiB"). Keeps all tokens, in f16 or else q8_0, if they
             fit; otherwise as many as fit in q8_0, chosen by `policy` (default "contribution").

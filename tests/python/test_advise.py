@@ -222,14 +222,32 @@ def test_command_with_archive(
     (tmp_path / "text").write_text(text)
     options = ["--loss", str(LOSS), "-c", str(N_CTX), "--max-tokens", str(N_CTX)]
     options += ["--policy", "mean", "--kv-dtypes", "q8_0", "--archive", "q8_0,q4_0"]
+    options += ["--archive-pages", "1000", "--output", str(tmp_path / "model.gguf")]
     assert main(["advise", str(tiny_opt), str(tmp_path / "text"), *options]) == 0
     out = capsys.readouterr().out
     assert "| mean | q8_0, archive q8_0,q4_0 | " in out
     without, within = out.split("with an archive: ")
     assert "--archive" not in without
-    assert " --policy mean --kv-dtype q8_0 --archive q8_0,q4_0\n" in within
+    assert " --policy mean --kv-dtype q8_0 --archive q8_0,q4_0 --archive-pages 1000\n" in within
     assert "MiB, archive " in within
     assert "  needle " in within
+    hh = within.split()[1]
+    given: dict[str, Any] = {"policy": "mean", "kv_dtype": "q8_0", "n_ctx": 200, "threads": 1}
+    given |= {"archive": ("q8_0", "q4_0"), "archive_pages": 1000}
+    states = []
+    for stored in ({"hh": "auto", "n_ctx": 200, "threads": 1}, {"hh": float(hh), **given}):
+        with Generator(tmp_path / "model.gguf", **stored) as generator:
+            generator.read(text[:400])
+            states.append(generator.stats())
+    assert states[0].cache_bytes == states[1].cache_bytes
+    assert states[0].archive_bytes == states[1].archive_bytes > 0
+    with Generator(tmp_path / "model.gguf", hh=0.5, n_ctx=200, threads=1) as generator:
+        generator.read(text[:400])
+        assert generator.stats().archive_bytes == 0
+    store_budget(tmp_path / "model.gguf", **STORED)  # without an archive
+    with Generator(tmp_path / "model.gguf", hh="auto", n_ctx=200, threads=1) as generator:
+        generator.read(text[:400])
+        assert generator.stats().archive_bytes == 0
 
 
 @pytest.mark.parametrize("alignment", [32, 256])

@@ -3,8 +3,8 @@
 Measures the perplexity of the text with the full cache, and bisects the budget of each policy.
 If perplexity does not always fall as the budget grows, a budget below the advised one may be as
 good. Types of K and V are compared by bytes. --archive also finds the smallest cache whose
-evicted tokens are archived. --write stores the budget without an archive in the file, for
---hh auto.
+evicted tokens are archived. --write stores the budget in the file, for --hh auto: with the
+archive, if one was given.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import add_force, add_model, add_text, add_text_tokens, add_threads
 from h2o_cpp.cli.parser import Parser
-from h2o_cpp.measure.advice import Advice, Archived, advise
+from h2o_cpp.measure.advice import Advice, Archived, Recall, advise
 from h2o_cpp.model.cache_memory import KvDType
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.stored_budget import store_budget
@@ -87,14 +87,17 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(found)
     if args.write or args.output is not None:
+        advised = found.archived or found
         store_budget(
             found.model,
             args.output,
-            hh=found.hh,
+            hh=advised.hh,
             policy=found.policy,
             n_ctx=found.n_ctx,
-            loss=found.loss,
+            loss=advised.loss,
             kv_dtype=found.kv_dtype,
+            archive=None if found.archived is None else found.archived.archive,
+            **(Recall() if found.archived is None else found.archived.recall),
         )
         print(f"wrote {args.output or found.model}, for --hh auto", file=sys.stderr)
     return 0
@@ -119,11 +122,8 @@ def _print(found: Advice) -> None:
         _print_costs(found, found, mebibytes(found.cache_bytes))
     if (with_archive := found.archived) is not None:
         options = "".join(
-            f" --{name} {value}"
-            for name, value in (
-                ("archive-pages", with_archive.archive_pages),
-                ("archive-heads", with_archive.archive_heads),
-            )
+            f" --{name.replace('_', '-')} {value}"
+            for name, value in with_archive.recall.items()
             if value is not None
         )
         print(

@@ -15,7 +15,16 @@ from h2o_cpp.cli.parser import Parser
 from h2o_cpp.model.capacity import ModelShape, capacity, slab_bytes
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import budget_policy
-from h2o_cpp.model.stored_budget import HH, KV_DTYPE, LOSS, N_CTX, POLICY
+from h2o_cpp.model.stored_budget import (
+    ARCHIVE,
+    ARCHIVE_HEADS,
+    ARCHIVE_PAGES,
+    HH,
+    KV_DTYPE,
+    LOSS,
+    N_CTX,
+    POLICY,
+)
 
 _LONG = 8  # longer arrays are counted, not shown
 _CACHE_TOKENS = 1000
@@ -124,7 +133,9 @@ def _budget(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
     if HH not in metadata:
         return None
     keys = {"hh": HH, "policy": POLICY, "n_ctx": N_CTX, "loss": LOSS, "kv_dtype": KV_DTYPE}
-    return {name: metadata.get(key) for name, key in keys.items()}
+    budget = {name: metadata.get(key) for name, key in keys.items()}
+    archive = {"archive": ARCHIVE, "archive_pages": ARCHIVE_PAGES, "archive_heads": ARCHIVE_HEADS}
+    return budget | {name: metadata[key] for name, key in archive.items() if key in metadata}
 
 
 def mebibytes(n: int) -> str:

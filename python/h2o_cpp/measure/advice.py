@@ -83,6 +83,11 @@ class Archived:
     needle: Needle
     tokens_per_second: float  # as in Advice
 
+    @property
+    def recall(self) -> Recall:
+        """The options of the archive besides its types."""
+        return {"archive_pages": self.archive_pages, "archive_heads": self.archive_heads}
+
 
 @dataclass(frozen=True)
 class Advice:

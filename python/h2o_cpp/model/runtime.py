@@ -25,7 +25,7 @@ from h2o_cpp.model.session import (
     core_policies,
     open_model,
 )
-from h2o_cpp.model.stored_budget import Budget, resolve_budget, resolve_types
+from h2o_cpp.model.stored_budget import Budget, resolve_archive, resolve_budget, resolve_types
 from h2o_cpp.model.tokenizer import Tokenizer
 
 _log = logging.getLogger("h2o_cpp")
@@ -73,10 +73,14 @@ def open_runtime(
     """Load a model. Arguments and errors as for Generator."""
     n_batch = check_int("n_batch", n_batch, 1, _MAX_ROWS)
     disk_bytes = prefix_disk_bytes(prefix_cache_disk, prefix_cache_disk_bytes)
+    archive_arguments(archive, archive_pages, archive_dir, archive_heads)  # checks them
+    model = open_model(path, device=device, threads=threads, max_resident=max_resident, exact=exact)
+    archive, archive_pages, archive_heads = resolve_archive(
+        hh, archive, archive_pages, archive_heads, model.file
+    )
     recall = archive_arguments(archive, archive_pages, archive_dir, archive_heads)
     if archive is not None and positions == "auto":
         positions = "original"  # as the core does with an archive
-    model = open_model(path, device=device, threads=threads, max_resident=max_resident, exact=exact)
     n_ctx = check_context(n_ctx, model.n_ctx_train)
     if cache_memory is not None:
         if hh is not None or recent is not None or not (policy is None or isinstance(policy, str)):

@@ -15,6 +15,8 @@ P = TypeVar("P")  # a policy argument
 KvDType: TypeAlias = str | tuple[str, str]
 HH, POLICY, N_CTX, LOSS = "h2o.hh", "h2o.policy", "h2o.n_ctx", "h2o.loss"
 KV_DTYPE = "h2o.kv_dtype"
+ARCHIVE, ARCHIVE_PAGES = "h2o.archive", "h2o.archive_pages"
+ARCHIVE_HEADS = "h2o.archive_heads"
 
 
 def resolve_budget(
@@ -56,10 +58,33 @@ def resolve_types(hh: Budget, kv_dtype: KvDType | None, file: _core.GgufFile) ->
     """
     if kv_dtype is not None:
         return kv_dtype
-    stored = file.metadata().get(KV_DTYPE, "f16") if hh == "auto" else "f16"
+    return _types(file, KV_DTYPE) if hh == "auto" and KV_DTYPE in file.metadata() else "f16"
+
+
+def resolve_archive(
+    hh: Budget,
+    archive: KvDType | None,
+    pages: int | None,
+    heads: float | None,
+    file: _core.GgufFile,
+) -> tuple[KvDType | None, int | None, float | None]:
+    """archive, archive_pages and archive_heads; if archive is None and hh is "auto", the file's
+    recommendation.
+
+    Raises ValueError if the types are invalid.
+    """
+    metadata = file.metadata()
+    if archive is not None or hh != "auto" or ARCHIVE not in metadata:
+        return archive, pages, heads
+    return _types(file, ARCHIVE), metadata.get(ARCHIVE_PAGES), metadata.get(ARCHIVE_HEADS)
+
+
+def _types(file: _core.GgufFile, key: str) -> KvDType:
+    """A type, or two, separated by a comma."""
+    stored = file.metadata()[key]
     types = stored.split(",") if isinstance(stored, str) else []
     if not 1 <= len(types) <= 2 or not all(types):
-        raise ValueError(f"{file.path}: {KV_DTYPE} is {stored!r}, expected a type, or two")
+        raise ValueError(f"{file.path}: {key} is {stored!r}, expected a type, or two")
     return types[0] if len(types) == 1 else (types[0], types[1])
 
 
@@ -72,14 +97,30 @@ def store_budget(
     n_ctx: int,
     loss: float,
     kv_dtype: KvDType = "f16",
+    archive: KvDType | None = None,
+    archive_pages: int | None = None,
+    archive_heads: float | None = None,
 ) -> None:
     """Rewrite a GGUF file with this recommended budget, as store_metadata().
 
-    hh, policy, kv_dtype: as for Generator. n_ctx, loss: the context and the measured loss there.
+    hh, policy, kv_dtype, archive...: as for Generator. n_ctx, loss: the context and the measured
+    loss there.
     """
-    types = kv_dtype if isinstance(kv_dtype, str) else ",".join(kv_dtype)
+
+    def joined(types: KvDType) -> str:
+        return types if isinstance(types, str) else ",".join(types)
+
     store_metadata(
         source,
         output,
-        {HH: float(hh), POLICY: policy, N_CTX: n_ctx, LOSS: float(loss), KV_DTYPE: types},
+        {
+            HH: float(hh),
+            POLICY: policy,
+            N_CTX: n_ctx,
+            LOSS: float(loss),
+            KV_DTYPE: joined(kv_dtype),
+            ARCHIVE: None if archive is None else joined(archive),
+            ARCHIVE_PAGES: archive_pages,
+            ARCHIVE_HEADS: None if archive_heads is None else float(archive_heads),
+        },
     )

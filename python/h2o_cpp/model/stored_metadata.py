@@ -22,9 +22,9 @@ _COUNTS = struct.Struct("<4sIQQ")  # GGUF header: magic, version, tensor count, 
 def store_metadata(
     source: str | os.PathLike[str],
     output: str | os.PathLike[str] | None,
-    values: Mapping[str, Value],
+    values: Mapping[str, Value | None],
 ) -> None:
-    """Rewrite a GGUF file with these keys added or replaced.
+    """Rewrite a GGUF file with these keys added or replaced; those with None are removed.
 
     source: a GGUF file; for a split model, the first part.
     output: the file to write; None: replace `source`. It is complete or unchanged.
@@ -37,7 +37,11 @@ def store_metadata(
     file = _core.GgufFile(path)
     entries = dict(file.metadata_entries())
     begin = _COUNTS.size + sum(map(len, entries.values()))
-    entries |= {key: _string(key) + _packed(value) for key, value in values.items()}
+    for key, value in values.items():
+        if value is None:
+            entries.pop(key, None)
+        else:
+            entries[key] = _string(key) + _packed(value)
     from shutil import copyfileobj  # slow to import
 
     alignment = file.metadata().get("general.alignment", _ALIGNMENT)
