@@ -133,9 +133,10 @@ __global__ void __launch_bounds__(kWarp)
   wait_for_previous();
   const bool decodes = segments != nullptr;
   const Segment segment = decodes ? segments[blockIdx.x] : chunk;
+  if (decodes && segment.n_rows != 1) return;
   const int32_t kv_head = blockIdx.y;
   const int32_t index = cache.archive_heads[kv_head];
-  if (index < 0 || (decodes && segment.n_rows != 1)) return;
+  if (index < 0) return;
   const Evicted evicted(cache, segment, kv_head);
   const int64_t first = decodes ? 0 : blockIdx.x;
   if (first >= evicted.n) return;
@@ -161,10 +162,10 @@ __global__ void __launch_bounds__(kWarp)
   for (int64_t i = first; i < evicted.n; ++i) {
     if (evicted.position(i) / page_tokens != page) continue;
     const KvRow row = evicted.row(i);
-    const int64_t at = int64_t{page} * page_tokens + count;
-    store(cache.v_dtype, row.v, archive.v_dtype, head.v + at * archive.v_row_bytes,
+    const int32_t at = page * page_tokens + count;
+    store(cache.v_dtype, row.v, archive.v_dtype, head.v + int64_t{at} * archive.v_row_bytes,
           archive.v_row_bytes, grid, cache.head_dim, scratch, stored);
-    store(cache.k_dtype, row.k, archive.k_dtype, head.k + at * archive.k_row_bytes,
+    store(cache.k_dtype, row.k, archive.k_dtype, head.k + int64_t{at} * archive.k_row_bytes,
           archive.k_row_bytes, grid, cache.head_dim, scratch, stored);
     ++count;
   }

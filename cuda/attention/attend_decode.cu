@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kFinishThreads)
   const int32_t length = split_length(used);
   const int n_splits = (used + length - 1) / length;
   const int64_t query = int64_t{segment.sequence} * cache.n_heads + kv_head * group;
-  if (recalled.n > 0 && !has_archived(cache, segment, kv_head)) recalled.n = 0;
+  if (recalled.n > 0 && !has_archived(cache, policy, segment.position, kv_head)) recalled.n = 0;
 
   auto* softmax = reinterpret_cast<Softmax*>(shared);
   for (int h = threadIdx.x / kWarp; h < group; h += kFinishThreads / kWarp) {

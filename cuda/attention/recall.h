@@ -14,10 +14,10 @@ namespace h2o::cuda {
 
 struct PrefillStep;
 
-// Does this kv_head of a segment have archived tokens?
-H2O_HD inline bool has_archived(const KvView& cache, const Segment& segment, int32_t kv_head) {
-  return cache.archive_heads[kv_head] >= 0 &&
-         cache.policies[segment.sequence].kept(segment.position) < segment.position;
+// Does this kv_head of a sequence of this length have archived tokens?
+H2O_HD inline bool has_archived(const KvView& cache, const KvPolicy& policy, int32_t length,
+                                int32_t kv_head) {
+  return policy.kept(length) < length && cache.archive_heads[kv_head] >= 0;
 }
 
 // Partial results over recalled pages, each with its own softmax: those of query head h of row i

@@ -63,7 +63,8 @@ struct RecallRow {
         place(step.segments != nullptr ? segment.sequence : i),
         row(segment.row + (step.segments != nullptr ? 0 : step.first + i)),
         recalls((step.segments == nullptr || segment.n_rows == 1) &&
-                has_archived(step.cache, segment, kv_head)),
+                has_archived(step.cache, step.cache.policies[segment.sequence], segment.position,
+                             kv_head)),
         n_pages((segment.position - 1) / step.archive.page_tokens + 1) {}
 
   __device__ ArchiveHead head(const RecallStep& step, int32_t kv_head) const {

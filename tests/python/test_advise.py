@@ -241,6 +241,8 @@ def test_command_with_archive(
             states.append(generator.stats())
     assert states[0].cache_bytes == states[1].cache_bytes
     assert states[0].archive_bytes == states[1].archive_bytes > 0
+    assert main(["info", str(tmp_path / "model.gguf")]) == 0
+    assert " in q8_0, archive in q8_0,q4_0, 1000 pages, which costs" in capsys.readouterr().out
     with Generator(tmp_path / "model.gguf", hh=0.5, n_ctx=200, threads=1) as generator:
         generator.read(text[:400])
         assert generator.stats().archive_bytes == 0

@@ -162,11 +162,23 @@ def _text(key: str, value: Any) -> str:
     return str(value)
 
 
-def _budget_text(hh: object, policy: object, n_ctx: object, loss: object, kv_dtype: object) -> str:
+def _budget_text(
+    hh: object,
+    policy: object,
+    n_ctx: object,
+    loss: object,
+    kv_dtype: object,
+    archive: object = None,
+    archive_pages: object = None,
+    archive_heads: object = None,
+) -> str:
     """The budget for --hh auto, and its measured cost."""
     text = f"--hh auto is {hh:g}" if isinstance(hh, float) else f"--hh auto is {hh!r}"
     text += f" by {policy}" if policy is not None else ""
     text += f" in {kv_dtype}" if kv_dtype is not None else ""
+    text += f", archive in {archive}" if archive is not None else ""
+    text += f" of {archive_heads:.0%} of the heads" if isinstance(archive_heads, float) else ""
+    text += f", {archive_pages} pages" if archive_pages is not None else ""
     if isinstance(loss, float):
         text += f", which costs {loss:.2%}" + (f" at {n_ctx} tokens" if n_ctx is not None else "")
     return text
