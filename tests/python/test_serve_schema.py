@@ -42,6 +42,7 @@ OPERATIONS = [
     ("GET", "/api/version"),
     ("POST", "/api/chat"),
     ("POST", "/api/embed"),
+    ("POST", "/api/embeddings"),
     ("POST", "/api/generate"),
     ("POST", "/api/show"),
     ("POST", "/v1/messages"),

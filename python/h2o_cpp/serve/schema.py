@@ -50,10 +50,11 @@ class Schema(BaseModel):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """Include the ignored fields."""
+        """Include the ignored fields; other fields may be null."""
         found = handler.resolve_ref_schema(handler(schema))
         found["properties"] = {
             **found.get("properties", {}),
             **{name: {"description": "ignored"} for name in cls.ignored},
         }
+        found["additionalProperties"] = {"type": "null"}
         return found
