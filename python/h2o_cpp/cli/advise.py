@@ -14,17 +14,23 @@ import json
 import sys
 from dataclasses import asdict
 
-from h2o_cpp.cli.argument_types import gguf_output, names
+from h2o_cpp.cli.argument_types import names
 from h2o_cpp.cli.cache_options import add_archive, add_n_batch, add_n_ctx
 from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.info import mebibytes
-from h2o_cpp.cli.options import add_force, add_model, add_text, add_text_tokens, add_threads
+from h2o_cpp.cli.options import (
+    add_model,
+    add_store,
+    add_text,
+    add_text_tokens,
+    add_threads,
+    stores,
+)
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.advice import Advice, Archived, Recall, advise
 from h2o_cpp.model.cache_memory import KvDType
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.stored_budget import store_budget
-from h2o_cpp.model.stored_metadata import metadata_output
 
 
 def add_arguments(parser: Parser) -> None:
@@ -52,22 +58,12 @@ def add_arguments(parser: Parser) -> None:
     add_archive(parser)
     add_threads(parser)
     parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
-    parser.add_argument(
-        "--write", action="store_true", help="store the budget in the model file (default: off)"
-    )
-    parser.add_argument(
-        "-o", "--output", type=gguf_output, metavar="FILE",
-        help="store it in a copy of the model file (default: none)",
-    )  # fmt: skip
-    add_force(parser)
+    add_store(parser, "the budget")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.write and args.output is not None:
-        raise ValueError("give either --write or --output, not both")
     model, text = find_model(args.model), read_text(args.file)
-    if args.write or args.output is not None:
-        metadata_output(model, args.output, overwrite=args.write or args.force)
+    stored = stores(args, model)
     found = advise(
         model,
         text,
@@ -86,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(asdict(found), indent=2))
     else:
         _print(found)
-    if args.write or args.output is not None:
+    if stored:
         advised = found.archived or found
         store_budget(
             found.model,

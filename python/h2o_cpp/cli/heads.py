@@ -12,16 +12,15 @@ import json
 import sys
 from dataclasses import asdict
 
-from h2o_cpp.cli.argument_types import gguf_output
 from h2o_cpp.cli.cache_options import add_n_ctx
-from h2o_cpp.cli.options import add_force, add_model, add_threads
+from h2o_cpp.cli.options import add_model, add_store, add_threads, stores
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.heads import RETRIEVAL_HEADS, TASKS, rank_heads
 from h2o_cpp.measure.retrieval.tasks import make_samples
 from h2o_cpp.model.arguments import check_context, check_int
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.session import open_model
-from h2o_cpp.model.stored_metadata import metadata_output, store_metadata
+from h2o_cpp.model.stored_metadata import store_metadata
 from h2o_cpp.model.tokenizer import Tokenizer
 
 _LENGTH = 1000
@@ -41,23 +40,12 @@ def add_arguments(parser: Parser) -> None:
     )  # fmt: skip
     add_threads(parser)
     parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
-    parser.add_argument(
-        "--write", action="store_true", help="store the ranking in the model file (default: off)"
-    )
-    parser.add_argument(
-        "-o", "--output", type=gguf_output, metavar="FILE",
-        help="store it in a copy of the model file (default: none)",
-    )  # fmt: skip
-    add_force(parser)
+    add_store(parser, "the ranking")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.write and args.output is not None:
-        raise ValueError("give either --write or --output, not both")
     path = find_model(args.model)
-    stores = args.write or args.output is not None
-    if stores:
-        metadata_output(path, args.output, overwrite=args.write or args.force)
+    stored = stores(args, path)
     n_samples = check_int("samples", args.samples, 1)
     model = open_model(path, device="cpu", threads=args.threads)
     length = min(model.n_ctx_train, _LENGTH)
@@ -86,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
             f"\nof the attention of {len(heads)} heads to the facts of {len(samples)} prompts of "
             f"up to {length} tokens, while the answers are written"
         )
-    if stores:
+    if stored:
         ranked = [head.layer * model.n_kv_heads + head.kv_head for head in heads]
         store_metadata(path, args.output, {RETRIEVAL_HEADS: ranked})
         print(f"wrote {args.output or path}, for --archive-heads", file=sys.stderr)

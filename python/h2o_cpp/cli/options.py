@@ -12,6 +12,7 @@ from shlex import quote
 from typing import Any
 
 from h2o_cpp import BUNDLED_MODEL, Generator
+from h2o_cpp.cli.argument_types import gguf_output
 from h2o_cpp.cli.cache_options import MAX_SEQUENCES, add_cache
 from h2o_cpp.cli.files import STANDARD, read_text
 from h2o_cpp.cli.parser import Arguments, Once, Parser
@@ -19,6 +20,7 @@ from h2o_cpp.cli.sampling import add_sampling, sampling_options
 from h2o_cpp.generation.request import ENDLESS, StreamOptions
 from h2o_cpp.model.library import pulled_models
 from h2o_cpp.model.model_files import find_model
+from h2o_cpp.model.stored_metadata import metadata_output
 
 # The inputs of find_model.
 MODEL = "GGUF file, a directory with one, the name of a pulled model, or hf://org/name"
@@ -184,6 +186,28 @@ def add_force(parser: Arguments) -> None:
     parser.add_argument(
         "--force", action="store_true", help="replace the file if it exists (default: refuse)"
     )
+
+
+def add_store(parser: Parser, what: str) -> None:
+    """Add --write, --output and --force, for stores()."""
+    parser.add_argument(
+        "--write", action="store_true", help=f"store {what} in the model file (default: off)"
+    )
+    parser.add_argument(
+        "-o", "--output", type=gguf_output, metavar="FILE",
+        help="store it in a copy of the model file (default: none)",
+    )  # fmt: skip
+    add_force(parser)
+
+
+def stores(args: argparse.Namespace, model: str) -> bool:
+    """Whether the result is stored, in args.output or the model file. Raises errors about it."""
+    if args.write and args.output is not None:
+        raise ValueError("give either --write or --output, not both")
+    if not args.write and args.output is None:
+        return False
+    metadata_output(model, args.output, overwrite=args.write or args.force)
+    return True
 
 
 def generator_options(args: argparse.Namespace, *, many: bool = False) -> dict[str, Any]:

@@ -96,7 +96,7 @@ class TokenizerSettings:
 
 
 def end_ids(config: Config) -> list[int]:
-    """The ids that end an output, of which there may be several."""
+    """eos_token_id: one id, or a list of several."""
     ids = config.get("eos_token_id")
     return [id for id in (ids if isinstance(ids, list) else [ids]) if isinstance(id, int)]
 

@@ -101,7 +101,7 @@ def store_budget(
     archive_pages: int | None = None,
     archive_heads: float | None = None,
 ) -> None:
-    """Rewrite a GGUF file with this recommended budget, as store_metadata().
+    """Store a recommended budget in a GGUF file, for hh="auto"; see store_metadata().
 
     hh, policy, kv_dtype, archive...: as for Generator. n_ctx, loss: the context and the measured
     loss there.
