@@ -90,8 +90,6 @@ int32_t finish_of(Finish finish) {
 
 SessionOptions session_options(const h2o_session_options* options, int32_t n_ctx_train) {
   const auto o = given(options, h2o_session_options H2O_SESSION_OPTIONS);
-  require(o.archive_heads >= 0 && o.archive_heads <= 1, "archive_heads is ", o.archive_heads,
-          ", expected a share up to 1, or 0 for all");
   const int32_t n_ctx = o.n_ctx == 0 ? std::min(n_ctx_train, kDefaultContext) : o.n_ctx;
   require(n_ctx > 0, "n_ctx is ", n_ctx, ", expected 1 or more");
   return {.policies = {policy_of(o, n_ctx)},
