@@ -14,7 +14,9 @@
 namespace h2o::cuda {
 namespace {
 
-constexpr int kFinishThreads = 512;
+// For few blocks, more threads hide latency; with fewer, more blocks fit.
+constexpr int kMostThreads = 512, kFewThreads = 128;
+constexpr int kManyBlocks = 264;  // two on each of 132 multiprocessors
 constexpr int kMergeParts = 4;
 
 // The softmax of a query head over all splits.
@@ -49,17 +51,17 @@ __device__ Softmax merge(const Partials& partials, const RecalledSums& recalled,
   return {most, 1 / fmaxf(warp_sum(sum), FLT_MIN)};
 }
 
-// Calls put(i, element i of [group, head_dim]) for a kv_head, merged from the splits. The block is
-// divided into as many parts as fit; each sums every n-th split, and their sums are added in order.
-template <class Put>
+// Calls put(i, element i of [group, head_dim]) for a kv_head, merged from the splits. Each of up to
+// kMergeParts parts sums every n-th split, and their sums are added in order; threads that are left
+// over take parts, without affecting the result.
+template <int kThreads, class Put>
 __device__ void merge_outputs(const Partials& partials, const RecalledSums& recalled,
                               const Softmax* softmax, int64_t query, int group, int head_dim,
                               int n_splits, const Put& put) {
-  __shared__ float sums[kFinishThreads];
+  __shared__ float sums[kMostThreads];
   const int width = group * head_dim;
-  const int parts = max(1, min(kMergeParts, kFinishThreads / width));
-  const int part = parts > 1 ? threadIdx.x / width : 0;
-  const auto weighed = [&](int i) {
+  const int parts = max(1, min(kMergeParts, kMostThreads / width));
+  const auto weighed = [&](int i, int part) {
     const int h = i / head_dim;
     const int64_t first = (query + h) * partials.n_splits;
     float sum = 0;
@@ -76,25 +78,29 @@ __device__ void merge_outputs(const Partials& partials, const RecalledSums& reca
     return sum;
   };
   if (parts == 1) {
-    for (int i = threadIdx.x; i < width; i += kFinishThreads) {
-      put(i, weighed(i) * softmax[i / head_dim].inverse);
+    for (int i = threadIdx.x; i < width; i += kThreads) {
+      put(i, weighed(i, 0) * softmax[i / head_dim].inverse);
     }
     return;
   }
-  if (part < parts) sums[threadIdx.x] = weighed(threadIdx.x % width);
+  for (int i = threadIdx.x; i < parts * width; i += kThreads) {
+    sums[i] = weighed(i % width, i / width);
+  }
   __syncthreads();
-  if (part > 0) return;
-  float sum = 0;
-  for (int p = 0; p < parts; ++p) sum += sums[p * width + threadIdx.x];
-  put(threadIdx.x, sum * softmax[threadIdx.x / head_dim].inverse);
+  for (int i = threadIdx.x; i < width; i += kThreads) {
+    float sum = 0;
+    for (int p = 0; p < parts; ++p) sum += sums[p * width + i];
+    put(i, sum * softmax[i / head_dim].inverse);
+  }
 }
 
 // Two blocks per (segment, kv_head): one merges the outputs, the other updates the scores.
-__global__ void __launch_bounds__(kFinishThreads)
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads)
     finish_kernel(Decode decode, KvView cache, DeviceBatch batch, QuantizedRows rounded,
                   RecalledSums recalled) {
-  float* const shared = dynamic_shared<float>();  // [group] Softmax
-  __shared__ Victim scratch[kFinishThreads / kWarp];
+  float* const shared = dynamic_shared<float>();  // [group] Softmax, padded
+  __shared__ Victim scratch[kThreads / kWarp];
   let_next_start();
   // Written by copies only.
   const Segment segment = batch.segments[blockIdx.x];
@@ -113,7 +119,7 @@ __global__ void __launch_bounds__(kFinishThreads)
   if (recalled.n > 0 && !has_archived(cache, policy, segment.position, kv_head)) recalled.n = 0;
 
   auto* softmax = reinterpret_cast<Softmax*>(shared);
-  for (int h = threadIdx.x / kWarp; h < group; h += kFinishThreads / kWarp) {
+  for (int h = threadIdx.x / kWarp; h < group; h += kThreads / kWarp) {
     const int query_head = kv_head * group + h;
     const Softmax merged =
         merge(partials, recalled, decode.changes, query_head, query + h, n_splits);
@@ -128,13 +134,13 @@ __global__ void __launch_bounds__(kFinishThreads)
     float* const out = decode.out + int64_t{segment.row} * n + first;
     if (rounded && kv_head == 0) {
       round_padding(rounded, segment.row, n / QuantizedRows::kGroup, threadIdx.x / kWarp,
-                    kFinishThreads / kWarp);
+                    kThreads / kWarp);
     }
     const auto put = [&](int i, float x) {
       out[i] = x;
       if (rounded) round_group(rounded, segment.row, (first + i) / QuantizedRows::kGroup, x);
     };
-    merge_outputs(partials, recalled, softmax, query, group, head_dim, n_splits, put);
+    merge_outputs<kThreads>(partials, recalled, softmax, query, group, head_dim, n_splits, put);
     return;
   }
 
@@ -207,9 +213,18 @@ void decode(const Stream& stream, const Attention& attention, const KvView& cach
   if ((kinds.fixed && whole == nullptr) || (kinds.rolling && rolled == nullptr)) {
     decode_splits<Single>(stream, decode, cache, batch, n_segments);
   }
-  const size_t shared = size_t{2} * (cache.n_heads / cache.n_kv_heads) * sizeof(float);
-  launch(stream, finish_kernel, dim3(n_segments, cache.n_kv_heads, 2), dim3(kFinishThreads), shared,
-         decode, cache, batch, rounded, recalled);
+  // In whole 16-byte loads, into which ptxas merges reads of two heads.
+  const size_t group = cache.n_heads / cache.n_kv_heads;
+  const size_t shared = (group + 1) / 2 * 2 * sizeof(Softmax);
+  const auto finish = [&]<int kThreads>() {
+    launch(stream, finish_kernel<kThreads>, dim3(n_segments, cache.n_kv_heads, 2), dim3(kThreads),
+           shared, decode, cache, batch, rounded, recalled);
+  };
+  if (2 * n_segments * cache.n_kv_heads > kManyBlocks) {
+    finish.template operator()<kFewThreads>();
+  } else {
+    finish.template operator()<kMostThreads>();
+  }
 }
 
 }  // namespace h2o::cuda
