@@ -11,6 +11,9 @@
 namespace h2o::cuda {
 namespace {
 
+constexpr int kMoveThreads = 256;
+constexpr int kMovedRows = 32;  // per block
+
 // Lower orders are evicted first; no two are equal.
 __device__ uint64_t order_of(const Victim& victim) {
   return make_order(victim.importance, 0xffffffffu - static_cast<uint32_t>(victim.position));
@@ -155,23 +158,29 @@ __global__ void __launch_bounds__(kSelectThreads) admit_kernel(KvView cache, Seg
   }
 }
 
-// One block per (row, kv_head): moves kept rows from the staging area to their slots.
-__global__ void move_kernel(KvView cache, Segment segment) {
+// One block per kMovedRows rows and kv_head: moves kept rows from the staging area to their slots,
+// each by a warp.
+__global__ void __launch_bounds__(kMoveThreads) move_kernel(KvView cache, Segment segment) {
   let_next_start();
   wait_for_previous();
   const KvHead head = cache.head(segment.sequence, blockIdx.y);
   if (head.policy.kept(segment.position) + int64_t{segment.n_rows} <= head.slots) return;
-  const int32_t row = blockIdx.x;
-  const int32_t slot = Admission(cache, blockIdx.y).to[row];
-  if (slot < 0) return;
-  const KvRow from = chunk_row(cache, head, cache.chunk(blockIdx.y, segment.row), row);
-  const KvRow to = slot_row(cache, head, slot);
-  copy_bytes(to.k, from.k, cache.k_row_bytes);
-  copy_bytes(to.v, from.v, cache.v_row_bytes);
-  if (threadIdx.x > 0) return;
-  if (to.score != nullptr) *to.score = *from.score;
-  if (to.value_norm != nullptr) *to.value_norm = *from.value_norm;
-  head.positions[slot] = segment.position + row;
+  const KvStaging chunk = cache.chunk(blockIdx.y, segment.row);
+  const int32_t* const slots = Admission(cache, blockIdx.y).to;
+  const auto first = static_cast<int32_t>(blockIdx.x) * kMovedRows;
+  const int32_t end = min(first + kMovedRows, segment.n_rows);
+  for (int32_t row = first + threadIdx.x / kWarp; row < end; row += kMoveThreads / kWarp) {
+    const int32_t slot = slots[row];
+    if (slot < 0) continue;
+    const KvRow from = chunk_row(cache, head, chunk, row);
+    const KvRow to = slot_row(cache, head, slot);
+    copy_bytes<kWarp>(to.k, from.k, cache.k_row_bytes);
+    copy_bytes<kWarp>(to.v, from.v, cache.v_row_bytes);
+    if (threadIdx.x % kWarp > 0) continue;
+    if (to.score != nullptr) *to.score = *from.score;
+    if (to.value_norm != nullptr) *to.value_norm = *from.value_norm;
+    head.positions[slot] = segment.position + row;
+  }
 }
 
 }  // namespace
@@ -181,8 +190,8 @@ size_t admit_workspace(const KvView& shape) { return shape.n_kv_heads * Admissio
 void admit(const Stream& stream, const KvView& cache, const Segment& segment, bool archives) {
   launch(stream, admit_kernel, dim3(cache.n_kv_heads), dim3(kSelectThreads), 0, cache, segment);
   if (archives) archive_evicted(stream, cache, segment);
-  launch(stream, move_kernel, dim3(segment.n_rows, cache.n_kv_heads), dim3(kWarp), 0, cache,
-         segment);
+  const dim3 grid((segment.n_rows + kMovedRows - 1) / kMovedRows, cache.n_kv_heads);
+  launch(stream, move_kernel, grid, dim3(kMoveThreads), 0, cache, segment);
 }
 
 }  // namespace h2o::cuda

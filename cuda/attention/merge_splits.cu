@@ -10,13 +10,18 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
 
-// One block per query. Each warp sums every kWarps-th split, and their sums are added in order.
+// Each query has kParts warps of a block: each sums every kParts-th split, and their sums are added
+// in order.
+template <int kParts>
 __global__ void __launch_bounds__(kThreads) merge_splits_kernel(PrefillStep step) {
+  constexpr int kQueries = kWarps / kParts;
   let_next_start();
   wait_for_previous();
-  float* const sums = dynamic_shared<float>();  // [kWarps, head_dim]
   const Tiles block(step.cache);
-  const int32_t kv_head = block.kv_head, t = block.tile;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int32_t kv_head = block.kv_head, t = block.tile * kQueries + warp / kParts;
+  if (t >= step.n_queries()) return;  // only if kParts is 1
+  const int part = warp % kParts;
   const int32_t head_dim = step.cache.head_dim;
   const SegmentKeys keys(step.cache, step.segment, kv_head);
   // With a key that the query sees.
@@ -25,7 +30,6 @@ __global__ void __launch_bounds__(kThreads) merge_splits_kernel(PrefillStep step
   const float* const shift = step.splits.shift + first;
   const float* const total = step.splits.total + first;
   const float* const out = step.splits.out + first * head_dim;
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
 
   float largest = -INFINITY;
   for (int s = lane; s < n_splits; s += kWarp) largest = fmaxf(largest, shift[s]);
@@ -39,22 +43,30 @@ __global__ void __launch_bounds__(kThreads) merge_splits_kernel(PrefillStep step
   }
   all = fmaxf(warp_sum(all), FLT_MIN);  // finite even if every logit is NaN
 
+  float* const to = step.out + step.offset(kv_head, t);
+  float* const sums = dynamic_shared<float>();  // [kParts, head_dim], unless kParts is 1
   for (int d = lane; d < head_dim; d += kWarp) {
     float sum = 0;
 #pragma unroll 8
-    for (int s = warp; s < n_splits; s += kWarps) {
+    for (int s = part; s < n_splits; s += kParts) {
       sum = fmaf(exp2_negative(shift[s] - largest), out[int64_t{s} * head_dim + d], sum);
     }
-    sums[warp * head_dim + d] = sum;
+    if constexpr (kParts == 1) {
+      to[d] = sum / all;
+    } else {
+      sums[part * head_dim + d] = sum;
+    }
   }
-  __syncthreads();
-  for (int d = threadIdx.x; d < head_dim; d += kThreads) {
-    float sum = sums[d];
+  if constexpr (kParts > 1) {
+    __syncthreads();
+    for (int d = threadIdx.x; d < head_dim; d += kThreads) {
+      float sum = sums[d];
 #pragma unroll
-    for (int w = 1; w < kWarps; ++w) sum += sums[w * head_dim + d];
-    step.out[step.offset(kv_head, t) + d] = sum / all;
+      for (int p = 1; p < kParts; ++p) sum += sums[p * head_dim + d];
+      to[d] = sum / all;
+    }
   }
-  if (step.lse != nullptr && threadIdx.x == 0) {
+  if (step.lse != nullptr && part == 0 && lane == 0) {
     step.lse[step.first_query(kv_head) + t] = largest + log2f(all);
   }
 }
@@ -62,8 +74,17 @@ __global__ void __launch_bounds__(kThreads) merge_splits_kernel(PrefillStep step
 }  // namespace
 
 void merge_splits(const Stream& stream, const PrefillStep& step) {
-  launch(stream, merge_splits_kernel, Tiles::grid(step.cache, step.n_queries(), 1), dim3(kThreads),
-         size_t{kWarps} * step.cache.head_dim * sizeof(float), step);
+  const auto merge = [&]<int kParts>() {
+    const size_t shared = kParts > 1 ? size_t{kParts} * step.cache.head_dim * sizeof(float) : 0;
+    launch(stream, merge_splits_kernel<kParts>,
+           Tiles::grid(step.cache, step.n_queries(), kWarps / kParts), dim3(kThreads), shared,
+           step);
+  };
+  if (step.splits.n < kWarps) {
+    merge.template operator()<1>();
+  } else {
+    merge.template operator()<kWarps>();
+  }
 }
 
 }  // namespace h2o::cuda

@@ -34,6 +34,34 @@ struct Rotation {
     x[second(i)] = a * angle.y + b * angle.x;
   }
 
+  // Heads x [n_heads, head_dim], by all kThreads threads of a block; angles [half]. Several loads
+  // are in flight.
+  template <int kThreads>
+  __device__ void apply_all(float* x, int n_heads, int head_dim, const float2* angles) const {
+    constexpr int kAtOnce = 4;
+    const int n = n_heads * half;
+    for (int start = threadIdx.x; start < n; start += kAtOnce * kThreads) {
+      float a[kAtOnce] = {}, b[kAtOnce] = {};
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int i = start + j * kThreads;
+        if (i >= n) break;
+        const float* const head = x + i / half * head_dim;
+        a[j] = head[first(i % half)];
+        b[j] = head[second(i % half)];
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int i = start + j * kThreads;
+        if (i >= n) break;
+        float* const head = x + i / half * head_dim;
+        const float2 angle = angles[i % half];
+        head[first(i % half)] = a[j] * angle.x - b[j] * angle.y;
+        head[second(i % half)] = a[j] * angle.y + b[j] * angle.x;
+      }
+    }
+  }
+
   const float* frequencies;  // [half]
   int32_t half;              // n_rot / 2; 0: no rotation
   float magnitude;

@@ -1,4 +1,4 @@
-// Copies by all threads of a block.
+// Copies by all threads of a block, or by those of a warp.
 #pragma once
 
 #include <cstddef>
@@ -6,13 +6,16 @@
 
 namespace h2o::cuda {
 
+template <int kThreads = 0>  // of a warp; 0: of the block
 __device__ inline void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
+  const unsigned n = kThreads > 0 ? kThreads : blockDim.x;
+  const unsigned first = kThreads > 0 ? threadIdx.x % kThreads : threadIdx.x;
   if ((bytes | reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % 16 == 0) {
-    for (int64_t i = threadIdx.x; i < bytes / 16; i += blockDim.x) {
+    for (int64_t i = first; i < bytes / 16; i += n) {
       reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
     }
   } else {
-    for (int64_t i = threadIdx.x; i < bytes; i += blockDim.x) to[i] = from[i];
+    for (int64_t i = first; i < bytes; i += n) to[i] = from[i];
   }
 }
 
