@@ -11,69 +11,80 @@ namespace {
 
 constexpr int kThreads = 256;      // of blocks over elements
 constexpr int kNormThreads = 512;  // of a block for one row
-constexpr int kHeld = 16;          // elements per thread in registers: rows up to 8192
+constexpr int kHeld = 4;           // times four elements per thread in registers: rows up to 8192
 
-// A row in registers: thread t has elements t, t + kNormThreads, ...; zeros past the end. Elements
-// that do not fit are read again.
+// A row in registers, four elements at a time: thread t has those from 4 t, 4 (t + kNormThreads),
+// ... on; zeros past the end. Elements that do not fit are read again.
 class Row {
  public:
   __device__ Row(const float* x, int n) : x_(x), n_(n) {
 #pragma unroll
-    for (int j = 0; j < kHeld; ++j) {
-      const int i = threadIdx.x + j * kNormThreads;
-      held_[j] = i < n ? x[i] : 0;
-    }
+    for (int j = 0; j < kHeld; ++j) held_[j] = four(first(j));
   }
 
   // Calls body(element) for the elements of this thread.
   template <class Body>
   __device__ void each(const Body& body) const {
+    const auto each_of = [&](int i, const float4& v) {
+      if (i < n_) body(v.x);
+      if (i + 1 < n_) body(v.y);
+      if (i + 2 < n_) body(v.z);
+      if (i + 3 < n_) body(v.w);
+    };
 #pragma unroll
-    for (int j = 0; j < kHeld; ++j) {
-      const int i = threadIdx.x + j * kNormThreads;
-      if (i < n_) body(held_[j]);
-    }
-    for (int i = threadIdx.x + kHeld * kNormThreads; i < n_; i += kNormThreads) body(x_[i]);
+    for (int j = 0; j < kHeld; ++j) each_of(first(j), held_[j]);
+    for (int i = first(kHeld); i < n_; i += kAtOnce) each_of(i, four(i));
   }
 
   // to[i] = f(element i, element i of each of the others), which is also rounded to the row of this
-  // block: while it is in a register, two elements at a time, to hide the latency of shuffles.
+  // block while it is in a register.
   template <class F, class... Rows>
   __device__ void write(float* to, const QuantizedRows& rounded, const F& f,
                         const Rows&... others) const {
-    constexpr int kAtOnce = 2;
-    static_assert(kHeld % kAtOnce == 0);
-    static_assert(QuantizedRows::kChunk * QuantizedRows::kGroup % (kAtOnce * kNormThreads) == 0);
+    static_assert(QuantizedRows::kChunk * QuantizedRows::kGroup % (4 * kWarp) == 0);
     const int end = rounded ? rounded.n_chunks * QuantizedRows::kChunk * QuantizedRows::kGroup : 0;
+    const auto write_four = [&](int i, const auto& x, const auto&... o) {
+      if (i >= max(n_, end)) return;
+      const float4 y = i < n_
+                           ? float4{f(x.x, o.x...), f(x.y, o.y...), f(x.z, o.z...), f(x.w, o.w...)}
+                           : float4{};
+      put(to, i, y);
+      if (i < end) round_fours(rounded, blockIdx.x, i / 4, y);
+    };
 #pragma unroll
-    for (int j = 0; j < kHeld; j += kAtOnce) {
-      float y[kAtOnce] = {};
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        const int i = threadIdx.x + (j + k) * kNormThreads;
-        if (i < n_) to[i] = y[k] = f(held_[j + k], others.held_[j + k]...);
-      }
-      if (j * kNormThreads >= end) continue;
-      GroupInWarp groups[kAtOnce];
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) groups[k] = rounded_group(y[k]);
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        const int i = threadIdx.x + (j + k) * kNormThreads;
-        store_group(rounded, blockIdx.x, i / QuantizedRows::kGroup, groups[k]);
-      }
-    }
-    for (int i = threadIdx.x + kHeld * kNormThreads; i < max(n_, end); i += kNormThreads) {
-      float y = 0;
-      if (i < n_) to[i] = y = f(x_[i], others.x_[i]...);
-      if (i < end) round_group(rounded, blockIdx.x, i / QuantizedRows::kGroup, y);
+    for (int j = 0; j < kHeld; ++j) write_four(first(j), held_[j], others.held_[j]...);
+    for (int i = first(kHeld); i < max(n_, end); i += kAtOnce) {
+      write_four(i, four(i), others.four(i)...);
     }
   }
 
  private:
+  static constexpr int kAtOnce = 4 * kNormThreads;
+
+  static __device__ int first(int j) { return 4 * threadIdx.x + j * kAtOnce; }
+
+  // Rows are 16-byte aligned if their length is a multiple of four.
+  __device__ float4 four(int i) const {
+    if (i >= n_) return {};
+    if (n_ % 4 == 0) return *reinterpret_cast<const float4*>(x_ + i);
+    const auto at = [&](int j) { return j < n_ ? x_[j] : 0; };
+    return {at(i), at(i + 1), at(i + 2), at(i + 3)};
+  }
+  __device__ void put(float* to, int i, const float4& y) const {
+    if (i >= n_) return;
+    if (n_ % 4 == 0) {
+      *reinterpret_cast<float4*>(to + i) = y;
+      return;
+    }
+    to[i] = y.x;
+    if (i + 1 < n_) to[i + 1] = y.y;
+    if (i + 2 < n_) to[i + 2] = y.z;
+    if (i + 3 < n_) to[i + 3] = y.w;
+  }
+
   const float* x_;
   int n_;
-  float held_[kHeld];
+  float4 held_[kHeld];
 };
 
 // One block per row. y may alias x: a thread only writes what it alone has read. Weights are not

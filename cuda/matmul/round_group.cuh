@@ -50,6 +50,38 @@ __device__ inline void round_group(const QuantizedRows& to, int row, int g, floa
   store_group(to, row, g, rounded_group(x));
 }
 
+// Elements 4 i to 4 i + 3 of a row; i is a multiple of eight plus the lane. The same bits as
+// round_group(), with fewer shuffles.
+__device__ inline void round_fours(const QuantizedRows& to, int row, int i, const float4& x) {
+  // As integers, absolute values have the order of floats, then infinity, then NaN.
+  const auto magnitude = [](float v) { return __float_as_uint(v) & 0x7fffffffu; };
+  uint32_t most = max(max(magnitude(x.x), magnitude(x.y)), max(magnitude(x.z), magnitude(x.w)));
+#pragma unroll
+  for (int apart = 4; apart > 0; apart /= 2) {
+    most = max(most, __shfl_xor_sync(kAllLanes, most, apart));
+  }
+  const float largest = __uint_as_float(most);
+  const float d = largest / 127 + largest * 0;  // NaN if any of them is not finite
+  const float inverse = d >= 0x1p-126f ? 1 / d : 0;
+  const auto q = [&](float v) {
+    return static_cast<int>(fminf(fmaxf(rintf(v * inverse), -127.0f), 127.0f));
+  };
+  const int four[4] = {q(x.x), q(x.y), q(x.z), q(x.w)};
+  int sum = four[0] + four[1] + four[2] + four[3];  // of sixteen
+  sum += __shfl_xor_sync(kAllLanes, sum, 1);
+  sum += __shfl_xor_sync(kAllLanes, sum, 2);
+  const int second = __shfl_xor_sync(kAllLanes, sum, 4);
+  const int g = i / 8, in_group = i % 8;
+  const int chunk = g / QuantizedRows::kChunk, in_chunk = g % QuantizedRows::kChunk;
+  const auto half = reinterpret_cast<uint32_t*>(to.half(row, chunk, in_chunk, in_group / 4));
+  half[in_group % 4] = (four[0] & 255) | (four[1] & 255) << 8 | (four[2] & 255) << 16 |
+                       static_cast<uint32_t>(four[3]) << 24;
+  if (in_group == 0) {
+    *to.group(row, chunk, in_chunk) = {d,
+                                       {static_cast<int16_t>(sum), static_cast<int16_t>(second)}};
+  }
+}
+
 // Writes the zeros after the n groups of a row, by one of n_warps warps.
 __device__ inline void round_padding(const QuantizedRows& to, int row, int n, int warp,
                                      int n_warps) {
