@@ -20,10 +20,12 @@ dim3 row_blocks(int64_t n_rows, int64_t n) { return {static_cast<unsigned>(n_row
 __device__ int64_t thread_index() { return int64_t{blockIdx.x} * kThreads + threadIdx.x; }
 __device__ int64_t index_in_row() { return int64_t{blockIdx.y} * kThreads + threadIdx.x; }
 
-// One group per thread.
+// One group per thread. Groups pass through shared memory, so that a warp writes adjacent bytes.
 template <class Format>
 __global__ void __launch_bounds__(kThreads)
     dequantize_kernel(__half* to, Weights w, int64_t begin, int64_t n) {
+  constexpr int kPieces = kGroup * 2 / 16;            // of 16 bytes
+  __shared__ uint4 pieces[kThreads * (kPieces + 1)];  // a stride without bank conflicts
   let_next_start();
   const int n_groups = static_cast<int>(w.cols / kGroup);
   const int64_t index = thread_index();
@@ -32,11 +34,22 @@ __global__ void __launch_bounds__(kThreads)
   typename Format::Raw raw;
   if (row < n) raw = Format::load_raw(w.row(begin + row), n_groups, g);
   wait_for_previous();
-  if (row >= n) return;
-  const auto group = Format::unpack(raw, g);
-  auto* out = reinterpret_cast<uint4*>(to + index * kGroup);
+  if (row < n) {
+    const auto group = Format::unpack(raw, g);
 #pragma unroll
-  for (int j = 0; j < 4; ++j) out[j] = half_values<Format>(group, j);
+    for (int j = 0; j < kPieces; ++j) {
+      pieces[threadIdx.x * (kPieces + 1) + j] = half_values<Format>(group, j);
+    }
+  }
+  __syncthreads();
+  const int64_t first = int64_t{blockIdx.x} * kThreads * kPieces;
+  const int64_t end = n * n_groups * kPieces;
+  auto* const out = reinterpret_cast<uint4*>(to);
+#pragma unroll
+  for (int j = 0; j < kPieces; ++j) {
+    const int i = j * kThreads + threadIdx.x;
+    if (first + i < end) out[first + i] = pieces[i / kPieces * (kPieces + 1) + i % kPieces];
+  }
 }
 
 template <class Format>
