@@ -96,6 +96,7 @@ struct Format {
   using Raw = RawGroup<Scales>;
   static constexpr int kOffset = kSubtracted;
   static constexpr bool kTable = !std::is_same_v<Table, NoTable>;
+  static constexpr bool kSigned = kBits == 8 || kTable;                // what unpack() gives
   static constexpr int kWide = kBits == 8 ? 32 : kBits >= 4 ? 16 : 0;  // bytes per group, see above
   static constexpr int kTwo = kBits == 2 || kBits == 3 || kBits == 6 ? 8 : 0;
   static constexpr int kOne = kBits == 3 || kBits == 5 ? 4 : 0;
@@ -138,8 +139,29 @@ struct Format {
     if constexpr (kBits == 8) load_once(row + at.wide + at.wide_step, &raw.four[1]);
     if constexpr (kTwo > 0) load(row + at.two, &raw.two);
     if constexpr (kOne > 0) load(row + at.one, &raw.one);
-    raw.scales = Scales::load_raw(row + at.of_group, row + at.of_block);
+    raw.scales = Scales::load_raw(row + at.of_group, row + at.of_block,
+                                  [](const std::byte* from, auto* to) { load(from, to); });
     return raw;
+  }
+
+  // Elements 4 j to 4 j + 3 of a group, and 16 + 4 j to 16 + 4 j + 3, for j < 4. first, second: the
+  // j-th words of the lower and of the upper 16 bytes.
+  __host__ __device__ static uint2 eight(uint32_t first, uint32_t second, uint2 two, uint32_t one,
+                                         int j) {
+    uint2 q{};
+    if constexpr (kBits == 8) q = {first, second};
+    if constexpr (kWide == 16 && !kTable) q = {first & 0x0f0f0f0f, first >> 4 & 0x0f0f0f0f};
+    if constexpr (kTable) table_values<Table>(first, &q.x, &q.y);
+    if constexpr (kTwo > 0) {
+      constexpr int to = kBits == 6 ? 4 : 0;
+      q.x |= moved(two.x, to - j * 2) & 0x03030303u << to;
+      q.y |= moved(two.y, to - j * 2) & 0x03030303u << to;
+    }
+    if constexpr (kOne > 0) {
+      q.x |= moved(one, kBits - 1 - j) & 0x01010101u << (kBits - 1);
+      q.y |= moved(one, kBits - 5 - j) & 0x01010101u << (kBits - 1);
+    }
+    return q;
   }
 
   __host__ __device__ static Group<Scales> unpack(const Raw& raw, int g) {
@@ -147,24 +169,10 @@ struct Format {
     const uint32_t words[8] = {raw.four[0].x, raw.four[0].y, raw.four[0].z, raw.four[0].w,
                                raw.four[1].x, raw.four[1].y, raw.four[1].z, raw.four[1].w};
     H2O_UNROLL
-    for (int j = 0; j < 8; ++j) {
-      uint32_t q = 0;
-      if constexpr (kBits == 8) q = words[j];
-      if constexpr (kWide == 16 && !kTable) q = (j < 4 ? words[j] : words[j - 4] >> 4) & 0x0f0f0f0f;
-      if constexpr (kTwo > 0) {
-        constexpr int to = kBits == 6 ? 4 : 0;
-        q |= moved(j < 4 ? raw.two.x : raw.two.y, to - j % 4 * 2) & 0x03030303u << to;
-      }
-      if constexpr (kOne > 0) {
-        q |= moved(raw.one, kBits - 1 - j) & 0x01010101u << (kBits - 1);
-      }
-      group.q[j] = q;
-    }
-    if constexpr (kTable) {
-      H2O_UNROLL
-      for (int j = 0; j < 4; ++j) {
-        table_values<Table>(words[j], &group.q[j], &group.q[4 + j]);
-      }
+    for (int j = 0; j < 4; ++j) {
+      const uint2 q = eight(words[j], words[4 + j], raw.two, raw.one, j);
+      group.q[j] = q.x;
+      group.q[4 + j] = q.y;
     }
     Scales::values(raw.scales, g, group.scale, group.min);
     return group;

@@ -10,6 +10,7 @@
 #include "cuda/matmul/cublas.h"
 #include "cuda/matmul/dequantize.h"
 #include "cuda/matmul/gemm.h"
+#include "cuda/matmul/gemm_narrow.h"
 #include "cuda/matmul/matvec.h"
 #include "cuda/matmul/quantize_activations.h"
 #include "cuda/matmul/repack.h"
@@ -18,18 +19,23 @@
 namespace h2o::cuda {
 namespace {
 
-// More rows than this use cuBLAS, where found. It multiplies faster than gemm(), but quantized
-// weights must first be written and read again as f16.
-constexpr int64_t kOwnRows = 64;
-constexpr int64_t kOwnQuantizedRows = 512;
+// With more rows than this, unpacking quantized weights as f16 for cuBLAS takes less time than it
+// saves.
+constexpr int64_t kNarrowRows = 96;
 
 constexpr int64_t kRoundedRows = 64;               // rows of x at a time, in 8 bits
 constexpr int64_t kGemmRows = 2048;                // rows of x at a time, in 16 bits
 constexpr int64_t kTileBytes = int64_t{32} << 20;  // of unpacked weights: smaller than the L2 cache
+constexpr int64_t kTileRows = 256;  // a multiple of them: cuBLAS's own tiles are whole
 
 // At most n rows, from row `begin`.
 Tensor rows_of(const Tensor& x, int64_t begin, int64_t n) {
   return {x.row(begin), x.dtype, std::min(n, x.rows - begin), x.cols};
+}
+
+// Rows of quantized weights that are unpacked at a time.
+int64_t rows_of_tile(int64_t cols) {
+  return std::max(kTileBytes / (2 * cols * kTileRows), int64_t{1}) * kTileRows;
 }
 
 // `w` has as many rows as y has columns: those of the first expert, if there are experts.
@@ -85,7 +91,7 @@ struct Matmul::State {
   void multiply(std::span<const Product> products, const Tensor& x, bool add,
                 const Routes* routes = nullptr);
   bool takes_matvecs(const Weights& w, int64_t n_rows, bool experts) const;
-  bool takes_cublas(const Weights& w, int64_t n_rows) const;
+  bool takes_narrow(const Weights& w, int64_t n_rows) const;
   void matvecs(std::span<const Matvec> products, const Tensor& x, MatvecRows rows);
   const void* factors(const Tensor& x, DType type);
   void own_gemm(const Tensor& y, const Tensor& x, const Weights& w, const float* bias, bool add);
@@ -115,7 +121,7 @@ Tensor Matmul::State::upload(const Tensor& host, std::byte* to) {
     uploaded[tensor.data] = tensor;
     quantized_cols.insert(tensor.cols);
     quantized.memory.reserve(QuantizedRows::bytes(kRoundedRows, host.cols));
-    if (cublas) tile.reserve(std::max(kTileBytes, 2 * host.cols));
+    if (cublas) tile.reserve(2 * host.cols * rows_of_tile(host.cols));
   }
   if (host.dtype != DType::f32) halves.memory.reserve(kGemmRows * host.cols * 2);
   return tensor;
@@ -136,9 +142,8 @@ bool Matmul::State::takes_matvecs(const Weights& w, int64_t n_rows, bool experts
   return n_rows <= kMatvecRows || !((cublas && !experts) || gemm_takes(w));
 }
 
-bool Matmul::State::takes_cublas(const Weights& w, int64_t n_rows) const {
-  const int64_t most = is_quantized(w.dtype) ? kOwnQuantizedRows : kOwnRows;
-  return cublas && (n_rows > most || !gemm_takes(w));
+bool Matmul::State::takes_narrow(const Weights& w, int64_t n_rows) const {
+  return is_quantized(w.dtype) && gemm_narrow_takes(w.dtype) && n_rows <= kNarrowRows;
 }
 
 // `rows` describes all rows; its range is set here.
@@ -188,8 +193,7 @@ void Matmul::State::cublas_gemm(const Tensor& y, const Tensor& x, const Weights&
   if (bias != nullptr) start_with_bias(stream, y, bias, add);
   const bool adds = add || bias != nullptr;
   const DType type = is_quantized(w.dtype) ? DType::f16 : w.dtype;
-  const int64_t of_tile =
-      is_quantized(w.dtype) ? std::max(kTileBytes / (2 * w.cols), int64_t{1}) : w.rows;
+  const int64_t of_tile = is_quantized(w.dtype) ? rows_of_tile(w.cols) : w.rows;
   // Rows are outside, although quantized weights are then unpacked for each kGemmRows: otherwise
   // all rows would have to be converted first, up to 65,536 of them.
   for (int64_t i = 0; i < x.rows; i += kGemmRows) {
@@ -226,7 +230,9 @@ void Matmul::State::multiply(std::span<const Product> products, const Tensor& x,
         few[n++] = m;
       } else if (routes != nullptr) {
         experts_gemm(m, x, *rows.experts);
-      } else if (takes_cublas(m.w, x.rows)) {
+      } else if (takes_narrow(m.w, x.rows)) {
+        gemm_narrow(stream, y.floats(), factors(x, DType::f16), x.rows, m.w, m.bias, add);
+      } else if (cublas) {
         cublas_gemm(y, x, m.w, m.bias, add);
       } else {
         own_gemm(y, x, m.w, m.bias, add);

@@ -1,8 +1,9 @@
 // The scales of quantized types: their device layout (see cuda/matmul/formats.cuh) and values.
 //
 // An element is scale * (q - offset) + min. A group has kScales scales, and as many mins if kMins.
-// They take kGroupBytes per group and kBlockBytes per superblock. store() receives the block of
-// core/blocks.h that contains group g of the row, and stores the group's part.
+// kInHalves: see half_scales.cuh. They take kGroupBytes per group and kBlockBytes per superblock.
+// load(from, &to) loads them. store() receives the block of core/blocks.h that contains group g of
+// the row, and stores the group's part.
 #pragma once
 
 #include "cuda/matmul/weight_bits.cuh"
@@ -14,10 +15,12 @@ constexpr int kSuperblock = 8;  // groups
 struct FloatScale {
   static constexpr int kScales = 1, kGroupBytes = 2, kBlockBytes = 0;
   static constexpr bool kMins = false;
+  static constexpr bool kInHalves = true;
   struct Raw {
     uint16_t d;
   };
-  __host__ __device__ static Raw load_raw(const std::byte* of_group, const std::byte*) {
+  template <class Load>
+  __host__ __device__ static Raw load_raw(const std::byte* of_group, const std::byte*, Load load) {
     Raw raw;
     load(of_group, &raw.d);
     return raw;
@@ -35,10 +38,12 @@ struct FloatScale {
 struct PowerScale {
   static constexpr int kScales = 1, kGroupBytes = 1, kBlockBytes = 0;
   static constexpr bool kMins = false;
+  static constexpr bool kInHalves = false;
   struct Raw {
     uint8_t d;
   };
-  __host__ __device__ static Raw load_raw(const std::byte* of_group, const std::byte*) {
+  template <class Load>
+  __host__ __device__ static Raw load_raw(const std::byte* of_group, const std::byte*, Load load) {
     Raw raw;
     load(of_group, &raw.d);
     return raw;
@@ -55,10 +60,12 @@ struct PowerScale {
 struct FloatScaleAndMin {
   static constexpr int kScales = 1, kGroupBytes = 4, kBlockBytes = 0;
   static constexpr bool kMins = true;
+  static constexpr bool kInHalves = true;
   struct Raw {
     uint32_t d_m;
   };
-  __host__ __device__ static Raw load_raw(const std::byte* of_group, const std::byte*) {
+  template <class Load>
+  __host__ __device__ static Raw load_raw(const std::byte* of_group, const std::byte*, Load load) {
     Raw raw;
     load(of_group, &raw.d_m);
     return raw;
@@ -79,21 +86,29 @@ struct FloatScaleAndMin {
 struct SixBitScaleAndMin {
   static constexpr int kScales = 1, kGroupBytes = 0, kBlockBytes = 16;
   static constexpr bool kMins = true;
+  static constexpr bool kInHalves = true;
   struct Raw {
     uint4 words;
   };
-  __host__ __device__ static Raw load_raw(const std::byte*, const std::byte* of_block) {
+  template <class Load>
+  __host__ __device__ static Raw load_raw(const std::byte*, const std::byte* of_block, Load load) {
     Raw raw;
     load(of_block, &raw.words);
     return raw;
   }
   __host__ __device__ static void values(const Raw& raw, uint32_t g, float* scale, float* min) {
-    const uint32_t at = g % kSuperblock * 4;
-    const uint32_t high = raw.words.w >> at;
-    const uint32_t s = (raw.words.y >> at & 15) | (high & 3) << 4;
-    const uint32_t m = (raw.words.z >> at & 15) | (high & 12) << 2;
+    const auto [s, m] = factors(raw, g);
     scale[0] = low_half(raw.words.x) * static_cast<float>(s);
     min[0] = -high_half(raw.words.x) * static_cast<float>(m);
+  }
+  struct Factors {
+    uint32_t of_d, of_dmin;
+  };
+  __host__ __device__ static Factors factors(const Raw& raw, uint32_t g) {
+    const uint32_t at = g % kSuperblock * 4;
+    const uint32_t high = raw.words.w >> at;
+    return {(raw.words.y >> at & 15) | (high & 3) << 4, (raw.words.z >> at & 15) | (high & 12)
+                                                                                       << 2};
   }
   template <class Block>
   __host__ __device__ static void store(const Block& b, int g, std::byte*, std::byte* of_block) {
@@ -116,11 +131,14 @@ struct SixBitScaleAndMin {
 struct FourBitScalesAndMins {
   static constexpr int kScales = 2, kGroupBytes = 2, kBlockBytes = 4;
   static constexpr bool kMins = true;
+  static constexpr bool kInHalves = true;
   struct Raw {
     uint16_t scales;
     uint32_t d_dmin;
   };
-  __host__ __device__ static Raw load_raw(const std::byte* of_group, const std::byte* of_block) {
+  template <class Load>
+  __host__ __device__ static Raw load_raw(const std::byte* of_group, const std::byte* of_block,
+                                          Load load) {
     Raw raw;
     load(of_group, &raw.scales);
     load(of_block, &raw.d_dmin);
@@ -149,10 +167,13 @@ struct FourBitScalesAndMins {
 struct ByteScales {
   static constexpr int kScales = 2, kGroupBytes = 2, kBlockBytes = 2;
   static constexpr bool kMins = false;
+  static constexpr bool kInHalves = true;
   struct Raw {
     uint16_t scales, d;
   };
-  __host__ __device__ static Raw load_raw(const std::byte* of_group, const std::byte* of_block) {
+  template <class Load>
+  __host__ __device__ static Raw load_raw(const std::byte* of_group, const std::byte* of_block,
+                                          Load load) {
     Raw raw;
     load(of_group, &raw.scales);
     load(of_block, &raw.d);
@@ -181,18 +202,23 @@ struct ByteScales {
 struct SixBitScale {
   static constexpr int kScales = 1, kGroupBytes = 0, kBlockBytes = 8;
   static constexpr bool kMins = false;
+  static constexpr bool kInHalves = true;
   struct Raw {
     uint2 words;
   };
-  __host__ __device__ static Raw load_raw(const std::byte*, const std::byte* of_block) {
+  template <class Load>
+  __host__ __device__ static Raw load_raw(const std::byte*, const std::byte* of_block, Load load) {
     Raw raw;
     load(of_block, &raw.words);
     return raw;
   }
   __host__ __device__ static void values(const Raw& raw, uint32_t g, float* scale, float*) {
+    scale[0] = low_half(raw.words.x) * static_cast<float>(factor(raw, g));
+  }
+  __host__ __device__ static int factor(const Raw& raw, uint32_t g) {
     const uint32_t i = g % kSuperblock;
     const uint32_t s = (raw.words.y >> 4 * i & 15) | (raw.words.x >> (16 + 2 * i) & 3) << 4;
-    scale[0] = low_half(raw.words.x) * static_cast<float>(static_cast<int>(s) - 32);
+    return static_cast<int>(s) - 32;
   }
   __host__ __device__ static void store(const BlockIQ4_XS& b, int g, std::byte*,
                                         std::byte* of_block) {

@@ -62,6 +62,37 @@ inline std::vector<double> weight_errors(std::span<const float> w, DType factors
   return errors;
 }
 
+// The same for tens of rows on a GPU, which computes quantized weights in f16: besides the result,
+// the minimum of a block is rounded (its weights without q), and a product of q and the scale
+// within a superblock, if it is larger than f16 represents.
+inline std::vector<double> weight_errors_in_halves(DType dtype, std::span<const float> w,
+                                                   std::span<const std::byte> bytes) {
+  const auto without_q = [&]<class Block>(Block*) {
+    std::vector<std::byte> copy(bytes.begin(), bytes.end());
+    for (Block& b : std::span(reinterpret_cast<Block*>(copy.data()), copy.size() / sizeof(Block))) {
+      std::ranges::fill(b.qs, 0);
+      if constexpr (requires { b.qh; }) std::ranges::fill(b.qh, 0);
+    }
+    std::vector<float> minima(w.size());
+    choose_kernels("scalar").of(dtype).decode(minima.data(), copy.data(), std::ssize(minima));
+    return minima;
+  };
+  std::vector<float> minima(w.size());
+  if (dtype == DType::q4_1) minima = without_q(static_cast<BlockQ4_1*>(nullptr));
+  if (dtype == DType::q5_1) minima = without_q(static_cast<BlockQ5_1*>(nullptr));
+  if (dtype == DType::q2_k) minima = without_q(static_cast<BlockQ2_K*>(nullptr));
+  if (dtype == DType::q4_k) minima = without_q(static_cast<BlockQ4_K*>(nullptr));
+  if (dtype == DType::q5_k) minima = without_q(static_cast<BlockQ5_K*>(nullptr));
+  const bool large = dtype == DType::q6_k || dtype == DType::iq4_xs;
+  std::vector<double> errors(w.size());
+  for (size_t i = 0; i < w.size(); ++i) {
+    const double before = rounding_error(DType::f16, minima[i]) + large * std::abs(w[i]) * 0x1p-11;
+    errors[i] = rounding_error(DType::f16, w[i]);
+    if (before > 0) errors[i] = before + std::max((std::abs(w[i]) + before) * 0x1p-11, 0x1p-25);
+  }
+  return errors;
+}
+
 // The sum of products of a row of x and one of weights, and the error bound of y, which may also
 // contain `added` terms of that magnitude. Integers are those of random_integers().
 struct ExactProduct {

@@ -65,7 +65,10 @@ void check_product(Backend& backend, Random& random, const Problem& p) {
   }
 
   const DType type = factor_type(backend, p.dtype, p.n_rows, p.n_in);
-  const std::vector<double> w_errors = weight_errors(w, type);
+  const bool in_halves = on_cuda() && is_quantized(p.dtype) && type == DType::f16 &&
+                         p.n_rows <= 96 && p.dtype != DType::mxfp4 && !p.integers;
+  const std::vector<double> w_errors =
+      in_halves ? weight_errors_in_halves(p.dtype, w, bytes) : weight_errors(w, type);
   double worst = 0;
   for (int64_t r = 0; r < p.n_rows; ++r) {
     const std::span row = std::span(x).subspan(r * p.n_in, p.n_in);

@@ -46,6 +46,8 @@ T emulated_shuffle(T x, int from) {
   return from_bits<T>(exchange(bits_of(x), from));
 }
 
+inline void __syncwarp() { emulated_shuffle(0, 0); }
+
 template <class T>
 T __shfl_xor_sync(unsigned, T x, int mask) {
   return emulated_shuffle(x, emulated_lane() ^ mask);

@@ -69,6 +69,27 @@ inline float emulated_half(uint16_t bits) {
   return __uint_as_float(magnitude | (bits & 0x8000u) << 16);
 }
 
+// Products of halves, and their sums with a half, are exact in double.
+template <class F>
+uint32_t for_halves(uint32_t a, uint32_t b, uint32_t c, const F& f) {
+  const auto rounded = [&](int shift) {
+    const auto half = [&](uint32_t x) {
+      return static_cast<double>(emulated_half(static_cast<uint16_t>(x >> shift)));
+    };
+    return uint32_t{__half_as_ushort(__double2half(f(half(a), half(b), half(c))))};
+  };
+  return rounded(0) | rounded(16) << 16;
+}
+inline uint32_t multiply_halves(uint32_t a, uint32_t b) {
+  return for_halves(a, b, 0, [](double x, double y, double) { return x * y; });
+}
+inline uint32_t multiply_add_halves(uint32_t a, uint32_t b, uint32_t c) {
+  return for_halves(a, b, c, [](double x, double y, double z) { return x * y + z; });
+}
+inline uint32_t subtract_halves(uint32_t a, uint32_t b) {
+  return for_halves(a, b, 0, [](double x, double y, double) { return x - y; });
+}
+
 // mma.m16n8k16: lane l holds of a [16, 16], for i = 0 .. 7, row l / 4 (+ 8 if i / 2 is odd), column
 // 2 (l % 4) + i % 2 (+ 8 if i >= 4); of b [16, 8] row 2 (l % 4) + i % 2 (+ 8 if i >= 2), column l /
 // 4; of c [16, 8] row l / 4 (+ 8 if i >= 2), column 2 (l % 4) + i % 2. f16 or bf16.
