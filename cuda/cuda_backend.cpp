@@ -23,6 +23,9 @@ namespace {
 
 using cuda::check;
 
+constexpr size_t kStagedBytes = 64 << 10;
+constexpr int32_t kRowsOverlapping = 8, kRowsWaiting = 32;  // on an H100
+
 struct DeviceMemory {
   size_t free, total;
 };
@@ -47,7 +50,11 @@ void check_device(int device) {
 class CudaBackend final : public Backend {
  public:
   explicit CudaBackend(int device)
-      : stream_(device), copies_(stream_), batches_(stream_), matmul_(stream_) {}
+      : stream_(device),
+        copies_(stream_),
+        batches_(stream_),
+        matmul_(stream_),
+        staged_(cuda::allocate_pinned(kStagedBytes)) {}
 
   ~CudaBackend() override {
     cudaSetDevice(stream_.device());
@@ -60,7 +67,7 @@ class CudaBackend final : public Backend {
     check(cudaGetDeviceProperties(&properties, stream_.device()), "device");
     const std::string reason = graphs_.reason();
     return text("cuda (", properties.name, ", ", matmul_.name(),
-                stream_.overlaps_launches() ? "" : ", launches do not overlap",
+                stream_.can_overlap() ? "" : ", launches do not overlap",
                 reason.empty() ? "" : ", no graphs: " + reason, ")");
   }
 
@@ -103,7 +110,9 @@ class CudaBackend final : public Backend {
   }
 
   void read(void* host, const void* device, size_t bytes) override {
-    copy(host, device, bytes, cudaMemcpyDeviceToHost);
+    if (bytes > kStagedBytes) return copy(host, device, bytes, cudaMemcpyDeviceToHost);
+    copy(staged_.data(), device, bytes, cudaMemcpyDeviceToHost);
+    std::memcpy(host, staged_.data(), bytes);
   }
 
   void write(void* device, const void* host, size_t bytes) override {
@@ -301,6 +310,9 @@ class CudaBackend final : public Backend {
     use_device();
     matmul_.forget();
     batch_ = batches_.copy(batch);
+    // Blocks of kernels that wait delay the running ones; so few rows lose more than they save.
+    const int32_t n_rows = batch.n_rows();
+    stream_.let_overlap(n_rows <= kRowsOverlapping || n_rows > kRowsWaiting);
   }
 
   void copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
@@ -310,12 +322,13 @@ class CudaBackend final : public Backend {
     stream_.synchronize();
   }
 
-  const cuda::Stream stream_;
+  cuda::Stream stream_;
   cuda::GraphSwitch graphs_;
   cuda::AsyncCopy copies_;
   cuda::BatchCopier batches_;
   cuda::DeviceBatch batch_{};  // of the running pass
   cuda::Matmul matmul_;
+  Buffer staged_;  // reads of tokens: a copy to memory that is not pinned takes longer to start
 };
 
 }  // namespace

@@ -86,7 +86,7 @@ Stream::Stream(int device) : device_(device) {
   check(cudaDeviceGetAttribute(&n_multiprocessors_, cudaDevAttrMultiProcessorCount, device),
         "device");
   const bool waits = kernels_can_overlap();
-  overlaps_launches_ = major >= 9 && waits && is_switched_on("H2O_CUDA_OVERLAP");
+  can_overlap_ = major >= 9 && waits && is_switched_on("H2O_CUDA_OVERLAP");
   // Not the default stream, so that back ends of one process do not wait for each other.
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "create a stream");
 }

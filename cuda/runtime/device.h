@@ -35,14 +35,18 @@ class Stream {
   int device() const { return device_; }
   int n_multiprocessors() const { return n_multiprocessors_; }
   // Compute capability 9 and later, unless H2O_CUDA_OVERLAP=0.
-  bool overlaps_launches() const { return overlaps_launches_; }
+  bool can_overlap() const { return can_overlap_; }
+  // Whether launches do from now on, if they can.
+  void let_overlap(bool overlaps) { overlaps_ = overlaps; }
+  bool overlaps_launches() const { return can_overlap_ && overlaps_; }
 
   void synchronize() const;
 
  private:
   int device_;
   int n_multiprocessors_;
-  bool overlaps_launches_;
+  bool can_overlap_;
+  bool overlaps_ = true;
   cudaStream_t stream_ = nullptr;
 };
 
