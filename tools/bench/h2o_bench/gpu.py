@@ -92,7 +92,8 @@ class Bench:
         except Exception as error:
             traceback.print_exc()
             self.failures.append(model)
-            self.absent(section, model, engine, f"{type(error).__name__}: {error}")
+            (line, *_) = str(error).splitlines() or [""]
+            self.absent(section, model, engine, f"{type(error).__name__}: {line}")
 
     def has_time(self, section: int, model: str, engine: str, needs: float) -> bool:
         """Whether so many seconds are left; if not, that is recorded."""

@@ -105,6 +105,7 @@ def _torch_after(bench: Bench, shape: str) -> str:
 
 def _has_time(bench: Bench, section: int, shape: str, type_name: str) -> bool:
     seconds = 10.0 + file_bytes(bench, shape, type_name) / _WRITTEN
+    bench.progress(f"{shape} {type_name}: about {seconds:.0f} s until it can be measured")
     return bench.has_time(section, f"{shape} {type_name}", "all", seconds)
 
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from math import isfinite
 from statistics import median
+from tempfile import TemporaryFile
 from threading import Timer
 from typing import Any
 
@@ -38,41 +39,40 @@ def answers(
         "n_offloaded": max(2, bench.plan.n_offloaded - 1),
         "n_whole": 3 * n_sample,
     }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "h2o_bench.torch_generate", json.dumps(options)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=module_environment(),
-    )
     seconds = min(most, bench.left())
-    timer = Timer(seconds, process.kill) if isfinite(seconds) else None
-    if timer is not None:
-        timer.start()
     missing = [("transformers", case) for case in resident]
     missing += [("Accelerate offload", case) for case in offloaded]
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("{"):
-                answer = json.loads(line)
-                with suppress(ValueError):
-                    missing.remove((answer["engine"], tuple(answer["case"])))
-                yield answer
-        assert process.stderr is not None
-        errors = process.stderr.read().splitlines()
-        status = process.wait()
-        reason = errors[-1] if status > 0 and errors else "not run: no time was left"
-        for engine, case in missing:
-            yield {"engine": engine, "case": case, "error": reason}
-    finally:
+    with (
+        TemporaryFile() as told,
+        subprocess.Popen(
+            [sys.executable, "-m", "h2o_bench.torch_generate", json.dumps(options)],
+            stdout=subprocess.PIPE,
+            stderr=told,
+            text=True,
+            env=module_environment(),
+        ) as process,
+    ):
+        timer = Timer(seconds, process.kill) if isfinite(seconds) else None
         if timer is not None:
-            timer.cancel()
-        process.kill()
-        process.wait()
-        for pipe in (process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
+            timer.start()
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith("{"):
+                    answer = json.loads(line)
+                    with suppress(ValueError):
+                        missing.remove((answer["engine"], tuple(answer["case"])))
+                    yield answer
+            status = process.wait()
+            told.seek(0)
+            errors = told.read().decode(errors="replace").splitlines()
+        finally:
+            if timer is not None:
+                timer.cancel()
+            process.kill()
+    reason = errors[-1] if status > 0 and errors else "not run: no time was left"
+    for engine, case in missing:
+        yield {"engine": engine, "case": case, "error": reason}
 
 
 def measure(bench: Bench, section: int, one: Torch, most: float) -> None:
