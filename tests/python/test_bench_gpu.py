@@ -13,7 +13,8 @@ from h2o_bench import gpu_machine
 from h2o_bench.engines.h2o import H2o
 from h2o_bench.gpu import SECTIONS, Bench
 from h2o_bench.gpu_plan import QUICK
-from h2o_bench.gpu_report import DECODE, EVICTION, MACHINE, PREFILL, SCORES, render_gpu
+from h2o_bench.gpu_report import render_gpu
+from h2o_bench.gpu_sections import DECODE, EVICTION, MACHINE, PREFILL, SCORES
 from h2o_bench.models import Models
 from h2o_bench.records import Record, Results
 from h2o_bench.report import values_of
@@ -147,7 +148,7 @@ def test_page() -> None:
     # 3968 MB more take 1 ms longer.
     assert "| shape, batch 1 | window | 3.97 GB in 1000 us | 3968 (99%) |" in page
     prompt = "4096 | 4096 | 3413"
-    assert f"| shape F16, 2048 tokens | {prompt} | 400 (50%) | +20.0% |" in page
+    assert f"| shape F16, 2048 tokens | {prompt} | 500.0 | 400 (50%) | +20.0% |" in page
 
 
 def test_texts_check_tokens_seen(tiny_opt: Path) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from h2o_bench.gpu_check.command import NOT_SUPPORTED, OK
 from h2o_bench.gpu_check.steps import STEPS, Check, commands
-from h2o_bench.gpu_report import DECODE, EVICTION, MACHINE, PREFILL, SCORES
+from h2o_bench.gpu_sections import DECODE, EVICTION, MACHINE, PREFILL, SCORES
 from h2o_bench.records import Results
 from support.needs import needs
 

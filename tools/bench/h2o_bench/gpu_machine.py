@@ -7,10 +7,12 @@ prints limits measured with PyTorch as JSON; a subprocess, so that PyTorch keeps
 
 from __future__ import annotations
 
+import ctypes
 import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -47,8 +49,34 @@ def describe(device: str) -> str | None:
 
 def memory_used(device: str) -> int | None:
     """Bytes of memory in use by all processes; None without a GPU."""
+    if device != "cpu" and (library := _nvml()) is not None:
+        handle, memory = ctypes.c_void_p(), _Memory()
+        index = int(device.partition(":")[2] or "0")
+        found = library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
+        if not found and not library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
+            return int(memory.used)
     mebibytes = _nvidia_smi(device, "memory.used", "csv,noheader,nounits")
     return None if mebibytes is None or not mebibytes.isdigit() else int(mebibytes) << 20
+
+
+class _Memory(ctypes.Structure):
+    """nvmlMemory_t."""
+
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+@lru_cache(maxsize=1)
+def _nvml() -> ctypes.CDLL | None:
+    """The driver's library, a thousand times faster than nvidia-smi."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    return None if library.nvmlInit_v2() else library
 
 
 def _nvidia_smi(device: str, query: str, format: str) -> str | None:

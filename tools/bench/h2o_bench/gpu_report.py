@@ -6,11 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from h2o_bench.baselines import OURS
-from h2o_bench.records import GPU_SECTIONS, Record
+from h2o_bench.gpu_sections import (
+    DECODE,
+    EVICTION,
+    GRID,
+    LARGE,
+    LONG,
+    MACHINE,
+    PAPER,
+    PEERS,
+    PREFILL,
+    SCORES,
+)  # fmt: skip
+from h2o_bench.gpu_tables import grid, long_text, paper, paper_rows, peers
+from h2o_bench.records import Record
 from h2o_bench.report import Values, cell, microseconds, not_measured, table, values_of
-
-# Section numbers in the results; the page counts from 0.
-MACHINE, DECODE, EVICTION, SCORES, PREFILL = GPU_SECTIONS
 
 _Limits = Mapping[str, float]  # "copy" and "f16", per second, if measured
 _Measures = Mapping[str, Sequence[float]]
@@ -22,7 +32,9 @@ def render_gpu(records: Sequence[Record]) -> str:
     for command in dict.fromkeys(r.note for r in records if r.measure == "command"):
         lines += [f"`{command}`", ""]
     versions = {
-        f"{r.engine.split()[0].strip(',')} {r.note}" for r in records if r.measure == "start"
+        f"{r.engine.split()[0].strip(',')} {r.note}"
+        for r in records
+        if r.measure in ("start", "version")
     }
     if versions:
         lines += [f"{'; '.join(sorted(versions))}.", ""]
@@ -33,14 +45,22 @@ def render_gpu(records: Sequence[Record]) -> str:
         limits = {measure: values[-1] for measure, values in engines["torch"].items()}
         lines += [f"{name}.", "", *_machine(limits)]
     lines += [*not_measured(records, MACHINE)]
+    rows_of_paper: Iterator[str] = paper_rows()  # once
     for number, title, section in (
         (DECODE, "1. Decode", _decode),
         (EVICTION, "2. H2O against the full cache", _eviction),
         (SCORES, "3. What scores cost", _scores),
         (PREFILL, "4. Prefill", _prefill),
+        (GRID, "5. Decode by shape, context and batch", grid),
+        (LONG, "6. A long text", long_text),
+        (PAPER, "7. The paper's experiment", paper),
+        (PEERS, "8. Other engines", peers),
+        (LARGE, "9. The paper's experiment with a larger model", paper),
     ):
-        if any(record.section == number for record in records):
+        if any(r.section == number and r.measure != "command" for r in records):
             lines += [f"## {title}", "", *section(values_of(records, number), limits)]
+            if section is paper:
+                lines += rows_of_paper
             lines += not_measured(records, number)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -169,20 +189,27 @@ def _scores(values: Values, limits: _Limits) -> Iterator[str]:
 def _prefill(values: Values, limits: _Limits) -> Iterator[str]:
     rows = []
     for label, engines in values.items():
+        if "flops" not in engines.get(OURS, {}):
+            continue
         n = int(label.split()[-2])
-        seconds = {name: engines[name]["seconds"] for name in ("full", "window", "h2o")}
-        rate = engines[OURS]["flops"][-1] / median(seconds["full"])
-        row = [label, *(cell([n / value for value in seconds[name]]) for name in seconds)]
-        row.append(f"{rate / 1e12:.0f}{_share(rate, limits, 'f16')}")
-        cost = median(seconds["h2o"]) / median(seconds["window"]) - 1
-        rows.append([*row, f"{cost:+.1%}"])
+        names = ("full", "window", "h2o")
+        seconds = {name: engines[name]["seconds"] for name in names if name in engines}
+        first = median(seconds["full"])
+        rate = engines[OURS]["flops"][-1] / first
+        row = [label, *(cell([n / value for value in seconds.get(name, [])]) for name in names)]
+        row += [f"{first * 1e3:.1f}", f"{rate / 1e12:.0f}{_share(rate, limits, 'f16')}"]
+        cost = ""
+        if "h2o" in seconds and "window" in seconds:
+            cost = f"{median(seconds['h2o']) / median(seconds['window']) - 1:+.1%}"
+        rows.append([*row, cost])
     yield "A prompt in one piece; tokens/s, by what is then kept of it:"
     yield ""
-    head = ["", "full", "window", "h2o", "TFLOP/s", "scores take"]
+    head = ["", "full", "window", "h2o", "first token, ms", "TFLOP/s", "scores take"]
     yield from table(head, rows)
     yield (
-        "TFLOP/s: of the matrix products of the layers and of causal attention, with the full"
-        " cache. Scores: h2o beside a window of as many slots, which sums no attention."
+        "First token: until the host has it, with the full cache and a loaded model. TFLOP/s: of"
+        " the matrix products of the layers and of causal attention, with the full cache. Scores:"
+        " h2o beside a window of as many slots, which sums no attention."
     )
     yield ""
 

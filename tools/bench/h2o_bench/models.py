@@ -18,6 +18,10 @@ class Models:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
+    @property
+    def directory(self) -> Path:
+        return self._directory
+
     def gguf(self, shape: str, type_name: str, **changes: int) -> Path:
         """The model of a shape; changes: config values to override."""
         changed = "".join(f"-{key}={value}" for key, value in changes.items())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from h2o_cpp.model.atomic import atomic_output
 
-GPU_SECTIONS = range(10, 15)
+GPU_SECTIONS = range(10, 20)
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,10 @@ class Results:
     def __init__(self, path: Path) -> None:
         """The file may not exist."""
         self._path = path
+
+    @property
+    def path(self) -> Path:
+        return self._path
 
     def add(self, record: Record) -> None:
         line = _line(record).encode()

@@ -39,6 +39,23 @@ def _opt(hidden_size: int, num_hidden_layers: int, num_attention_heads: int = 32
     }
 
 
+def _gpt_neox(hidden_size: int, **sizes: int) -> Config:
+    return {
+        "architectures": ["GPTNeoXForCausalLM"],
+        "model_type": "gpt_neox",
+        # Exact or fast GELU in the published models; llama.cpp only supports this one.
+        "hidden_act": "gelu_new",
+        "use_parallel_residual": True,
+        "layer_norm_eps": 1e-5,
+        "rotary_pct": 0.25,
+        "rotary_emb_base": 10000,
+        "hidden_size": hidden_size,
+        "intermediate_size": 4 * hidden_size,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+    } | sizes
+
+
 # The parts of each model's config.json that determine the computation.
 SHAPES: dict[str, Config] = {
     "TinyLlama-1.1B": _llama(
@@ -72,6 +89,7 @@ SHAPES: dict[str, Config] = {
     "OPT-125M": _opt(hidden_size=768, num_hidden_layers=12, num_attention_heads=12),
     "OPT-1.3B": _opt(hidden_size=2048, num_hidden_layers=24),
     "OPT-6.7B": _opt(hidden_size=4096, num_hidden_layers=32),
+    "OPT-30B": _opt(hidden_size=7168, num_hidden_layers=48, num_attention_heads=56),
     "SmolLM2-135M": _llama(
         hidden_size=576,
         intermediate_size=1536,
@@ -83,23 +101,12 @@ SHAPES: dict[str, Config] = {
         rope_theta=100000.0,
         tie_word_embeddings=True,
     ),
-    "Pythia-410M": {
-        "architectures": ["GPTNeoXForCausalLM"],
-        "model_type": "gpt_neox",
-        # Pythia uses exact GELU, which llama.cpp does not support.
-        "hidden_act": "gelu_new",
-        "use_parallel_residual": True,
-        "layer_norm_eps": 1e-5,
-        "rotary_pct": 0.25,
-        "rotary_emb_base": 10000,
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "vocab_size": 50304,
-        "max_position_embeddings": 2048,
-        "tie_word_embeddings": False,
-    },
+    "Pythia-410M": _gpt_neox(
+        hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, vocab_size=50304
+    ),
+    "GPT-NeoX-20B": _gpt_neox(
+        hidden_size=6144, num_hidden_layers=44, num_attention_heads=64, vocab_size=50432
+    ),
     # Without its biases, which take no time.
     "Qwen2.5-0.5B": _llama(
         hidden_size=896,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import inf
 from time import perf_counter
 
 import numpy as np
@@ -11,7 +12,13 @@ from h2o_bench.engines.serving import Tokens
 from h2o_bench.shapes import N_SPECIAL
 from h2o_cpp import _core
 from h2o_cpp.model.policy import Policy
-from h2o_cpp.model.session import chunks, open_session
+from h2o_cpp.model.session import open_session
+
+_SOON = 2.0  # seconds of reading that need no shortcut
+
+
+class TooLongError(Exception):
+    """Reading would take longer than is allowed."""
 
 
 class Texts:
@@ -40,15 +47,67 @@ class Texts:
         for sequence in range(len(self)):
             self.session.reset(sequence)
 
-    def read(self, n: int) -> float:
-        """Read n random tokens into each sequence, one sequence after another; returns seconds."""
-        shape = len(self), n
-        texts = self._random.integers(N_SPECIAL, self._model.n_vocab, shape, np.int32)
+    def read(self, n: int, *, together: int = 1, most: float = inf) -> float:
+        """Read n random tokens into each sequence; returns seconds.
+
+        together: sequences that are read in one pass. most: seconds.
+
+        Raises TooLongError after the first pass if all would take longer than `most`.
+        """
+        groups = [range(i, min(i + together, len(self))) for i in range(0, len(self), together)]
+        texts = self._draw(n)
         begun = perf_counter()
-        for sequence, tokens in enumerate(texts):
-            for part in chunks(self.session, tokens, sequence):
-                self._next[sequence] = self.session.greedy([(sequence, part)])[0]
+        for group in groups:
+            self._read_group(group, texts)
+            _check_time(
+                (perf_counter() - begun) / (group.start // together + 1) * len(groups), most
+            )
         return perf_counter() - begun
+
+    def fill(self, n: int, *, most: float = inf) -> None:
+        """Read n random tokens into each sequence, or copy the first one where that is faster.
+
+        Raises TooLongError if it would take more than `most` seconds.
+        """
+        texts = self._draw(n)
+        begun = perf_counter()
+        self._read_group(range(1), texts)
+        one = perf_counter() - begun
+        rest = range(1, len(self))
+        if one * len(rest) > _SOON:
+            snapshot = self.session.save(0, texts[0].tolist(), "")
+            begun = perf_counter()
+            self._load(1, snapshot)
+            copy = perf_counter() - begun
+            rest = rest[1:]
+            _check_time(min(one, copy) * len(rest), most)
+            if copy < one:
+                for sequence in rest:
+                    self._load(sequence, snapshot)
+                return
+        for sequence in rest:
+            self._read_group(range(sequence, sequence + 1), texts)
+
+    def _draw(self, n: int) -> Tokens:
+        """Random tokens [sequences, n]."""
+        shape = len(self), n
+        return self._random.integers(N_SPECIAL, self._model.n_vocab, shape, np.int32)
+
+    def _read_group(self, group: range, texts: Tokens) -> None:
+        """Read some sequences in as few passes as possible."""
+        most = max(1, self.session.n_batch // len(group))
+        at, end = 0, texts.shape[1]
+        while at < end:
+            n = min(end - at, most, *(self.session.chunk(sequence) for sequence in group))
+            if n < 1:
+                raise RuntimeError(f"no room for {end - at} more tokens")
+            inputs = [(sequence, texts[sequence, at : at + n]) for sequence in group]
+            self._next[group.start : group.stop] = self.session.greedy(inputs)
+            at += n
+
+    def _load(self, sequence: int, snapshot: bytes) -> None:
+        self.session.load(sequence, snapshot)
+        self._next[sequence] = self._next[0]
 
     def decode(self, n: int) -> list[float]:
         """Decode n greedy tokens of each sequence; returns seconds per step."""
@@ -82,3 +141,8 @@ class Texts:
 
     def _inputs(self) -> list[tuple[int, Tokens]]:
         return [(sequence, self._next[sequence : sequence + 1]) for sequence in range(len(self))]
+
+
+def _check_time(seconds: float, most: float) -> None:
+    if seconds > most:
+        raise TooLongError(f"reading would take {seconds:.0f} s")
