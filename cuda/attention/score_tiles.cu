@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "cuda/attention/half_rows.cuh"
 #include "cuda/attention/prefill_mma.h"
 #include "cuda/attention/prefill_step.cuh"
@@ -6,7 +8,9 @@
 namespace h2o::cuda {
 namespace {
 
-// A block has a tile of keys and iterates over tiles of the queries that see at least one of them.
+// A block has a tile of keys and iterates over tiles of the queries that see at least one of them,
+// or over a part of these: few blocks, as with few kv_heads, would take as long as the one with the
+// most queries.
 // A warp holds its own keys in registers as the left operand: sums over queries are sums along
 // rows, independent of other warps.
 template <int kDim_>
@@ -19,6 +23,32 @@ struct Shape {
   static constexpr int kQueries = 64;
   static constexpr int kAtOnce = 32;  // queries whose logits are in registers at a time
   static constexpr int kStride = kTileStride<kDim>;
+};
+
+constexpr int32_t kEnoughBlocks = 528;  // four on each of 132 multiprocessors
+constexpr int32_t kMostParts = 8;
+constexpr int kAddThreads = 256;
+
+struct Parts {
+  // Of the queries, for this many blocks; `n_floats` is the size of the array `sums`.
+  Parts(const PrefillStep& step, int64_t n_blocks, int32_t tile, float* sums, int64_t n_floats)
+      : sums(sums), n_keys(step.max_keys()) {
+    const int32_t n_tiles = (step.n_queries() + tile - 1) / tile;
+    const int64_t of_part = int64_t{step.cache.n_kv_heads} * n_keys;
+    const auto most = static_cast<int32_t>(std::min(
+        {int64_t{kMostParts}, kEnoughBlocks / n_blocks, n_floats / of_part, int64_t{n_tiles}}));
+    queries = (n_tiles + std::max(most, 1) - 1) / std::max(most, 1) * tile;
+    n = (step.n_queries() + queries - 1) / queries;
+  }
+
+  __device__ float& sum(const KvView& cache, int part, int32_t kv_head, int32_t key) const {
+    return sums[(int64_t{part} * cache.n_kv_heads + kv_head) * n_keys + key];
+  }
+
+  float* sums;  // [n, n_kv_heads, n_keys], if n > 1
+  int32_t n_keys;
+  int32_t queries;  // per part: whole tiles
+  int32_t n;
 };
 
 template <class S>
@@ -122,7 +152,7 @@ __device__ __forceinline__ void add_tile(const PrefillStep& step, int32_t kept, 
 
 template <class S>
 __global__ void __launch_bounds__(S::kThreads, S::kDim <= 128 ? 3 : 2)
-    score_tiles_kernel(PrefillStep step) {
+    score_tiles_kernel(PrefillStep step, Parts parts) {
   let_next_start();
   wait_for_previous();
   std::byte* const shared = dynamic_shared<std::byte>();
@@ -136,9 +166,12 @@ __global__ void __launch_bounds__(S::kThreads, S::kDim <= 128 ? 3 : 2)
   if (keys.head.scores == nullptr || block_key >= n_keys) return;
   if (keys.head.policy.scoring == Scoring::question) return;
 
-  // The first query that sees one of the block's keys.
-  int32_t first_query = max(0, block_key - keys.kept) * step.group;
-  load_queries<S>(step, keys, kv_head, first_query, tiles[0]);
+  // From the tile with the first query that sees one of the block's keys.
+  const int part = static_cast<int>(blockIdx.y);
+  const int32_t end = min((part + 1) * parts.queries, step.n_queries());
+  const int32_t first_seeing = max(0, block_key - keys.kept) * step.group;
+  int32_t first_query = max(first_seeing / S::kQueries * S::kQueries, part * parts.queries);
+  if (first_query < end) load_queries<S>(step, keys, kv_head, first_query, tiles[0]);
   commit_copies();
 
   const int32_t first_key = block_key + threadIdx.x / kWarp * S::kStrips * 16;
@@ -150,8 +183,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kDim <= 128 ? 3 : 2)
   }
   float received[S::kStrips][2] = {};
 
-  for (int used = 0; first_query < step.n_queries(); used ^= 1, first_query += S::kQueries) {
-    if (first_query + S::kQueries < step.n_queries()) {
+  for (int used = 0; first_query < end; used ^= 1, first_query += S::kQueries) {
+    if (first_query + S::kQueries < end) {
       load_queries<S>(step, keys, kv_head, first_query + S::kQueries, tiles[used ^ 1]);
     }
     commit_copies();
@@ -172,16 +205,44 @@ __global__ void __launch_bounds__(S::kThreads, S::kDim <= 128 ? 3 : 2)
     for (int half = 0; half < 2; ++half) {
       const float sum = warp_sum<4>(received[strip][half]);
       const int32_t i = first_key + strip * 16 + half * 8 + lane / 4;
-      if (lane % 4 == 0 && i < n_keys) add_score(step, keys, i, sum);
+      if (lane % 4 > 0 || i >= n_keys) continue;
+      if (parts.n > 1) {
+        parts.sum(step.cache, part, kv_head, i) = sum;
+      } else {
+        add_score(step, keys, i, sum);
+      }
     }
   }
+}
+
+// One thread per key: adds the sums of the parts in order.
+__global__ void __launch_bounds__(kAddThreads) add_parts_kernel(PrefillStep step, Parts parts) {
+  let_next_start();
+  wait_for_previous();
+  const auto kv_head = static_cast<int32_t>(blockIdx.y);
+  const SegmentKeys keys(step.cache, step.segment, kv_head);
+  const auto key = static_cast<int32_t>(blockIdx.x * kAddThreads + threadIdx.x);
+  if (keys.head.scores == nullptr || key >= keys.kept + step.segment.n_rows) return;
+  if (keys.head.policy.scoring == Scoring::question) return;
+  float sum = 0;
+  for (int part = 0; part < parts.n; ++part) sum += parts.sum(step.cache, part, kv_head, key);
+  add_score(step, keys, key, sum);
 }
 
 template <int kDim>
 void score(const Stream& stream, const PrefillStep& step) {
   using S = Shape<kDim>;
-  launch(stream, score_tiles_kernel<S>, Tiles::grid(step.cache, step.max_keys(), S::kKeys),
-         dim3(S::kThreads), 2 * sizeof(QueryTile<S>), step);
+  dim3 grid = Tiles::grid(step.cache, step.max_keys(), S::kKeys);
+  // The memory of the splits of attention, which have been merged.
+  const int64_t n_floats =
+      KeySplits::most_partials(step.cache, kMostTileQueries) * step.cache.head_dim;
+  const Parts parts(step, grid.x, S::kQueries, step.splits.out, n_floats);
+  grid.y = static_cast<unsigned>(parts.n);
+  launch(stream, score_tiles_kernel<S>, grid, dim3(S::kThreads), 2 * sizeof(QueryTile<S>), step,
+         parts);
+  if (parts.n == 1) return;
+  const dim3 blocks((parts.n_keys + kAddThreads - 1) / kAddThreads, step.cache.n_kv_heads);
+  launch(stream, add_parts_kernel, blocks, dim3(kAddThreads), 0, step, parts);
 }
 
 }  // namespace

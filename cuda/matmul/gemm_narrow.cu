@@ -6,6 +6,8 @@
 // Lane l of a warp unpacks elements 4 (l % 4) to 4 (l % 4) + 3 of each half of a group, of rows
 // l / 4, l / 4 + 8, ...: its part of the operands of tensor cores, whose columns may be in any
 // order, if it is the same for x.
+#include <climits>
+
 #include "cuda/matmul/formats.cuh"
 #include "cuda/matmul/gemm_narrow.h"
 #include "cuda/matmul/half_scales.cuh"
@@ -29,13 +31,31 @@ constexpr int kMostStages = 4;
 static_assert(kOuts == kWarp, "each lane copies parts of one row");
 static_assert(kRows * kSumStride * 4 <= kWarpBytes, "sums take the place of stages");
 
+// One of the products of a launch.
+struct NarrowPart {
+  float* y;               // [n_rows, rows]
+  const float* bias;      // or nullptr
+  const std::byte* data;  // weights
+  int64_t rows;           // of the weights
+  unsigned first_block;   // of the grid
+};
+
 struct NarrowGemm {
-  float* y;           // [n_rows, w.rows]
-  const uint16_t* x;  // [n_rows, w.cols]
-  const float* bias;  // or nullptr
-  Weights w;
+  NarrowPart parts[kMaxProducts];  // unused ones start after the last block
+  const uint16_t* x;               // [n_rows, cols]
+  int64_t cols;
+  int64_t row_bytes;
   int n_rows;
   bool add;
+
+  __device__ NarrowPart part_of(unsigned block) const {
+    NarrowPart part = parts[0];
+#pragma unroll
+    for (int i = 1; i < kMaxProducts; ++i) {
+      if (block >= parts[i].first_block) part = parts[i];
+    }
+    return part;
+  }
 };
 
 // Where a row of weights has kGroups times 16 bytes. The pieces of eight rows are in different
@@ -77,9 +97,10 @@ class Worker {
   using At = Stage<Format>;
   using Scales = typename Format::Scales;
 
-  __device__ Worker(const NarrowGemm& g, int first_row, int64_t first_out, std::byte* shared)
+  __device__ Worker(const NarrowGemm& g, const NarrowPart& part, int first_row, int64_t first_out,
+                    std::byte* shared)
       : n_tiles_((min(kRows, g.n_rows - first_row) + 7) / 8),
-        n_groups_(static_cast<int>(g.w.cols / kGroup)),
+        n_groups_(static_cast<int>(g.cols / kGroup)),
         stage_bytes_(At::kX + n_tiles_ * 8 * kXBytes),
         n_stages_(min(kWarpBytes / stage_bytes_, kMostStages)),
         own_(shared + threadIdx.x / kWarp * kWarpBytes),
@@ -88,13 +109,14 @@ class Worker {
         from_(own_),
         group_(threadIdx.x / kWarp * kGroups),
         copied_(group_),
-        row_(g.w.row(min(first_out + lane(), g.w.rows - 1))),
-        x_(g.x + int64_t{first_row + lane() / kXPieces} * g.w.cols + group_ * kGroup +
+        row_(part.data + min(first_out + lane(), part.rows - 1) * g.row_bytes),
+        x_(g.x + int64_t{first_row + lane() / kXPieces} * g.cols + group_ * kGroup +
            lane() % kXPieces * 8),
-        x_stride_(g.w.cols * (kWarp / kXPieces)) {
+        x_stride_(g.cols * (kWarp / kXPieces)) {
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
-      rows_[i] = g.w.row(min(first_out + copied_row(i), g.w.rows - 1)) + copied_piece() * kPiece;
+      const int64_t row = min(first_out + copied_row(i), part.rows - 1);
+      rows_[i] = part.data + row * g.row_bytes + copied_piece() * kPiece;
     }
   }
 
@@ -312,9 +334,10 @@ template <class Format>
 __global__ void __launch_bounds__(kThreads, 2) gemm_narrow_kernel(NarrowGemm g) {
   std::byte* const shared = dynamic_shared<std::byte>();
   let_next_start();
+  const NarrowPart part = g.part_of(blockIdx.y);
   const int first_row = blockIdx.x * kRows;
-  const int64_t first_out = int64_t{blockIdx.y} * kOuts;
-  Worker<Format> worker(g, first_row, first_out, shared);
+  const int64_t first_out = int64_t{blockIdx.y - part.first_block} * kOuts;
+  Worker<Format> worker(g, part, first_row, first_out, shared);
   const int n_turns = worker.n_turns(), n_ahead = worker.n_stages() - 1;
   for (int turn = 0; turn < n_ahead; ++turn) worker.copy_weights();
   wait_for_previous();
@@ -340,11 +363,11 @@ __global__ void __launch_bounds__(kThreads, 2) gemm_narrow_kernel(NarrowGemm g) 
   worker.store(sums_of(threadIdx.x / kWarp));
   __syncthreads();
   const int64_t out = first_out + threadIdx.x % kOuts;
-  if (out >= g.w.rows) return;
+  if (out >= part.rows) return;
   const int end = min(kRows, g.n_rows - first_row);
   for (int row = threadIdx.x / kOuts; row < end; row += kThreads / kOuts) {
-    float* const y = g.y + int64_t{first_row + row} * g.w.rows + out;
-    float sum = g.bias != nullptr ? g.bias[out] : 0;
+    float* const y = part.y + int64_t{first_row + row} * part.rows + out;
+    float sum = part.bias != nullptr ? part.bias[out] : 0;
     if (g.add) sum += *y;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) {
@@ -358,12 +381,21 @@ __global__ void __launch_bounds__(kThreads, 2) gemm_narrow_kernel(NarrowGemm g) 
 
 bool gemm_narrow_takes(DType dtype) { return dtype != DType::mxfp4; }
 
-void gemm_narrow(const Stream& stream, float* y, const void* x, int64_t n_rows, const Weights& w,
-                 const float* bias, bool add) {
-  const NarrowGemm g{y, static_cast<const uint16_t*>(x), bias, w, static_cast<int>(n_rows), add};
-  const dim3 grid(static_cast<unsigned>((n_rows + kRows - 1) / kRows),
-                  static_cast<unsigned>((w.rows + kOuts - 1) / kOuts));
-  with_format(w.dtype, [&]<class Format>() {
+void gemm_narrow(const Stream& stream, std::span<const Matvec> products, const void* x,
+                 int64_t n_rows, bool add) {
+  const Weights& first = products.front().w;
+  NarrowGemm g{
+      {}, static_cast<const uint16_t*>(x), first.cols, first.row_bytes, static_cast<int>(n_rows),
+      add};
+  for (NarrowPart& part : g.parts) part.first_block = UINT_MAX;
+  unsigned n_blocks = 0;
+  for (size_t i = 0; i < products.size(); ++i) {
+    const auto& [y, bias, w] = products[i];
+    g.parts[i] = {y, bias, w.data, w.rows, n_blocks};
+    n_blocks += static_cast<unsigned>((w.rows + kOuts - 1) / kOuts);
+  }
+  const dim3 grid(static_cast<unsigned>((n_rows + kRows - 1) / kRows), n_blocks);
+  with_format(first.dtype, [&]<class Format>() {
     if constexpr (Format::Scales::kInHalves) {
       launch(stream, gemm_narrow_kernel<Format>, grid, dim3(kThreads), size_t{kWarps} * kWarpBytes,
              g);

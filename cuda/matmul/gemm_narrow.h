@@ -3,8 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
-#include "cuda/matmul/weights.h"
+#include "cuda/matmul/matvec.h"
 #include "cuda/runtime/device.h"
 
 namespace h2o::cuda {
@@ -14,10 +15,11 @@ constexpr int64_t kNarrowTile = 32;  // rows
 // Does gemm_narrow() support this type? Not MXFP4, whose scales may exceed f16.
 bool gemm_narrow_takes(DType dtype);
 
-// y [n_rows, w.rows] = x w^T + bias, or y += it. x [n_rows, w.cols] in f16, in memory that can be
-// read up to a multiple of kNarrowTile rows; bias: [w.rows] or nullptr. Weights are rounded to f16,
-// those with a minimum after rounding that; sums are f32.
-void gemm_narrow(const Stream& stream, float* y, const void* x, int64_t n_rows, const Weights& w,
-                 const float* bias, bool add);
+// Products of the same x in one launch: their weights have the same type and the same number of
+// columns. y [n_rows, w.rows] = x w^T + bias, or y += it. x [n_rows, w.cols] in f16, in memory that
+// can be read up to a multiple of kNarrowTile rows. Weights are rounded to f16, those with a
+// minimum after rounding that; sums are f32.
+void gemm_narrow(const Stream& stream, std::span<const Matvec> products, const void* x,
+                 int64_t n_rows, bool add);
 
 }  // namespace h2o::cuda

@@ -143,7 +143,8 @@ bool Matmul::State::takes_matvecs(const Weights& w, int64_t n_rows, bool experts
 }
 
 bool Matmul::State::takes_narrow(const Weights& w, int64_t n_rows) const {
-  return is_quantized(w.dtype) && gemm_narrow_takes(w.dtype) && n_rows <= kNarrowRows;
+  return is_quantized(w.dtype) && gemm_narrow_takes(w.dtype) && n_rows > kMatvecRows &&
+         n_rows <= kNarrowRows;
 }
 
 // `rows` describes all rows; its range is set here.
@@ -223,22 +224,27 @@ void Matmul::State::multiply(std::span<const Product> products, const Tensor& x,
     const DType dtype = products[i].w.weight.dtype;
     std::array<Matvec, kMaxProducts> few{};
     size_t n = 0;
+    bool narrow = false;  // the same for all weights of a type
     for (; n < few.size() && i < products.size() && products[i].w.weight.dtype == dtype; ++i) {
       const Tensor& y = products[i].y;
       const Matvec m = matvec_of(products[i], find(products[i].w.weight));
-      if (takes_matvecs(m.w, n_rows, routes != nullptr)) {
+      narrow = routes == nullptr && takes_narrow(m.w, n_rows);
+      if (narrow || takes_matvecs(m.w, n_rows, routes != nullptr)) {
         few[n++] = m;
       } else if (routes != nullptr) {
         experts_gemm(m, x, *rows.experts);
-      } else if (takes_narrow(m.w, x.rows)) {
-        gemm_narrow(stream, y.floats(), factors(x, DType::f16), x.rows, m.w, m.bias, add);
       } else if (cublas) {
         cublas_gemm(y, x, m.w, m.bias, add);
       } else {
         own_gemm(y, x, m.w, m.bias, add);
       }
     }
-    if (n > 0) matvecs({few.data(), n}, x, rows);
+    if (n == 0) continue;
+    if (narrow) {
+      gemm_narrow(stream, {few.data(), n}, factors(x, DType::f16), x.rows, add);
+    } else {
+      matvecs({few.data(), n}, x, rows);
+    }
   }
   for (const Product& product : products) forget_if_in(product.y);
 }
