@@ -9,17 +9,10 @@
 #include "cuda/cuda_backend.h"
 
 namespace h2o {
-namespace {
-
-constexpr bool kCudaIsMeasured = false;  // on a GPU
-
-}  // namespace
 
 AutoDevice auto_device(size_t n_bytes) {
   const char* const chosen = std::getenv("H2O_CUDA_AUTO");
-  if (chosen == nullptr ? !kCudaIsMeasured : std::string_view(chosen) != "1") {
-    return {"cpu", "", false};
-  }
+  if (chosen == nullptr || std::string_view(chosen) != "1") return {"cpu", "", false};
   try {
     const size_t free = cuda_free_memory(0);
     if (n_bytes > free) {

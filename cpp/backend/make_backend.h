@@ -12,12 +12,12 @@ namespace h2o {
 // What a model's device "auto" stands for.
 struct AutoDevice {
   std::string name;    // "cuda" or "cpu"
-  std::string reason;  // "": CUDA has not been measured
+  std::string reason;  // "": a GPU is not wanted
   bool warns;          // there is a GPU that cannot be used
 };
 
-// The GPU, if CUDA has been measured or the environment variable H2O_CUDA_AUTO is 1, there is one,
-// and n_bytes are free on it. If the model cannot be opened there, the caller opens it on the CPU.
+// The GPU, if the environment variable H2O_CUDA_AUTO is 1, there is one, and n_bytes are free on
+// it. If the model cannot be opened there, the caller opens it on the CPU.
 AutoDevice auto_device(size_t n_bytes = 0);
 
 // device: "auto" (the CPU; for models see auto_device()), "cpu", "cuda" or "cuda:N".

@@ -187,7 +187,7 @@ TEST_CASE("free memory of a device" * doctest::skip(!on_cuda())) {
 }
 
 TEST_CASE("device auto is the GPU if what is needed is free there" * doctest::skip(!on_cuda())) {
-  CHECK(auto_device().name == "cpu");  // CUDA has not been measured
+  CHECK(auto_device().name == "cpu");
   CHECK(auto_device().reason.empty());
   const Setting setting("H2O_CUDA_AUTO", "1");
   const size_t free = cuda_free_memory(0);

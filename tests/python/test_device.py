@@ -80,7 +80,7 @@ def core_chooses(monkeypatch: pytest.MonkeyPatch) -> Choose:
 GPU = ("cuda", "9 bytes are needed of 10", False)
 
 
-def test_auto_is_the_cpu_until_measured(
+def test_auto_is_the_cpu_unless_a_gpu_is_wanted(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def needed() -> int:

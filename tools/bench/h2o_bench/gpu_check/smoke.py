@@ -34,7 +34,8 @@ SETTINGS: dict[str, dict[str, str]] = {
 }
 _LARGE = ("F16", "Q4_K_M")
 _LARGE_CHANGES = {"num_hidden_layers": 2, "vocab_size": 2048}
-# |logits - those of the CPU| / |those of the CPU|. Prompts are multiplied in 8 bits there, in f16 here.
+# |logits - those of the CPU| / |those of the CPU|: prompts are multiplied in 8 bits there, in f16
+# here.
 _MOST_FROM_CPU = 0.05
 
 Logits = Mapping[str, NDArray[np.float32]]
