@@ -3,8 +3,9 @@
 Measures the perplexity of the text with the full cache, and bisects the budget of each policy.
 If perplexity does not always fall as the budget grows, a budget below the advised one may be as
 good. Types of K and V are compared by bytes. --archive also finds the smallest cache whose
-evicted tokens are archived. --write stores the budget in the file, for --hh auto: with the
-archive, if one was given.
+evicted tokens are archived; among several shares of heads, the one with the fewest bytes of cache
+and archive. --write stores the budget in the file, for --hh auto: with the archive, if one was
+given.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def add_arguments(parser: Parser) -> None:
         parser, 1, "tokens per chunk, each followed by eviction: more is faster, 1 is as in decode "
         "(default: %(default)s)", "--chunk",
     )  # fmt: skip
-    add_archive(parser)
+    add_archive(parser, search=True)
     add_threads(parser)
     parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
     add_store(parser, "the budget")
@@ -102,12 +103,16 @@ def run(args: argparse.Namespace) -> int:
 def _print(found: Advice) -> None:
     print("| policy | K, V | budget | kept | perplexity | of full | cache |")
     print("|---|---|---|---|---|---|---|")
+    several = len({row.archive_heads for row in found.curve if row.archive is not None}) > 1
     for row in found.curve:
         archive = "" if row.archive is None else f", archive {_name(row.archive)}"
+        if several and row.archive_heads is not None:
+            archive += f" of {100 * row.archive_heads:g}% of the heads"
+        archived = f", archive {mebibytes(row.archive_bytes)}" if row.archive_bytes else ""
         print(
             f"| {row.policy} | {_name(row.kv_dtype)}{archive} | {row.budget:g} | {row.kept} "
             f"| {row.perplexity:.3f} | {row.perplexity / found.full_perplexity:.3f} "
-            f"| {mebibytes(row.cache_bytes)} |"
+            f"| {mebibytes(row.cache_bytes)}{archived} |"
         )
     print(f"\n{found.tokens} tokens predicted, in windows of {found.n_ctx}")
     types = "" if found.kv_dtype == "f16" else f" --kv-dtype {_name(found.kv_dtype)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Literal
 
 from h2o_cpp.model.stored_budget import Budget
 
@@ -18,6 +19,11 @@ def fractions(text: str) -> list[float]:
         return [*dict.fromkeys(float(part) for part in text.split(","))]
     except ValueError:
         raise argparse.ArgumentTypeError("expected fractions such as 0.1,0.2") from None
+
+
+def shares(text: str) -> list[float] | Literal["auto"]:
+    """Fractions or "auto"."""
+    return "auto" if text == "auto" else fractions(text)
 
 
 def kv_types(text: str) -> str | tuple[str, str]:

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from h2o_cpp import _core
-from h2o_cpp.cli.argument_types import amount, budget, integer, kv_types
+from h2o_cpp.cli.argument_types import amount, budget, integer, kv_types, shares
 from h2o_cpp.cli.parser import Arguments, Parser
 from h2o_cpp.model.policy import POLICIES
 
@@ -132,7 +132,8 @@ def add_kv_dtype(parser: Arguments, default: str | None = "f16") -> None:
         )
 
 
-def add_archive(parser: Arguments) -> None:
+def add_archive(parser: Arguments, *, search: bool = False) -> None:
+    """Add the archive's types, pages and heads; search: several shares of heads to choose from."""
     parser.add_argument(
         "--archive",
         type=kv_types,
@@ -146,6 +147,15 @@ def add_archive(parser: Arguments) -> None:
         metavar="N",
         help="archived pages that each token attends to (default: 0.75 * sqrt(n-ctx), 16 to 48)",
     )
+    if search:
+        parser.add_argument(
+            "--archive-heads",
+            type=shares,
+            metavar="X,...",
+            help="shares of the KV heads to try an archive of; auto: 0.1,0.2,1 if the heads "
+            "command ranked them in the file, otherwise all (default: auto)",
+        )
+        return
     parser.add_argument(
         "--archive-heads",
         type=float,

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, sqrt
 from statistics import median
-from typing import TypedDict
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
 from h2o_cpp import _core
+from h2o_cpp.measure.heads import RETRIEVAL_HEADS
 from h2o_cpp.measure.perplexity import Budgeted, Measurement, at_budgets, perplexity
 from h2o_cpp.measure.retrieval.measurement import measure as measure_retrieval
 from h2o_cpp.measure.retrieval.tasks import make_samples
@@ -31,14 +32,35 @@ _NEEDLES = 4  # prompts that ask for a number
 _NEEDLE_TOKENS = 1000  # most tokens of such a prompt
 _NEEDLE_BATCH = 32  # tokens per chunk of such a prompt
 _BLOCK = 32  # q8_0 needs a head size divisible by this
+_SHARES = (0.1, 0.2, 1.0)  # of the KV heads, tried if the model ranks them
+
+
+class Recall(TypedDict, total=False):
+    """Options of an archive, as for Generator."""
+
+    archive_pages: int | None
+    archive_heads: float | None
+
+
+class _Recalls:
+    archive_pages: int | None
+    archive_heads: float | None
+
+    @property
+    def recall(self) -> Recall:
+        """The options of the archive besides its types."""
+        return {"archive_pages": self.archive_pages, "archive_heads": self.archive_heads}
 
 
 @dataclass(frozen=True)
-class Trial(Measurement):
+class Trial(_Recalls, Measurement):
     """Perplexity with one policy and types of K and V."""
 
     kv_dtype: KvDType = "f16"
     archive: KvDType | None = None  # types of the archive; None: no archive
+    archive_pages: int | None = None  # None: default
+    archive_heads: float | None = None  # share of the KV heads; None: all
+    archive_bytes: int = 0  # as in Archived; counted for the smallest cache of each share
 
 
 @dataclass(frozen=True)
@@ -57,18 +79,8 @@ class Needle:
         return (self.found - self.absent) / worth if worth > 0.5 else None
 
 
-class Recall(TypedDict, total=False):
-    """Options of an archive, as for Generator."""
-
-    archive_pages: int | None
-    archive_heads: float | None
-
-
-_NOTHING: Recall = {}
-
-
 @dataclass(frozen=True)
-class Archived:
+class Archived(_Recalls):
     """The smallest cache with an archive, for the policy and types of an Advice."""
 
     hh: float  # fraction of n_ctx
@@ -82,11 +94,6 @@ class Archived:
     archive_bytes: int  # after n_ctx tokens, in addition to cache_bytes
     needle: Needle
     tokens_per_second: float  # as in Advice
-
-    @property
-    def recall(self) -> Recall:
-        """The options of the archive besides its types."""
-        return {"archive_pages": self.archive_pages, "archive_heads": self.archive_heads}
 
 
 @dataclass(frozen=True)
@@ -128,7 +135,7 @@ def advise(
     threads: int | None = None,
     archive: KvDType | None = None,
     archive_pages: int | None = None,
-    archive_heads: float | None = None,
+    archive_heads: float | Sequence[float] | Literal["auto"] | None = None,
 ) -> Advice:
     """Find the smallest cache in bytes whose loss of perplexity on `text` is acceptable.
 
@@ -142,8 +149,11 @@ def advise(
         2048 and the length of the text.
     text_tokens: most tokens of the text to read; default: two windows.
     n_batch: tokens per chunk, each followed by eviction: 1 is as in decoding, more is faster.
-    archive, archive_pages, archive_heads: as for Generator. If given, the search is repeated with
-        an archive for the best policy and types. The archive's bytes do not count.
+    archive, archive_pages: as for Generator. If given, the search for the smallest cache is
+        repeated with an archive for the best policy and types.
+    archive_heads: shares of the KV heads to try, as for Generator. The advised one takes the fewest
+        bytes of cache and archive together. None, "auto": 0.1, 0.2 and 1 if the model ranks its
+        heads, otherwise all heads.
 
     The budget of each policy, in whole percents, is found by bisection. If perplexity does not
     always fall as the budget grows, a smaller budget may exist. The advised cache is measured, also
@@ -164,8 +174,7 @@ def advise(
     if kv_dtypes is not None and not kv_dtypes:
         raise ValueError("kv_dtypes is empty, expected one or more")
     at_budgets(policies, [1.0], _LEAST)  # checks the names
-    archive_arguments(archive, archive_pages, heads=archive_heads)
-    recall: Recall = {"archive_pages": archive_pages, "archive_heads": archive_heads}
+    given_shares = _shares(archive, archive_pages, archive_heads)
     model = open_model(path, device="cpu", threads=threads)
     types = list(kv_dtypes or (["f16", "q8_0"] if model.head_dim % _BLOCK == 0 else ["f16"]))
     tokenizer = Tokenizer.of_model(model)
@@ -181,37 +190,52 @@ def advise(
         _WINDOWS * n_ctx if text_tokens is None else check_int("text_tokens", text_tokens, n_ctx)
     )
     tokens = tokens[:n_text]
+    ranked = model.file.metadata().get(RETRIEVAL_HEADS)
+    shares: Sequence[float | None] = given_shares or (_SHARES if ranked else [None])
     if archive is not None:  # raises if the model cannot have one
-        open_session(model, Policy.full(), n_ctx=n_ctx, n_batch=1, archive=archive, **recall)
+        open_session(
+            model, Policy.full(), n_ctx=n_ctx, n_batch=1, archive=archive,
+            archive_pages=archive_pages, archive_heads=shares[0],
+        )  # fmt: skip
 
-    n_searches = len(policies) + len(types) - 1 + (archive is not None)
+    n_searches = len(policies) + len(types) - 1 + (len(shares) if archive is not None else 0)
     n_most = (len(types) + 1 + _SEARCH * n_searches) * len(tokens)
     with tqdm(total=n_most, desc="budgets", unit="token", disable=None, leave=False) as bar:
 
-        def measure(one: Budgeted, kv_dtype: KvDType, archive: KvDType | None) -> Trial:
+        def measure(
+            one: Budgeted, kv_dtype: KvDType, archive: KvDType | None = None, **recall: Any
+        ) -> Trial:
             session = open_session(
                 model, one.policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=kv_dtype,
-                archive=archive, **(recall if archive is not None else Recall()),
+                archive=archive, **recall,
             )  # fmt: skip
             value, n = perplexity(session, tokens, beginning=beginning, progress=bar.update)
-            nbytes = session.cache_bytes
-            return Trial(one.name, one.budget, one.kept, value, n, nbytes, (), kv_dtype, archive)
+            return Trial(
+                one.name, one.budget, one.kept, value, n, session.cache_bytes,
+                kv_dtype=kv_dtype, archive=archive, **recall,
+            )  # fmt: skip
 
         def costs_little(one: Trial) -> bool:
             return one.perplexity <= full.perplexity * (1 + loss)
 
-        def search(name: str, whole: Trial, archive: KvDType | None = None) -> list[Trial]:
-            """The measured budgets; `whole` is the trial without eviction."""
-            found = {100: replace(whole, policy=name, archive=archive)}
-            bad, good = ceil(100 / n_ctx) - 1, 100  # percents; the first keeps no token
+        def search(name: str, whole: Trial, good: int = 100) -> list[Trial]:
+            """The measured budgets; `whole` is the trial without eviction.
+
+            good: percents known to be enough; only smaller budgets are tried.
+            """
+            nonlocal n_searches
+            found = {100: replace(whole, policy=name)} if good == 100 else {}
+            bad = ceil(100 / n_ctx) - 1  # percents that keep no token
             while good - bad > 1:
                 percent = min(max(round(sqrt(max(bad, 1) * good)), bad + 1), good - 1)
                 (one,) = at_budgets([name], [percent / 100], n_ctx)
-                found[percent] = measure(one, whole.kv_dtype, archive)
+                found[percent] = measure(one, whole.kv_dtype, whole.archive, **whole.recall)
                 if costs_little(found[percent]):
                     good = percent
                 else:
                     bad = percent
+            n_searches -= 1
+            bar.total = bar.n + _SEARCH * n_searches * len(tokens)
             return [found[percent] for percent in sorted(found)]
 
         def smallest(trials: Sequence[Trial]) -> Trial:
@@ -220,27 +244,40 @@ def advise(
             )
 
         whole = Budgeted("full", 1.0, n_ctx, Policy.full())
-        full = measure(whole, "f16", None)
-        curve, n_done = [full], 0
+        full = measure(whole, "f16")
+        curve = [full]
         archived: Archived | None = None
         best = full
         for kv_dtype in types:
-            all_kept = full if kv_dtype == "f16" else measure(whole, kv_dtype, None)
+            all_kept = full if kv_dtype == "f16" else measure(whole, kv_dtype)
             if not costs_little(all_kept):  # nor will smaller budgets be
                 curve.append(all_kept)
                 continue
             for name in policies if best is full else [best.policy]:
                 curve += search(name, all_kept)
-                n_done += 1
-                bar.total = bar.n + _SEARCH * (n_searches - n_done) * len(tokens)
             best = smallest(curve[1:])
         if archive is not None:
             all_kept = next(
                 one for one in curve if (one.budget, one.kv_dtype) == (1, best.kv_dtype)
             )
-            with_archive = search(best.policy, all_kept, archive)
-            curve += with_archive
-            archived = _archived(model, tokenizer, smallest(with_archive), full, n_ctx, recall)
+            candidates: list[tuple[Trial, float]] = []
+            enough = 100
+            for share in shares:  # a larger one takes more bytes, unless its budget is smaller
+                with_archive = replace(
+                    all_kept, archive=archive, archive_pages=archive_pages, archive_heads=share
+                )
+                trials = search(best.policy, with_archive, enough)
+                if any(map(costs_little, trials)):
+                    i = trials.index(smallest(trials))
+                    speed, archive_bytes = _speed(model, trials[i], n_ctx)
+                    trials[i] = replace(trials[i], archive_bytes=archive_bytes)
+                    candidates.append((trials[i], speed))
+                    enough = round(100 * trials[i].budget)
+                curve += trials
+            least, speed = min(
+                candidates, key=lambda one: one[0].cache_bytes + one[0].archive_bytes
+            )
+            archived = _archived(model, tokenizer, least, full, n_ctx, speed)
     speed, _ = _speed(model, best, n_ctx)
     full_speed, _ = _speed(model, full, n_ctx)
     return Advice(
@@ -266,57 +303,62 @@ def advise(
     )
 
 
+def _shares(archive: KvDType | None, pages: int | None, heads: Any) -> list[float] | None:
+    """The shares of the KV heads to try, the smallest first; None: those that suit the model.
+
+    Raises ValueError for invalid options of the archive.
+    """
+    given = heads if isinstance(heads, Sequence) and not isinstance(heads, str) else [heads]
+    if not given:
+        raise ValueError("archive_heads is empty, expected one or more")
+    auto = archive is not None and isinstance(heads, str) and heads == "auto"
+    for share in given:
+        archive_arguments(archive, pages, heads=None if auto else share)
+    return None if auto or heads is None else sorted(set(given))
+
+
 def _archived(
     model: _core.Model,
     tokenizer: Tokenizer,
     best: Trial,
     full: Trial,
     n_ctx: int,
-    recall: Recall,
+    speed: float,
 ) -> Archived:
     assert best.archive is not None
-    speed, archive_bytes = _speed(model, best, n_ctx, recall)
     return Archived(
         hh=best.budget,
         archive=best.archive,
-        **recall,
+        **best.recall,
         kept=best.kept,
         loss=best.perplexity / full.perplexity - 1,
         perplexity=best.perplexity,
         cache_bytes=best.cache_bytes,
-        archive_bytes=archive_bytes,
-        needle=_find_needles(model, tokenizer, best, n_ctx, recall),
+        archive_bytes=best.archive_bytes,
+        needle=_find_needles(model, tokenizer, best, n_ctx),
         tokens_per_second=speed,
     )
 
 
-def _find_needles(
-    model: _core.Model,
-    tokenizer: Tokenizer,
-    advised: Trial,
-    n_ctx: int,
-    recall: Recall = _NOTHING,
-) -> Needle:
+def _find_needles(model: _core.Model, tokenizer: Tokenizer, advised: Trial, n_ctx: int) -> Needle:
     """Log-likelihoods with the advised cache; the number is asked for after eviction."""
     length = min(n_ctx, _NEEDLE_TOKENS)
     samples = make_samples(tokenizer, "needle", n=_NEEDLES, length=length)
     full, absent, found = measure_retrieval(
         model, {"needle": samples}, policies=[advised.policy], budgets=[advised.budget],
         n_ctx=length, n_batch=min(_NEEDLE_BATCH, length), kv_dtype=advised.kv_dtype,
-        question_apart=True, archive=advised.archive, **recall,
+        question_apart=True, archive=advised.archive, **advised.recall,
     )  # fmt: skip
     return Needle(found.log_likelihood, full.log_likelihood, absent.log_likelihood)
 
 
-def _speed(
-    model: _core.Model, one: Trial, n_ctx: int, recall: Recall = _NOTHING
-) -> tuple[float, int]:
+def _speed(model: _core.Model, one: Trial, n_ctx: int) -> tuple[float, int]:
     """Tokens per second at the end of the context, and the archive's bytes there."""
     policy = Policy.full() if one.policy == "full" else named_policy(one.policy, one.kept)
     tokens = np.random.default_rng(0).integers(model.n_vocab, size=n_ctx, dtype=np.int32)
     session = open_session(
         model, policy, n_ctx=n_ctx, n_batch=min(512, n_ctx), kv_dtype=one.kv_dtype,
-        archive=one.archive, **recall,
+        archive=one.archive, **one.recall,
     )  # fmt: skip
     seconds = median(decode_seconds(session, tokens, n_ctx - _DECODED))
     return 1 / seconds, session.archive_bytes
