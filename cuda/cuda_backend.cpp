@@ -24,7 +24,7 @@ namespace {
 using cuda::check;
 
 constexpr size_t kStagedBytes = 64 << 10;
-constexpr int32_t kRowsOverlapping = 8, kRowsWaiting = 32;  // on an H100
+constexpr int32_t kFewRows = 8, kTensOfRows = 32;
 
 struct DeviceMemory {
   size_t free, total;
@@ -110,7 +110,8 @@ class CudaBackend final : public Backend {
   }
 
   void read(void* host, const void* device, size_t bytes) override {
-    if (bytes > kStagedBytes) return copy(host, device, bytes, cudaMemcpyDeviceToHost);
+    if (bytes == 0 || bytes > kStagedBytes)
+      return copy(host, device, bytes, cudaMemcpyDeviceToHost);
     copy(staged_.data(), device, bytes, cudaMemcpyDeviceToHost);
     std::memcpy(host, staged_.data(), bytes);
   }
@@ -310,9 +311,10 @@ class CudaBackend final : public Backend {
     use_device();
     matmul_.forget();
     batch_ = batches_.copy(batch);
-    // Blocks of kernels that wait delay the running ones; so few rows lose more than they save.
+    // In between, overlapping launches cost more than they save on an H100: blocks that wait take
+    // the place of running ones.
     const int32_t n_rows = batch.n_rows();
-    stream_.let_overlap(n_rows <= kRowsOverlapping || n_rows > kRowsWaiting);
+    stream_.let_overlap(n_rows <= kFewRows || n_rows > kTensOfRows);
   }
 
   void copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {

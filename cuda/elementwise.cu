@@ -63,7 +63,7 @@ class Row {
 
   static __device__ int first(int j) { return 4 * threadIdx.x + j * kAtOnce; }
 
-  // Rows are 16-byte aligned if their length is a multiple of four.
+  // Tensors are 16-byte aligned, and so are rows whose length is a multiple of four.
   __device__ float4 four(int i) const {
     if (i >= n_) return {};
     if (n_ % 4 == 0) return *reinterpret_cast<const float4*>(x_ + i);

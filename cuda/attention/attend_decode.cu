@@ -52,8 +52,8 @@ __device__ Softmax merge(const Partials& partials, const RecalledSums& recalled,
 }
 
 // Calls put(i, element i of [group, head_dim]) for a kv_head, merged from the splits. Each of up to
-// kMergeParts parts sums every n-th split, and their sums are added in order; threads that are left
-// over take parts, without affecting the result.
+// kMergeParts parts sums every n-th split, and their sums are added in order. The number of threads
+// does not affect the result.
 template <int kThreads, class Put>
 __device__ void merge_outputs(const Partials& partials, const RecalledSums& recalled,
                               const Softmax* softmax, int64_t query, int group, int head_dim,

@@ -77,7 +77,7 @@ struct Tiles {
     return dim3(static_cast<unsigned>(n_tiles * cache.n_kv_heads));
   }
 
-  // Of this block; along y there are splits of the keys.
+  // Of this block; along y there are splits of the keys, or parts of the queries.
   __device__ explicit Tiles(const KvView& cache)
       : kv_head(static_cast<int32_t>(blockIdx.x % static_cast<unsigned>(cache.n_kv_heads))),
         tile(static_cast<int32_t>(blockIdx.x / static_cast<unsigned>(cache.n_kv_heads))),

@@ -25,19 +25,21 @@ struct Shape {
   static constexpr int kStride = kTileStride<kDim>;
 };
 
-constexpr int32_t kEnoughBlocks = 528;  // four on each of 132 multiprocessors
+constexpr int32_t kScoringBlocks = 528;  // four on each of 132 multiprocessors
 constexpr int32_t kMostParts = 8;
 constexpr int kAddThreads = 256;
 
+// Parts of the queries, each with a block per tile of keys.
 struct Parts {
-  // Of the queries, for this many blocks; `n_floats` is the size of the array `sums`.
+  // For this many blocks per part; `n_floats` is the size of the array `sums`.
   Parts(const PrefillStep& step, int64_t n_blocks, int32_t tile, float* sums, int64_t n_floats)
       : sums(sums), n_keys(step.max_keys()) {
     const int32_t n_tiles = (step.n_queries() + tile - 1) / tile;
     const int64_t of_part = int64_t{step.cache.n_kv_heads} * n_keys;
     const auto most = static_cast<int32_t>(std::min(
-        {int64_t{kMostParts}, kEnoughBlocks / n_blocks, n_floats / of_part, int64_t{n_tiles}}));
-    queries = (n_tiles + std::max(most, 1) - 1) / std::max(most, 1) * tile;
+        {int64_t{kMostParts}, kScoringBlocks / n_blocks, n_floats / of_part, int64_t{n_tiles}}));
+    const int32_t at_least_one = std::max(most, 1);
+    queries = (n_tiles + at_least_one - 1) / at_least_one * tile;
     n = (step.n_queries() + queries - 1) / queries;
   }
 

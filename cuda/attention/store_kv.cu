@@ -12,8 +12,8 @@ namespace h2o::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kHeads = 8;          // per block, at most
-constexpr int64_t kBlocks = 2112;  // that fit on 132 multiprocessors
+constexpr int kMostHeads = 8;            // per block, at most
+constexpr int64_t kBlocksAtOnce = 2112;  // that fit on 132 multiprocessors
 
 struct Rows {
   float* q;        // [n, n_heads * head_dim]
@@ -103,8 +103,8 @@ void store_kv(const Stream& stream, const Attention& attention, const KvView& ca
   const Rotation rotation(attention.rope);
   // Few rows need the parallelism, many rows save sines.
   const int64_t n_rows = attention.q.rows;
-  const auto n_heads =
-      static_cast<int>(std::clamp<int64_t>(n_rows * cache.n_kv_heads / kBlocks, 1, kHeads));
+  const auto n_heads = static_cast<int>(std::clamp<int64_t>(
+      n_rows * cache.n_kv_heads / kBlocksAtOnce, 1, std::min(kMostHeads, cache.n_kv_heads)));
   const dim3 grid(static_cast<unsigned>(n_rows), (cache.n_kv_heads + n_heads - 1) / n_heads);
   const size_t shared = (2 * n_heads * cache.head_dim + 2 * rotation.half) * sizeof(float);
   const Rows rows{attention.q.floats(), attention.k.floats(), attention.v.floats()};

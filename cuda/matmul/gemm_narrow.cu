@@ -6,6 +6,7 @@
 // Lane l of a warp unpacks elements 4 (l % 4) to 4 (l % 4) + 3 of each half of a group, of rows
 // l / 4, l / 4 + 8, ...: its part of the operands of tensor cores, whose columns may be in any
 // order, if it is the same for x.
+#include <algorithm>
 #include <climits>
 
 #include "cuda/matmul/formats.cuh"
@@ -27,9 +28,11 @@ constexpr int kXBytes = kGroups * kGroup * 2;  // of a row of x
 constexpr int kXPieces = kXBytes / kPiece;
 constexpr int kSumStride = kOuts + 1;                              // without bank conflicts
 constexpr int kWarpBytes = 113 * 1024 / kWarps / kPiece * kPiece;  // two blocks per multiprocessor
+constexpr int kLeastWarpBytes = 99 * 1024 / kWarps / kPiece * kPiece;  // that every device has
 constexpr int kMostStages = 4;
+static_assert(kMostStages <= 4, "wait_for_turns() knows no more");
 static_assert(kOuts == kWarp, "each lane copies parts of one row");
-static_assert(kRows * kSumStride * 4 <= kWarpBytes, "sums take the place of stages");
+static_assert(kRows * kSumStride * 4 <= kLeastWarpBytes, "sums take the place of stages");
 
 // One of the products of a launch.
 struct NarrowPart {
@@ -46,6 +49,7 @@ struct NarrowGemm {
   int64_t cols;
   int64_t row_bytes;
   int n_rows;
+  int warp_bytes;  // of shared memory
   bool add;
 
   __device__ NarrowPart part_of(unsigned block) const {
@@ -86,7 +90,7 @@ struct Stage {
   static constexpr int kOfBlock = kOfGroup + kOuts * kGroupWords * 4;
   static constexpr int kX = kOfBlock + kOuts * kBlockWords * 4;
   static_assert(kX % kPiece == 0);
-  static_assert(2 * (kX + kRows * kXBytes) <= kWarpBytes, "at least two stages");
+  static_assert(2 * (kX + kRows * kXBytes) <= kLeastWarpBytes, "at least two stages");
 };
 
 // One warp's work. copy_weights() and copy_x() copy the next turn, multiply() multiplies the next
@@ -102,8 +106,8 @@ class Worker {
       : n_tiles_((min(kRows, g.n_rows - first_row) + 7) / 8),
         n_groups_(static_cast<int>(g.cols / kGroup)),
         stage_bytes_(At::kX + n_tiles_ * 8 * kXBytes),
-        n_stages_(min(kWarpBytes / stage_bytes_, kMostStages)),
-        own_(shared + threadIdx.x / kWarp * kWarpBytes),
+        n_stages_(min(g.warp_bytes / stage_bytes_, kMostStages)),
+        own_(shared + threadIdx.x / kWarp * g.warp_bytes),
         weights_to_(own_),
         x_to_(own_),
         from_(own_),
@@ -355,10 +359,9 @@ __global__ void __launch_bounds__(kThreads, 2) gemm_narrow_kernel(NarrowGemm g) 
     commit_copies();
     worker.multiply();
   }
-  wait_for_copies<0>();
-  __syncthreads();  // no warp uses its stages
+  __syncwarp();  // no lane reads the last stage
   const auto sums_of = [&](int warp) {
-    return reinterpret_cast<float*>(shared + warp * kWarpBytes);
+    return reinterpret_cast<float*>(shared + warp * g.warp_bytes);
   };
   worker.store(sums_of(threadIdx.x / kWarp));
   __syncthreads();
@@ -379,14 +382,22 @@ __global__ void __launch_bounds__(kThreads, 2) gemm_narrow_kernel(NarrowGemm g) 
 
 }  // namespace
 
-bool gemm_narrow_takes(DType dtype) { return dtype != DType::mxfp4; }
+bool gemm_narrow_takes(DType dtype) {
+  return is_quantized(dtype) &&
+         with_format(dtype, [&]<class Format>() { return Format::Scales::kInHalves; });
+}
 
 void gemm_narrow(const Stream& stream, std::span<const Matvec> products, const void* x,
                  int64_t n_rows, bool add) {
   const Weights& first = products.front().w;
-  NarrowGemm g{
-      {}, static_cast<const uint16_t*>(x), first.cols, first.row_bytes, static_cast<int>(n_rows),
-      add};
+  const auto most = static_cast<int>(stream.most_shared()) / kWarps / kPiece * kPiece;
+  NarrowGemm g{{},
+               static_cast<const uint16_t*>(x),
+               first.cols,
+               first.row_bytes,
+               static_cast<int>(n_rows),
+               std::min(kWarpBytes, most),
+               add};
   for (NarrowPart& part : g.parts) part.first_block = UINT_MAX;
   unsigned n_blocks = 0;
   for (size_t i = 0; i < products.size(); ++i) {
@@ -397,8 +408,8 @@ void gemm_narrow(const Stream& stream, std::span<const Matvec> products, const v
   const dim3 grid(static_cast<unsigned>((n_rows + kRows - 1) / kRows), n_blocks);
   with_format(first.dtype, [&]<class Format>() {
     if constexpr (Format::Scales::kInHalves) {
-      launch(stream, gemm_narrow_kernel<Format>, grid, dim3(kThreads), size_t{kWarps} * kWarpBytes,
-             g);
+      launch(stream, gemm_narrow_kernel<Format>, grid, dim3(kThreads),
+             static_cast<size_t>(kWarps * g.warp_bytes), g);
     }
   });
 }

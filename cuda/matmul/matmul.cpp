@@ -19,8 +19,8 @@
 namespace h2o::cuda {
 namespace {
 
-// With more rows than this, unpacking quantized weights as f16 for cuBLAS takes less time than it
-// saves.
+// With more rows than this, unpacking quantized weights, as f16 for cuBLAS or in gemm(), takes less
+// time than it saves.
 constexpr int64_t kNarrowRows = 96;
 
 constexpr int64_t kRoundedRows = 64;               // rows of x at a time, in 8 bits
@@ -91,7 +91,7 @@ struct Matmul::State {
   void multiply(std::span<const Product> products, const Tensor& x, bool add,
                 const Routes* routes = nullptr);
   bool takes_matvecs(const Weights& w, int64_t n_rows, bool experts) const;
-  bool takes_narrow(const Weights& w, int64_t n_rows) const;
+  bool takes_cublas(const Weights& w, int64_t n_rows) const;
   void matvecs(std::span<const Matvec> products, const Tensor& x, MatvecRows rows);
   const void* factors(const Tensor& x, DType type);
   void own_gemm(const Tensor& y, const Tensor& x, const Weights& w, const float* bias, bool add);
@@ -142,9 +142,9 @@ bool Matmul::State::takes_matvecs(const Weights& w, int64_t n_rows, bool experts
   return n_rows <= kMatvecRows || !((cublas && !experts) || gemm_takes(w));
 }
 
-bool Matmul::State::takes_narrow(const Weights& w, int64_t n_rows) const {
-  return is_quantized(w.dtype) && gemm_narrow_takes(w.dtype) && n_rows > kMatvecRows &&
-         n_rows <= kNarrowRows;
+// Tens of rows with MXFP4 weights, which gemm_narrow() does not take: unpacked once by gemm().
+bool Matmul::State::takes_cublas(const Weights& w, int64_t n_rows) const {
+  return cublas && (w.dtype != DType::mxfp4 || n_rows > kNarrowRows);
 }
 
 // `rows` describes all rows; its range is set here.
@@ -222,18 +222,18 @@ void Matmul::State::multiply(std::span<const Product> products, const Tensor& x,
   const int64_t n_rows = routes != nullptr ? x.rows / routes->n_used : x.rows;
   for (size_t i = 0; i < products.size();) {
     const DType dtype = products[i].w.weight.dtype;
-    std::array<Matvec, kMaxProducts> few{};
+    const bool narrow = routes == nullptr && n_rows > kMatvecRows && n_rows <= kNarrowRows &&
+                        gemm_narrow_takes(dtype);
+    std::array<Matvec, kMaxProducts> together{};
     size_t n = 0;
-    bool narrow = false;  // the same for all weights of a type
-    for (; n < few.size() && i < products.size() && products[i].w.weight.dtype == dtype; ++i) {
+    for (; n < together.size() && i < products.size() && products[i].w.weight.dtype == dtype; ++i) {
       const Tensor& y = products[i].y;
       const Matvec m = matvec_of(products[i], find(products[i].w.weight));
-      narrow = routes == nullptr && takes_narrow(m.w, n_rows);
       if (narrow || takes_matvecs(m.w, n_rows, routes != nullptr)) {
-        few[n++] = m;
+        together[n++] = m;
       } else if (routes != nullptr) {
         experts_gemm(m, x, *rows.experts);
-      } else if (cublas) {
+      } else if (takes_cublas(m.w, n_rows)) {
         cublas_gemm(y, x, m.w, m.bias, add);
       } else {
         own_gemm(y, x, m.w, m.bias, add);
@@ -241,9 +241,9 @@ void Matmul::State::multiply(std::span<const Product> products, const Tensor& x,
     }
     if (n == 0) continue;
     if (narrow) {
-      gemm_narrow(stream, {few.data(), n}, factors(x, DType::f16), x.rows, add);
+      gemm_narrow(stream, {together.data(), n}, factors(x, DType::f16), x.rows, add);
     } else {
-      matvecs({few.data(), n}, x, rows);
+      matvecs({together.data(), n}, x, rows);
     }
   }
   for (const Product& product : products) forget_if_in(product.y);

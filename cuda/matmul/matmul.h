@@ -11,8 +11,9 @@
 
 namespace h2o::cuda {
 
-// A few rows are multiplied with the weights in their stored type; more rows on tensor cores, by
-// gemm() or, if there are many, by cuBLAS (where found) with a tile of unpacked weights at a time.
+// A few rows are multiplied with the weights in their stored type; tens of rows with quantized
+// weights by gemm_narrow(); more, and other types, by cuBLAS, with a tile of unpacked weights at a
+// time. gemm() is for experts, and where cuBLAS is not found.
 class Matmul {
  public:
   explicit Matmul(const Stream& stream);
@@ -25,7 +26,7 @@ class Matmul {
   Tensor upload(const Tensor& host, std::byte* to);
 
   // Each product y = x w.weight^T + w.bias, or y += it, bit-identical to computing it alone. For
-  // few rows, products with weights of one type share a launch.
+  // few rows, and tens with quantized weights, products with weights of one type share a launch.
   void multiply(std::span<const Product> products, const Tensor& x, bool add);
 
   // Backend::matmul_gated in one launch, for few rows and weights that are not quantized: otherwise

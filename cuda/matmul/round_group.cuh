@@ -50,8 +50,8 @@ __device__ inline void round_group(const QuantizedRows& to, int row, int g, floa
   store_group(to, row, g, rounded_group(x));
 }
 
-// Elements 4 i to 4 i + 3 of a row; i is a multiple of eight plus the lane. The same bits as
-// round_group(), with fewer shuffles.
+// Elements 4 i to 4 i + 3 of a row; consecutive lanes have consecutive i, the first a multiple of
+// eight. The same bits as round_group(), with fewer shuffles.
 __device__ inline void round_fours(const QuantizedRows& to, int row, int i, const float4& x) {
   // As integers, absolute values have the order of floats, then infinity, then NaN.
   const auto magnitude = [](float v) { return __float_as_uint(v) & 0x7fffffffu; };

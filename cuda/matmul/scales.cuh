@@ -1,9 +1,9 @@
 // The scales of quantized types: their device layout (see cuda/matmul/formats.cuh) and values.
 //
 // An element is scale * (q - offset) + min. A group has kScales scales, and as many mins if kMins.
-// kInHalves: see half_scales.cuh. They take kGroupBytes per group and kBlockBytes per superblock.
-// load(from, &to) loads them. store() receives the block of core/blocks.h that contains group g of
-// the row, and stores the group's part.
+// kInHalves: half_scales.cuh has it. They take kGroupBytes per group and kBlockBytes per
+// superblock. load(from, &to) loads them. store() receives the block of core/blocks.h that contains
+// group g of the row, and stores the group's part.
 #pragma once
 
 #include "cuda/matmul/weight_bits.cuh"

@@ -85,6 +85,8 @@ Stream::Stream(int device) : device_(device) {
   }
   check(cudaDeviceGetAttribute(&n_multiprocessors_, cudaDevAttrMultiProcessorCount, device),
         "device");
+  check(cudaDeviceGetAttribute(&most_shared_, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+        "device");
   const bool waits = kernels_can_overlap();
   can_overlap_ = major >= 9 && waits && is_switched_on("H2O_CUDA_OVERLAP");
   // Not the default stream, so that back ends of one process do not wait for each other.

@@ -90,7 +90,7 @@ void check_product(Backend& backend, Random& random, const Problem& p) {
 }
 
 // Row counts at the sizes of blocks of rows or threads, and one more and less.
-constexpr int64_t kRows[] = {1, 2, 3, 4, 7, 8, 9, 16, 17, 32, 33, 64, 65, 97, 130};
+constexpr int64_t kRows[] = {1, 2, 3, 4, 7, 8, 9, 16, 17, 32, 33, 64, 65, 96, 97, 130};
 
 TEST_CASE("products with weights of every type") {
   const auto backend = test_backend(2);
@@ -128,6 +128,9 @@ TEST_CASE("products of long rows, and of many") {
     }
     check_product(*backend, random, {dtype, 1, 256, 5000, true});
     check_product(*backend, random, {dtype, 20, 256, 1500, true});
+    // An odd number of blocks, and more than a kernel's warps process in one turn.
+    const int64_t block = info(dtype).block_size;
+    if (block > 1) check_product(*backend, random, {dtype, 20, block * 37, 40, false});
   }
 }
 

@@ -54,6 +54,8 @@ struct CUevent_st {
 
 namespace {
 
+constexpr size_t kMostShared = 99 << 10;  // per block, the least of all devices from 8.0 on
+
 enum class Kind { kernel, copy };
 
 constexpr size_t kMemory = size_t{4} << 30;
@@ -148,7 +150,7 @@ cudaError_t launched(const void* kernel, dim3 grid, dim3 block, size_t shared_by
   launches.push_back(launch);
   const bool fits = grid.x >= 1 && grid.y >= 1 && grid.z >= 1 && grid.x <= 0x7fffffff &&
                     grid.y <= 65535 && grid.z <= 65535 && launch.threads >= 1 &&
-                    launch.threads <= 1024 && shared_bytes <= 227 << 10;
+                    launch.threads <= 1024 && shared_bytes <= kMostShared;
   return fits ? cudaSuccess : cudaErrorInvalidConfiguration;
 }
 
@@ -211,9 +213,10 @@ const char* cudaGetErrorString(cudaError_t error) {
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  *value = attribute == cudaDevAttrComputeCapabilityMajor   ? 9
-           : attribute == cudaDevAttrComputeCapabilityMinor ? 0
-                                                            : 4;  // multiprocessors
+  *value = attribute == cudaDevAttrComputeCapabilityMajor         ? 9
+           : attribute == cudaDevAttrComputeCapabilityMinor       ? 0
+           : attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? static_cast<int>(kMostShared)
+                                                                  : 4;  // multiprocessors
   return cudaSuccess;
 }
 
