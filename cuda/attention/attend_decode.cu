@@ -96,7 +96,7 @@ __device__ void merge_outputs(const Partials& partials, const RecalledSums& reca
 
 // Two blocks per (segment, kv_head): one merges the outputs, the other updates the scores.
 template <int kThreads>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kThreads == kFewThreads ? 5 : 1)
     finish_kernel(Decode decode, KvView cache, DeviceBatch batch, QuantizedRows rounded,
                   RecalledSums recalled) {
   float* const shared = dynamic_shared<float>();  // [group] Softmax, padded

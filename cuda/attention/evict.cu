@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(kSelectThreads) admit_kernel(KvView cache, Seg
 
 // One block per kMovedRows rows and kv_head: moves kept rows from the staging area to their slots,
 // each by a warp.
-__global__ void __launch_bounds__(kMoveThreads) move_kernel(KvView cache, Segment segment) {
+__global__ void __launch_bounds__(kMoveThreads, 4) move_kernel(KvView cache, Segment segment) {
   let_next_start();
   wait_for_previous();
   const KvHead head = cache.head(segment.sequence, blockIdx.y);
