@@ -7,6 +7,7 @@ const POSITIONS = { auto: 0, original: 1, rolling: 2 };
 
 class Model {
   #handle;
+  #opened = Promise.resolve(); // the last session: a handle takes one call at a time
 
   constructor(handle) {
     this.#handle = handle;
@@ -26,7 +27,9 @@ class Model {
       }
       native = { ...options, positions };
     }
-    const session = new Session(await addon.open(this.#handle, native));
+    const opening = this.#opened.then(() => addon.open(this.#handle, native));
+    this.#opened = opening.catch(() => {});
+    const session = new Session(await opening);
     if (options?.sampling !== undefined) session.setSampling(options.sampling);
     return session;
   }
