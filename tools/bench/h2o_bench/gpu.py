@@ -110,6 +110,13 @@ class Bench:
     ) -> None:
         self.results.add(Record(section, model, engine, measure, values, note))
 
+    def record_memory(self, section: int, model: str, engine: str, texts: Texts) -> None:
+        """Bytes of the cache, and of all memory in use on a GPU."""
+        self.record(section, model, engine, "cache bytes", texts.session.cache_bytes)
+        used = gpu_machine.memory_used(self.device)
+        if used is not None:
+            self.record(section, model, engine, "device bytes", used)
+
 
 def measure_machine(bench: Bench) -> None:
     """Describe the GPU and measure its limits."""
@@ -240,10 +247,7 @@ def _generate(bench: Bench, model: _core.Model, name: str, policy: Policy, batch
     texts.check(plan.prompt + n)
     record("prompt", plan.prompt)
     record("tokens", plan.n_generate)
-    record("cache bytes", texts.session.cache_bytes)
-    used = gpu_machine.memory_used(bench.device)
-    if used is not None:
-        record("device bytes", used)
+    bench.record_memory(EVICTION, label, name, texts)
     return texts.session.cache_bytes
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from h2o_bench import gpu_machine
 from h2o_bench.gpu import Bench, measure_scores, prefill
 from h2o_bench.gpu_sections import GRID, LONG, PREFILL, SCORES
 from h2o_bench.texts import Texts
@@ -106,10 +105,7 @@ def record_bytes(
     per_token = model.n_layers * kv_bytes(model.n_kv_heads, model.head_dim, "f16")
     read = decode_weight_bytes(weights([model.file])) + kept * per_token
     bench.record(section, label, engine, "bytes per step", read)
-    bench.record(section, label, engine, "cache bytes", texts.session.cache_bytes)
-    used = gpu_machine.memory_used(bench.device)
-    if used is not None:
-        bench.record(section, label, engine, "device bytes", used)
+    bench.record_memory(section, label, engine, texts)
 
 
 def measure_long(bench: Bench) -> None:

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from h2o_bench import gpu_machine
 from h2o_bench.gpu import Bench
 from h2o_bench.gpu_plan import Generation, Paper
 from h2o_bench.gpu_sections import MACHINE
@@ -136,10 +135,7 @@ def _timed(
     record("decode seconds, extrapolated", n * mean)
     record("prompt", of.prompt)
     record("tokens", of.generated)
-    record("cache bytes", texts.session.cache_bytes)
-    used = gpu_machine.memory_used(bench.device)
-    if used is not None:
-        record("device bytes", used)
+    bench.record_memory(section, label, cache, texts)
     return texts.session.cache_bytes
 
 
