@@ -28,10 +28,13 @@ struct Rotation {
   __device__ int first(int i) const { return pairs ? 2 * i : i; }
   __device__ int second(int i) const { return pairs ? 2 * i + 1 : i + half; }
 
-  __device__ void apply(float* x, int i, float2 angle) const {
-    const float a = x[first(i)], b = x[second(i)];
+  // Pair i of x, which is (a, b), rotated.
+  __device__ void put(float* x, int i, float2 angle, float a, float b) const {
     x[first(i)] = a * angle.x - b * angle.y;
     x[second(i)] = a * angle.y + b * angle.x;
+  }
+  __device__ void apply(float* x, int i, float2 angle) const {
+    put(x, i, angle, x[first(i)], x[second(i)]);
   }
 
   // Heads x [n_heads, head_dim], by all kThreads threads of a block; angles [half]. Several loads
@@ -55,9 +58,7 @@ struct Rotation {
         const int i = start + j * kThreads;
         if (i >= n) break;
         float* const head = x + i / half * head_dim;
-        const float2 angle = angles[i % half];
-        head[first(i % half)] = a[j] * angle.x - b[j] * angle.y;
-        head[second(i % half)] = a[j] * angle.y + b[j] * angle.x;
+        put(head, i % half, angles[i % half], a[j], b[j]);
       }
     }
   }

@@ -9,19 +9,24 @@ namespace h2o::cuda {
 
 static_assert(QuantizedRows::kGroup == kWarp);
 
-// A rounded group, distributed over the lanes of a warp.
-struct GroupInWarp {
-  RoundedGroup group;
-  uint32_t word;  // four q: this lane's, and those of the lanes next to it
+// As quantize_rows of cpu/matmul/int8_matmul-inl.h: x ~ d * q.
+struct Rounding {
+  // For denormal d, 1 / d may overflow: such values are rounded to zero.
+  __device__ explicit Rounding(float d) : d(d), inverse(d >= 0x1p-126f ? 1 / d : 0) {}
+
+  __device__ int operator()(float x) const {
+    return static_cast<int>(fminf(fmaxf(rintf(x * inverse), -127.0f), 127.0f));
+  }
+
+  float d, inverse;
 };
 
-// As quantize_rows of cpu/matmul/int8_matmul-inl.h; x: the element of this lane.
-__device__ inline GroupInWarp rounded_group(float x) {
+// Group g of a row; x: the element of this lane.
+__device__ inline void round_group(const QuantizedRows& to, int row, int g, float x) {
   const int lane = threadIdx.x % kWarp;
-  const float d = warp_max(fabsf(x)) / 127 + warp_sum(x * 0);  // NaN if any of them is not finite
-  // For denormal d, 1 / d may overflow: such values are rounded to zero.
-  const float inverse = d >= 0x1p-126f ? 1 / d : 0;
-  const int q = static_cast<int>(fminf(fmaxf(rintf(x * inverse), -127.0f), 127.0f));
+  // NaN if any of them is not finite.
+  const Rounding rounding(warp_max(fabsf(x)) / 127 + warp_sum(x * 0));
+  const int q = rounding(x);
 
   uint32_t word = static_cast<uint32_t>(q & 255) << lane % 4 * 8;  // of four lanes
   word |= __shfl_xor_sync(kAllLanes, word, 1);
@@ -30,24 +35,16 @@ __device__ inline GroupInWarp rounded_group(float x) {
 #pragma unroll
   for (int apart = 1; apart < 16; apart *= 2) sum += __shfl_xor_sync(kAllLanes, sum, apart);
   const int second = __shfl_xor_sync(kAllLanes, sum, 16);
-  return {{d, {static_cast<int16_t>(sum), static_cast<int16_t>(second)}}, word};
-}
-
-// To group g of a row.
-__device__ inline void store_group(const QuantizedRows& to, int row, int g,
-                                   const GroupInWarp& rounded) {
-  const int lane = threadIdx.x % kWarp;
   const int chunk = g / QuantizedRows::kChunk;
   const int in_chunk = g % QuantizedRows::kChunk;
   if (lane % 4 == 0) {
     int8_t* const half = to.half(row, chunk, in_chunk, lane / 16);
-    reinterpret_cast<uint32_t*>(half)[lane % 16 / 4] = rounded.word;
+    reinterpret_cast<uint32_t*>(half)[lane % 16 / 4] = word;
   }
-  if (lane == 0) *to.group(row, chunk, in_chunk) = rounded.group;
-}
-
-__device__ inline void round_group(const QuantizedRows& to, int row, int g, float x) {
-  store_group(to, row, g, rounded_group(x));
+  if (lane == 0) {
+    *to.group(row, chunk, in_chunk) = {rounding.d,
+                                       {static_cast<int16_t>(sum), static_cast<int16_t>(second)}};
+  }
 }
 
 // Elements 4 i to 4 i + 3 of a row; consecutive lanes have consecutive i, the first a multiple of
@@ -61,11 +58,8 @@ __device__ inline void round_fours(const QuantizedRows& to, int row, int i, cons
     most = max(most, __shfl_xor_sync(kAllLanes, most, apart));
   }
   const float largest = __uint_as_float(most);
-  const float d = largest / 127 + largest * 0;  // NaN if any of them is not finite
-  const float inverse = d >= 0x1p-126f ? 1 / d : 0;
-  const auto q = [&](float v) {
-    return static_cast<int>(fminf(fmaxf(rintf(v * inverse), -127.0f), 127.0f));
-  };
+  // NaN if any of them is not finite.
+  const Rounding q(largest / 127 + largest * 0);
   const int four[4] = {q(x.x), q(x.y), q(x.z), q(x.w)};
   int sum = four[0] + four[1] + four[2] + four[3];  // of sixteen
   sum += __shfl_xor_sync(kAllLanes, sum, 1);
@@ -77,7 +71,7 @@ __device__ inline void round_fours(const QuantizedRows& to, int row, int i, cons
   half[in_group % 4] = (four[0] & 255) | (four[1] & 255) << 8 | (four[2] & 255) << 16 |
                        static_cast<uint32_t>(four[3]) << 24;
   if (in_group == 0) {
-    *to.group(row, chunk, in_chunk) = {d,
+    *to.group(row, chunk, in_chunk) = {q.d,
                                        {static_cast<int16_t>(sum), static_cast<int16_t>(second)}};
   }
 }
