@@ -1,5 +1,5 @@
 // The kernels for x86-64-v3. This unit exports one table and nothing else.
-#include "cpu/simd/vec_avx2.h"
+#include "cpu/matmul/dot_avx2.h"
 // After the vector type it is written against:
 #include "cpu/kernels-inl.h"
 
