@@ -21,13 +21,15 @@ AMX = re.compile(r"\s(tile\w+|(ld|st)tilecfg|tdp\w+)\b|%tmm")
 BF16_ALONE = re.compile(r"\s(vdpbf16ps|vcvtne2?ps2bf16\w*|tdpbf16ps)\s")
 BF16 = re.compile(rf"{BF16_ALONE.pattern}|{AMX.pattern}")
 VNNI = re.compile(rf"\svpdp\w+\s|{BF16.pattern}")
+AVX512_OR_VNNI = re.compile(f"{AVX512.pattern}|{VNNI.pattern}")
 DOTPROD = re.compile(r"\s[su]dot\s+v")
 BASELINE = re.compile(f"{AVX.pattern}|{AMX.pattern}|{DOTPROD.pattern}")
 FORBIDDEN = {
     None: BASELINE,
     "scalar": BASELINE,
     "neon": DOTPROD,
-    "x86_64_v3": AVX512,
+    "x86_64_v3": AVX512_OR_VNNI,
+    "x86_64_v3_vnni": AVX512,
     "x86_64_v4": VNNI,
     "x86_64_v4_vnni": BF16,
     "x86_64_v4_bf16": AMX,

@@ -32,8 +32,9 @@ TEST_CASE("the tables are those that this CPU supports") {
   std::vector<std::string> names;
   for (const CpuKernels* table : tables) names.push_back(table->isa);
   std::vector<std::string> expected;
-  for (const char* isa : {"x86_64_v4_amx", "x86_64_v4_amx_int8", "x86_64_v4_bf16", "x86_64_v4_vnni",
-                          "x86_64_v4", "x86_64_v3", "neon_dotprod", "neon", "scalar"}) {
+  for (const char* isa :
+       {"x86_64_v4_amx", "x86_64_v4_amx_int8", "x86_64_v4_bf16", "x86_64_v4_vnni", "x86_64_v4",
+        "x86_64_v3_vnni", "x86_64_v3", "neon_dotprod", "neon", "scalar"}) {
     if (cpu_has(isa)) expected.push_back(isa);
   }
   CHECK(names == expected);

@@ -120,6 +120,7 @@ inline bool cpu_has(std::string_view isa) {
   const bool vnni = v4 && cpuid_bit(7, 0, kEcx, 11);
   const bool bf16 = vnni && cpuid_bit(7, 1, kEax, 5);
   if (isa == "x86_64_v3") return v3;
+  if (isa == "x86_64_v3_vnni") return v3 && cpuid_bit(7, 1, kEax, 4);
   if (isa == "x86_64_v4") return v4;
   if (isa == "x86_64_v4_vnni") return vnni;
   if (isa == "x86_64_v4_bf16") return bf16;

@@ -67,6 +67,9 @@ bool has(uint32_t bits, std::initializer_list<int> wanted) {
          (saved_state() & 0x6) == 0x6;
 }
 
+// AVX-VNNI.
+[[maybe_unused]] bool has_x86_64_v3_vnni() { return has_x86_64_v3() && has(cpuid(7, 1).eax, {4}); }
+
 // x86-64-v4: AVX-512 F, DQ, CD, BW, VL. The operating system saves masks and ZMM too.
 [[maybe_unused]] bool has_x86_64_v4() {
   return has_x86_64_v3() && has(cpuid(7).ebx, {16, 17, 28, 30, 31}) &&
