@@ -33,14 +33,14 @@ def test_our_engine_must_be_measured(tmp_path: Path) -> None:
     results = tmp_path / "gpu.jsonl"
     words = [sys.executable, str(ROOT / "tools" / "bench" / "gpu"), "--results", str(results)]
     words += ["--page", str(tmp_path / "gpu.md"), "--models", str(tmp_path), "--quick"]
-    words += ["--sections", "1", "--no-baselines", "--shapes", "SmolLM2-135M", "--types", "Q4_K_M"]
+    words += ["--sections", "grid", "--shapes", "SmolLM2-135M"]
     for device in ("cuda:99", "cpu"):
         done = subprocess.run([*words, "--device", device], capture_output=True, text=True)
         assert done.returncode == (device != "cpu"), done.stderr
     found = [json.loads(line) for line in results.read_text().splitlines()]
     assert [row["measure"] for row in found].count("absent") == 1
     assert any(row["note"].startswith("ValueError: ") and "cuda" in row["note"] for row in found)
-    assert any(row["measure"].startswith("decode") for row in found)
+    assert any(row["measure"] == "step seconds" for row in found)
 
 
 def test_repeated_command_replaces_its_records(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_full_disk_ends_measurement(tmp_path: Path, space: int) -> None:
     before = Record(11, "shape", "h2o.cpp", "decode 16", (1.0,))
     Results(results).add(before)
     words = [sys.executable, str(ROOT / "tools" / "bench" / "gpu"), "--results", str(results)]
-    words += ["--models", str(tmp_path), "--sections", "1", "--no-baselines", "--shapes", ""]
+    words += ["--models", str(tmp_path), "--sections", "grid", "--shapes", ""]
     with file_size_limit(results.stat().st_size + space):
         done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 1

@@ -29,6 +29,7 @@ from h2o_bench.texts import Texts, TooLongError
 from h2o_cpp import _core
 from h2o_cpp.model.policy import Policy
 from support.needs import packages
+from test_bench_gpu import sample_records as of_scores_and_prefill
 from test_bench_synthetic import small
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,7 +79,7 @@ def test_grid_measures_all_of_a_model(bench: Bench) -> None:
     }
     assert len(values_of(records, LONG)) == 2
     page = render_gpu(records)
-    for title in ("4. Prefill", "5. Decode by shape", "6. A long text"):
+    for title in ("Prefill", "Decode by shape", "A long text"):
         assert f"## {title}" in page
 
 
@@ -111,12 +112,29 @@ def test_paper_measures_equal_batch_and_equal_memory(bench: Bench) -> None:
 
 def test_nothing_begins_after_the_deadline(bench: Bench) -> None:
     late = replace(bench, deadline=perf_counter() + 1)
-    for section in (GRID, LONG, PAPER, PEERS, LARGE):
-        SECTIONS[section](late)
+    for name in ("grid", "long", "paper", "peers", "large"):
+        SECTIONS[name][1](late)
     found = absences(late)
     assert {note for _, _, note in found} == {"not run: no time was left"}
     assert ("small llama Q8_0", "all", "not run: no time was left") in found
     assert not [record for record in late.results if record.values]
+
+
+def test_only_chosen_engines_are_measured(bench: Bench) -> None:
+    for engines, expected in (
+        (["h2o.cpp"], {"all"}),
+        (["llama.cpp"], {"all"}),  # of the file
+        (["transformers"], {"transformers"}),
+        ([], set()),
+    ):
+        plan = replace(bench.plan, engines=engines)
+        late = replace(bench, plan=plan, deadline=perf_counter() + 1)
+        bench.results.forget([PAPER, PEERS, LARGE])
+        for name in ("paper", "peers", "large"):
+            SECTIONS[name][1](late)
+        assert {engine.partition(",")[0] for _, engine, _ in absences(late)} == expected
+        if engines == ["llama.cpp"]:
+            assert {r.section for r in late.results} == {PEERS}
 
 
 def test_failed_measurements_are_recorded(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
@@ -360,6 +378,13 @@ def test_page() -> None:
     assert "| shape F16, 512 tokens | 1280 | 1024 **1.25x** |" in page
 
 
+def test_page_of_an_interrupted_run() -> None:
+    """A measurement may end after any of its records."""
+    records = [*sample_records(), *of_scores_and_prefill()]
+    for n in range(len(records)):
+        assert render_gpu(records[:n]).startswith("# On a GPU")
+
+
 def test_quick_run_of_every_section(tmp_path: Path) -> None:
     """Except that no other engine is there."""
     (tmp_path / "torch.py").write_text("raise ImportError('not here')")
@@ -368,7 +393,7 @@ def test_quick_run_of_every_section(tmp_path: Path) -> None:
     words = [sys.executable, str(ROOT / "tools" / "bench" / "gpu"), "--results", str(results)]
     words += ["--page", str(page), "--models", str(tmp_path), "--quick", "--device", "cpu"]
     done = subprocess.run(
-        [*words, "--sections", "5,6,7,8,9"],
+        [*words, "--sections", "grid,long,paper,peers,large"],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
@@ -382,6 +407,5 @@ def test_quick_run_of_every_section(tmp_path: Path) -> None:
         "Accelerate offload",
         "llama.cpp",
     }
-    for number in range(3, 10):
-        assert f"\n## {number}. " in page.read_text()
+    assert page.read_text().count("\n## ") == 7
     assert not list(tmp_path.glob("*.gguf"))

@@ -20,7 +20,7 @@ import pytest
 
 from h2o_bench.gpu_check.command import NOT_SUPPORTED, OK
 from h2o_bench.gpu_check.steps import STEPS, Check, commands
-from h2o_bench.gpu_sections import DECODE, EVICTION, MACHINE, PREFILL, SCORES
+from h2o_bench.gpu_sections import GRID, LARGE, LONG, MACHINE, PAPER, PREFILL, SCORES
 from h2o_bench.records import Results
 from support.needs import needs
 
@@ -112,12 +112,12 @@ def test_whole_check(tmp_path: Path, environment: dict[str, str]) -> None:
 
     found = list(Results(tmp_path / "first" / "gpu.jsonl"))
     ours = {record.section for record in found if record.values}
-    assert ours == {MACHINE, DECODE, EVICTION, SCORES, PREFILL}
+    assert ours == {MACHINE, SCORES, PREFILL, GRID, LONG, PAPER, LARGE}
     assert {record.engine for record in found if record.measure == "absent"} == {
-        *("torch", "transformers", "transformers, static cache, compiled")
+        *("torch", "transformers", "transformers, static cache, compiled", "Accelerate offload")
     }
     assert any("cuda (emulated" in record.note for record in found)
-    assert "## 4. Prefill" in (tmp_path / "first" / "gpu.md").read_text()
+    assert "## Prefill" in (tmp_path / "first" / "gpu.md").read_text()
 
     # Another machine, with nothing but what the first call left: there is nothing to be done.
     calls = (tmp_path / "calls").read_text()

@@ -7,7 +7,9 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,19 +17,24 @@ import pytest
 from h2o_bench.gpu_check import smoke, steps
 from h2o_bench.gpu_check.command import NOT_SUPPORTED, Result
 from h2o_bench.gpu_check.steps import STEPS, Check, commands
+from h2o_bench.gpu_plan import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_commands_of_each_step(tmp_path: Path) -> None:
-    check = Check(ROOT, tmp_path, tmp_path, variables=dict(os.environ))
+    check = Check(
+        ROOT, tmp_path, tmp_path, llama_cpp=tmp_path / "llama", variables=dict(os.environ)
+    )
     names = {step: [c.name for c in commands(step, check)] for step in STEPS if step != "build"}
-    assert list(names) == ["smoke", "tests", "ours", "sanitize", "peers"]
+    assert list(names) == ["smoke", "tests", "ours", "peers", "sanitize"]
     for step in names:
         assert all(command.seconds <= 600 for command in commands(step, check))
+        assert len(names[step]) == len(set(names[step]))
     for command in commands("ours", check):
         # No other engine is opened.
-        assert "--no-baselines" in command.words or command.words[-2:] != ["--sections", "1"]
+        section = command.words[command.words.index("--sections") + 1]
+        assert section in ("machine", "grid") or command.words[-2:] == ["--engines", "h2o.cpp"]
         # What is profiled does not count as a measurement, and the clocks stay as they are.
         is_profile = command.name.startswith("profile")
         assert (str(check.out / "gpu.jsonl") in command.words) == (not is_profile)
@@ -35,7 +42,10 @@ def test_commands_of_each_step(tmp_path: Path) -> None:
             clocks = command.words.index("--clock-control")
             assert command.words[clocks + 1] == "none"
             assert command.words[0] == "ncu"
-    assert len(names["ours"]) == len(set(names["ours"]))
+    without = [command.name for command in commands("peers", replace(check, llama_cpp=None))]
+    assert set(names["peers"]) - set(without) == {
+        f"llama.cpp {shape} {type_name}" for shape, type_name in Plan().peers
+    }
     refused = Result("sanitize", "memcheck", "exit 1")
     assert steps.judged(refused, "Error: Device not supported").status == NOT_SUPPORTED
     profile = next(name for name in names["ours"] if name.startswith("profile"))
@@ -92,8 +102,9 @@ def test_models_directory_is_emptied(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     left = tmp_path / "h2o_gpu_check" / "left.gguf"
     left.parent.mkdir()
     left.touch()
-    everything = 1 << 62
-    assert steps.models_directory(everything) == left.parent
+    free = {Path("/dev/shm"): 5, tmp_path: 7}
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=free[place]))
+    assert steps.models_directory(8) == left.parent  # neither has room, so the larger one
     assert not left.exists()  # left by a killed run
 
 

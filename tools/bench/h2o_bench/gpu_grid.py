@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from h2o_bench.gpu import Bench, measure_scores, prefill
+from h2o_bench.gpu import Bench, measure_prefill, measure_scores
 from h2o_bench.gpu_sections import GRID, LONG, PREFILL, SCORES
 from h2o_bench.texts import Texts
 from h2o_cpp import _core
@@ -55,7 +55,7 @@ def measure_model(bench: Bench, shape: str, type_name: str) -> None:
             label = f"{name}, {n} tokens"
             if bench.has_time(PREFILL, label, "full", _SECONDS):
                 with bench.measuring(PREFILL, label, "full"):
-                    prefill(bench, model, label, n, ("h2o",))
+                    measure_prefill(bench, model, label, n)
         if (shape, type_name) == plan.long_model:
             measure_long(bench)
         if (shape, type_name) == (plan.shape, "F16") and bench.has_time(SCORES, shape, "h2o", 20):

@@ -8,6 +8,7 @@ from h2o_bench.baselines import OURS
 from h2o_bench.engine_process import EngineError, EngineProcess
 from h2o_bench.gpu import Bench
 from h2o_bench.gpu_grid import Cell, measure_cell
+from h2o_bench.gpu_plan import LLAMA_CPP, TORCH
 from h2o_bench.gpu_sections import PEERS
 from h2o_bench.gpu_torch import answers
 from h2o_bench.llama_tools import LlamaTools
@@ -15,7 +16,6 @@ from h2o_bench.models import config
 from h2o_bench.texts import Texts
 from h2o_cpp.model.policy import Policy
 
-_THEIRS = "llama.cpp"
 _COMPILED = "transformers, static cache, compiled"
 _MOST = 150.0  # seconds for an engine
 
@@ -46,17 +46,17 @@ def measure_llama_cpp(bench: Bench, shape: str, type_name: str, path: Path) -> N
     """Its programs with the same file."""
     plan, name = bench.plan, f"{shape} {type_name}"
     if bench.llama_cpp is None:
-        bench.absent(PEERS, name, _THEIRS, "no --llama-cpp was given")
+        bench.absent(PEERS, name, LLAMA_CPP, "no --llama-cpp was given")
         return
-    if not bench.has_time(PEERS, name, _THEIRS, 20.0):
+    if not bench.has_time(PEERS, name, LLAMA_CPP, 20.0):
         return
-    bench.progress(f"{name}: {_THEIRS}")
+    bench.progress(f"{name}: {LLAMA_CPP}")
     tools = LlamaTools(bench.llama_cpp, bench.device, min(_MOST, bench.left()))
-    with bench.measuring(PEERS, name, _THEIRS):
+    with bench.measuring(PEERS, name, LLAMA_CPP):
         version, prompts = tools.prefill(path, plan.grid_prompts, min(2, plan.rounds))
-        bench.record(PEERS, name, _THEIRS, "version", note=version)
+        bench.record(PEERS, name, LLAMA_CPP, "version", note=version)
         for n, seconds in prompts.items():
-            bench.record(PEERS, f"{name}, {n} tokens", _THEIRS, "seconds", *seconds)
+            bench.record(PEERS, f"{name}, {n} tokens", LLAMA_CPP, "seconds", *seconds)
         steps = {
             1: tools.decode(path, plan.peer_alone, plan.peer_steps, plan.rounds),
             plan.together: tools.decode_together(
@@ -66,13 +66,13 @@ def measure_llama_cpp(bench: Bench, shape: str, type_name: str, path: Path) -> N
         for batch, found in steps.items():
             for context, step in found.items():
                 label = f"{name}, batch {batch}, after {context}"
-                bench.record(PEERS, label, _THEIRS, "step seconds", step)
+                bench.record(PEERS, label, LLAMA_CPP, "step seconds", step)
 
 
 def measure_transformers(bench: Bench, shape: str) -> None:
     """In f16 with a DynamicCache; then one text with a StaticCache and compiled steps."""
     plan, name = bench.plan, f"{shape} F16"
-    if not bench.has_time(PEERS, name, "transformers", 30.0):
+    if not bench.has_time(PEERS, name, TORCH, 30.0):
         return
     bench.progress(f"{name}: transformers")
     cases = [(n, plan.n_timed + 1, 1) for n in plan.peer_alone]
@@ -81,13 +81,13 @@ def measure_transformers(bench: Bench, shape: str) -> None:
         prompt, _, batch = answer["case"]
         label = f"{name}, batch {batch}, after {prompt}"
         if "error" in answer:
-            bench.absent(PEERS, label, "transformers", answer["error"])
+            bench.absent(PEERS, label, TORCH, answer["error"])
             continue
-        bench.record(PEERS, name, "transformers", "version", note=answer["version"])
-        bench.record(PEERS, label, "transformers", "step seconds", *answer["samples"]["0"])
+        bench.record(PEERS, name, TORCH, "version", note=answer["version"])
+        bench.record(PEERS, label, TORCH, "step seconds", *answer["samples"]["0"])
         if batch == 1 and prompt in plan.grid_prompts:
             label = f"{name}, {prompt} tokens"
-            bench.record(PEERS, label, "transformers", "seconds", answer["prefill"])
+            bench.record(PEERS, label, TORCH, "seconds", answer["prefill"])
     if bench.has_time(PEERS, name, _COMPILED, 60.0):
         bench.progress(f"{name}: {_COMPILED}")
         with bench.measuring(PEERS, name, _COMPILED):

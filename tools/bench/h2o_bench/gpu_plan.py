@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from h2o_bench.baselines import OURS
+
 
 class Grid(NamedTuple):
     """A model, and the contexts after which it decodes one and many sequences."""
@@ -44,6 +46,8 @@ class Torch(NamedTuple):
     resident: Sequence[tuple[int, int, int]]
     offloaded: Sequence[tuple[int, int, int]] = ()
 
+
+LLAMA_CPP, TORCH = "llama.cpp", "transformers"  # the latter with Accelerate
 
 _ALL = (128, 2048, 8192, 32768)
 _SHORT = (128, 2048)
@@ -93,32 +97,13 @@ class Plan:
     matmul_size: int = 8192
     changes: Mapping[str, int] = field(default_factory=dict)  # for every config
     rounds: int = 3
-    # Decode
-    shapes: Sequence[str] = ("OPT-6.7B", "LLaMA-7B", "LLaMA-3-8B")
-    types: Sequence[str] = ("F16", "Q8_0", "Q4_K_M")
-    baselines: bool = True
-    context: int = 128
-    n_decode: int = 128
-    # Eviction and scores, in F16
+    engines: Sequence[str] = (OURS, LLAMA_CPP, TORCH)  # of the paper's experiment and peers
+    share: float = 0.2  # of a context, that bounded caches keep
+    # What scores cost, in F16
     shape: str = "OPT-6.7B"
-    prompt: int = 2048
-    n_generate: int = 2048
-    share: float = 0.2
-    batches: Sequence[int] = (1, 8, 24, 64)
-    equal_to: int = 24  # the batch whose full cache defines the memory for bounded caches
-    whole: Sequence[int] = (24,)  # batches whose every step is measured
-    n_sample: int = 64  # for others: steps measured at the beginning, middle and end
     slots: Sequence[int] = (128, 819, 4096)
     slots_batches: Sequence[int] = (1, 8)
     n_steps: int = 160
-    # Prefill
-    models: Sequence[tuple[str, str]] = (
-        ("OPT-6.7B", "F16"),
-        ("LLaMA-3-8B", "F16"),
-        ("LLaMA-3-8B", "Q4_K_M"),
-    )
-    prompts: Sequence[int] = (2048, 8192)
-
     # Every shape: decode by context and batch, prefill
     grid: Sequence[Grid] = _GRID
     together: int = 24
@@ -181,9 +166,11 @@ class Plan:
     @property
     def n_positions(self) -> int:
         """Positions that models must have."""
-        longest = [self.prompt + self.n_generate, max(self.slots) + 2 * self.n_steps]
+        longest = [max(self.slots) + 2 * self.n_steps, *self.grid_prompts]
         longest += [n for grid in self.grid for n in (*grid.alone, *grid.together)]
-        return max(*longest, *self.prompts, *self.grid_prompts) + self.n_warm + self.n_timed + 64
+        for paper in (*self.paper, *self.large):
+            longest += [one.prompt + one.generated for one in paper.generations]
+        return max(longest) + self.n_warm + self.n_timed + 64
 
     @property
     def n_long(self) -> int:
@@ -206,22 +193,10 @@ QUICK = Plan(
         "vocab_size": 512,
     },
     rounds=1,
-    shapes=("OPT-1.3B", "SmolLM2-135M"),
-    types=("F16", "Q4_K_M"),
-    context=16,
-    n_decode=8,
     shape="OPT-1.3B",
-    prompt=12,
-    n_generate=8,
-    batches=(1, 3),
-    equal_to=3,
-    whole=(3,),
-    n_sample=2,
     slots=(16,),
     slots_batches=(1, 2),
     n_steps=8,
-    models=(("SmolLM2-135M", "F16"),),
-    prompts=(20, 40),
     grid=(
         Grid("SmolLM2-135M", "Q4_K_M", (16, 40), (16, 40)),
         Grid("OPT-1.3B", "F16", (16,), (16,)),

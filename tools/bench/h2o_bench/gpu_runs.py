@@ -1,4 +1,4 @@
-"""The sections of tools/bench/gpu that run each model in a process of its own."""
+"""The sections of tools/bench/gpu; each model of ours is loaded once, in a process of its own."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from math import prod
 from pathlib import Path
 
 from h2o_bench import gpu, gpu_peers, gpu_torch
+from h2o_bench.baselines import OURS
 from h2o_bench.gpu import Bench
-from h2o_bench.gpu_plan import Paper, Torch
-from h2o_bench.gpu_sections import GRID, LARGE, LONG, PAPER, PEERS
+from h2o_bench.gpu_plan import LLAMA_CPP, TORCH, Paper, Torch
+from h2o_bench.gpu_sections import GRID, LARGE, LONG, MACHINE, PAPER, PEERS
 from h2o_bench.gpu_visit import visit
 from h2o_bench.models import config
 from h2o_cpp.convert.conversion import FAMILIES
@@ -58,38 +59,45 @@ def _measure_paper(
     bench: Bench, section: int, models: Sequence[Paper], torch: Sequence[Torch]
 ) -> None:
     """Models with the same file share it; transformers has its turn after ours of a shape."""
-    left = list(torch)
+    left = list(torch) if TORCH in bench.plan.engines else []
     for (shape, type_name), group in groupby(models, lambda paper: paper[:2]):
-        papers = list(group)
-        name = f"{shape} {type_name}"
-        needed = file_bytes(bench, shape, type_name)
-        needed *= 2 if any(paper.offload for paper in papers) else 1
-        available = _available_memory()
-        if available is not None and available < needed:
-            reason = f"needs {needed / 1e9:.0f} GB of host memory, {available / 1e9:.0f} are free"
-            bench.absent(section, name, "all", f"not run: {reason}")
-        elif _has_time(bench, section, shape, type_name):
-            path = bench.file(shape, type_name)
-            for paper in papers:
-                what = f"{name}, offloaded" if paper.offload else name
-                if bench.has_time(section, what, "all", 15.0):
-                    visit(bench, section, what, "paper", section, paper, path)
-            path.unlink()
+        if OURS in bench.plan.engines:
+            _measure_file(bench, section, f"{shape} {type_name}", list(group))
         for one in [one for one in left if one.shape == shape]:
             left.remove(one)
-            with bench.measuring(section, shape, "transformers"):
+            with bench.measuring(section, shape, TORCH):
                 gpu_torch.measure(bench, section, one, _MOST)
+
+
+def _measure_file(bench: Bench, section: int, name: str, papers: Sequence[Paper]) -> None:
+    shape, type_name, *_ = papers[0]
+    needed = file_bytes(bench, shape, type_name)
+    needed *= 2 if any(paper.offload for paper in papers) else 1
+    available = _available_memory()
+    if available is not None and available < needed:
+        reason = f"needs {needed / 1e9:.0f} GB of host memory, {available / 1e9:.0f} are free"
+        bench.absent(section, name, "all", f"not run: {reason}")
+    elif _has_time(bench, section, shape, type_name):
+        path = bench.file(shape, type_name)
+        for paper in papers:
+            what = f"{name}, offloaded" if paper.offload else name
+            if bench.has_time(section, what, "all", 15.0):
+                visit(bench, section, what, "paper", section, paper, path)
+        path.unlink()
 
 
 def measure_peers(bench: Bench) -> None:
     """llama.cpp and transformers beside ours."""
-    left = list(bench.plan.peer_torch)
+    engines = bench.plan.engines
+    left = list(bench.plan.peer_torch) if TORCH in engines else []
     for shape, type_name in bench.plan.peers:
         name = f"{shape} {type_name}"
-        if _has_time(bench, PEERS, shape, type_name):
+        if {OURS, LLAMA_CPP} & set(engines) and _has_time(bench, PEERS, shape, type_name):
             path = bench.file(shape, type_name)
-            visit(bench, PEERS, name, "peer", shape, type_name, path)
-            gpu_peers.measure_llama_cpp(bench, shape, type_name, path)
+            if OURS in engines:
+                visit(bench, PEERS, name, "peer", shape, type_name, path)
+            if LLAMA_CPP in engines:
+                gpu_peers.measure_llama_cpp(bench, shape, type_name, path)
             path.unlink()
         if shape in left and type_name == _torch_after(bench, shape):
             left.remove(shape)
@@ -126,11 +134,11 @@ def _available_memory() -> float | None:
     return 1024.0 * int(sizes[0]) if sizes else None
 
 
-SECTIONS: dict[int, Callable[[Bench], None]] = {
-    **gpu.SECTIONS,
-    GRID: measure_grid,
-    LONG: measure_long,
-    PAPER: measure_paper,
-    PEERS: measure_peers,
-    LARGE: measure_large,
+SECTIONS: dict[str, tuple[int, Callable[[Bench], None]]] = {
+    "machine": (MACHINE, gpu.measure_machine),
+    "grid": (GRID, measure_grid),
+    "long": (LONG, measure_long),
+    "paper": (PAPER, measure_paper),
+    "peers": (PEERS, measure_peers),
+    "large": (LARGE, measure_large),
 }

@@ -1,7 +1,7 @@
-"""Section numbers in the results; the page and the command line count from 0."""
+"""Section numbers in the results."""
 
 from __future__ import annotations
 
 from h2o_bench.records import GPU_SECTIONS
 
-MACHINE, DECODE, EVICTION, SCORES, PREFILL, GRID, LONG, PAPER, PEERS, LARGE = GPU_SECTIONS
+MACHINE, SCORES, PREFILL, GRID, LONG, PAPER, LARGE, PEERS = GPU_SECTIONS

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from h2o_cpp.model.atomic import atomic_output
 
-GPU_SECTIONS = range(10, 20)
+GPU_SECTIONS = range(10, 18)
 
 
 @dataclass(frozen=True)

@@ -5,24 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from h2o_bench.baselines import OURS
 from h2o_bench.records import Record, Results
 
 
 class Told(Results):
-    """Results that are also printed.
-
-    Attributes: `lacks_ours`, whether an engine of ours could not be measured.
-    """
+    """Results that are also printed."""
 
     def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
         super().__init__(path)
         self._tell = tell
-        self.lacks_ours = False
 
     def add(self, record: Record) -> None:
         super().add(record)
-        self.lacks_ours |= record.measure == "absent" and record.engine.startswith(OURS)
         values = ", ".join(f"{value:.6g}" for value in record.values[:3])
         if len(record.values) > 3:
             values += ", ..."

@@ -32,14 +32,12 @@ class H2o(StepEngine):
         policy: str | None = None,
         positions: Positions = "auto",
         kv_dtype: str | tuple[str, str] = "f16",
-        greedy: bool = False,
         n_sequences: int = 1,
         max_resident: int | None = None,
     ) -> None:
         """Load the model; options as for Generator.
 
         n_sequences: the largest batch.
-        greedy: compute the most likely token instead of logits, including the first and last step.
         """
         begun = perf_counter()
         self.model = open_model(path, device=device, threads=threads, max_resident=max_resident)
@@ -57,7 +55,6 @@ class H2o(StepEngine):
             positions=positions,
         )
         self.load_seconds = perf_counter() - begun
-        self._greedy = greedy
         self._n_tokens = 0
         super().__init__(self.model.n_vocab)
 
@@ -68,10 +65,7 @@ class H2o(StepEngine):
     def feed(self, tokens: Tokens) -> None:
         """Read tokens in chunks, as Generator reads a prompt."""
         for part in chunks(self.session, tokens):
-            if self._greedy and len(tokens) == 1:
-                self.session.greedy([(0, part)])
-            else:
-                self._logits = self.session.step([(0, part)])
+            self._logits = self.session.step([(0, part)])
         self._n_tokens = self.session.tokens_seen(0)
 
     def prefill(self, n: int) -> list[float]:
@@ -80,12 +74,7 @@ class H2o(StepEngine):
 
     def decode(self, n_context: int, n: int) -> list[float]:
         """Read the context, then tokens one by one. Raises as prefill does."""
-        if self._greedy:
-            self.reset()
-        seconds = super().decode(n_context, n)
-        if self._greedy:  # one more, for its logits
-            self._logits = self.session.step([(0, np.zeros(1, np.int32))])
-        return self._checked(seconds)
+        return self._checked(super().decode(n_context, n))
 
     def batch(self, n_texts: int, n_prompt: int, n: int) -> list[float]:
         """Read prompts one by one, then a token of each per step."""

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from h2o_bench.baselines import OURS
 from h2o_bench.gpu_check.built import test_program
 from h2o_bench.gpu_check.command import NOT_SUPPORTED, OK, Command, Result
+from h2o_bench.gpu_plan import LLAMA_CPP, QUICK, TORCH, Plan
 
-STEPS = ["build", "smoke", "tests", "ours", "sanitize", "peers"]
+STEPS = ["build", "smoke", "tests", "ours", "peers", "sanitize"]
 
 _PYTHON_TESTS = [
     "test_device.py",
@@ -60,22 +62,9 @@ SANITIZED = {
 
 _MODELS = ["tests/data/golden/llama_gqa2_tied.gguf", "models/tiny-opt.gguf"]
 
-# One shape and type per command, so that results survive later failures.
-_OURS = [
-    ("LLaMA-7B", "F16"),
-    ("LLaMA-7B", "Q4_K_M"),
-    ("LLaMA-7B", "Q8_0"),
-    ("LLaMA-3-8B", "F16"),
-    ("LLaMA-3-8B", "Q4_K_M"),
-    ("OPT-6.7B", "F16"),
-]
-_PREFILL = [("LLaMA-3-8B", "F16"), ("LLaMA-3-8B", "Q4_K_M"), ("OPT-6.7B", "F16")]
-_BATCHES = ["1,8", "24", "64"]  # of the measurement of eviction
-_PEERS = ["LLaMA-7B", "LLaMA-3-8B", "OPT-6.7B"]
-_QUICK = "SmolLM2-135M"
-
 # Some launches of decode steps with Nsight Compute: how long, and how close to the memory's limit.
 _PROFILE = "profile"
+_PROFILED = 2  # models
 _PROFILER = [
     "ncu", "--clock-control", "none", "--target-processes", "all", "--kernel-name",
     "regex:matvec|decode_kernel|finish|rms_norm", "--launch-skip", "300", "--launch-count", "60",
@@ -84,7 +73,8 @@ _PROFILER = [
     "dram__throughput.avg.pct_of_peak_sustained_elapsed",
 ]  # fmt: skip
 
-_MODEL_BYTES = 20 << 30  # largest file that a command writes
+_MODEL_BYTES = 60 << 30  # largest file that a command writes
+_LATER = 30  # seconds for what a measurement has begun in time
 
 
 @dataclass(frozen=True)
@@ -101,6 +91,7 @@ class Check:
     defines: Iterable[str] = ()
     cublas: bool = True  # required
     quick: bool = False  # small models
+    llama_cpp: Path | None = None  # a directory of its programs
     models: Path | None = None
     variables: Mapping[str, str] = field(default_factory=dict)  # environment of every command
 
@@ -177,15 +168,16 @@ def install_wheels(wheels: Path, site: Path) -> None:
 
 
 def models_directory(nbytes: int = _MODEL_BYTES) -> Path:
-    """An empty directory for models: in memory if there is room, else a temporary one.
+    """An empty directory for models: in memory if there is room, else where there is most.
 
     The name is fixed, so that the next run deletes what a killed one left.
     """
     places = [Path("/dev/shm"), Path(tempfile.gettempdir())]
     for place in places:
         shutil.rmtree(place / "h2o_gpu_check", ignore_errors=True)
-    roomy = [p for p in places if p.is_dir() and shutil.disk_usage(p).free >= nbytes]
-    directory = (roomy or places[-1:])[0] / "h2o_gpu_check"
+    free = {place: shutil.disk_usage(place).free for place in places if place.is_dir()}
+    roomy = [place for place, room in free.items() if room >= nbytes]
+    directory = (roomy or [max(free, key=lambda place: free[place])])[0] / "h2o_gpu_check"
     directory.mkdir(parents=True)
     return directory
 
@@ -244,51 +236,52 @@ def _tests(check: Check) -> list[Command]:
     ]  # fmt: skip
 
 
-def _bench(check: Check, name: str, seconds: float, *words: str) -> Command:
+def _bench(check: Check, name: str, seconds: float, section: str, *words: str) -> Command:
     models = check.models or check.build
     return Command(
         name,
         [sys.executable, "tools/bench/gpu", "--results", str(check.out / "gpu.jsonl"),
          "--page", str(check.out / "gpu.md"), "--models", str(models), "--device", check.device,
-         *(["--quick"] if check.quick else []), *words],
+         *(["--quick"] if check.quick else []),
+         "--sections", section, "--seconds", f"{seconds - _LATER:.0f}", *words],
         seconds,
     )  # fmt: skip
 
 
 def _ours(check: Check) -> list[Command]:
-    decode = [
-        _bench(
-            check, f"decode {shape} {type_name}", 120,
-            "--sections", "1", "--no-baselines", "--shapes", shape, "--types", type_name,
-        )
-        for shape, type_name in ([(_QUICK, "Q4_K_M")] if check.quick else _OURS)
-    ]  # fmt: skip
-    prefill = [
-        _bench(
-            check, f"prefill {shape} {type_name}", 240,
-            "--sections", "4", "--shapes", shape, "--types", type_name,
-        )
-        for shape, type_name in ([(_QUICK, "F16")] if check.quick else _PREFILL)
-    ]  # fmt: skip
-    eviction = [
-        _bench(check, f"eviction, batch {batches}", 240, "--sections", "2", "--batches", batches)
-        for batches in (["1,3"] if check.quick else _BATCHES)
+    """One model per command, so that results survive later failures."""
+    plan = QUICK if check.quick else Plan()
+    ours = ["--engines", OURS]
+
+    def of(section: str, seconds: float, models: Iterable[tuple[object, ...]]) -> list[Command]:
+        return [
+            _bench(
+                check, f"{section} {shape} {type_name}", seconds,
+                section, "--shapes", shape, "--types", type_name, *ours,
+            )
+            for shape, type_name in dict.fromkeys((str(one[0]), str(one[1])) for one in models)
+        ]  # fmt: skip
+
+    grid = of("grid", 120, plan.grid)
+    return [
+        _bench(check, "machine", 120, "machine"),
+        *grid,
+        *of("paper", 240, plan.paper),
+        _bench(check, "large", 300, "large", *ours),
+        *(_profiled(check, command) for command in grid[:_PROFILED]),
     ]
-    scores = _bench(check, "scores", 240, "--sections", "3")
-    profiled = [_profiled(check, command) for command in decode[:2]]
-    return [*decode, *prefill, *eviction, scores, *profiled]
 
 
-def _profiled(check: Check, decode: Command) -> Command:
-    """A measurement of decode under the profiler. Its own numbers would be slower, so they are left
-    in the build directory.
+def _profiled(check: Check, grid: Command) -> Command:
+    """A measurement under the profiler. Its own numbers would be slower, so they are left in the
+    build directory.
     """
     ours = str(check.out / "gpu.")
     beside = str(check.build / "profile.")
     return replace(
-        decode,
-        name=decode.name.replace("decode", _PROFILE),
-        words=[*_PROFILER, *(word.replace(ours, beside) for word in decode.words)],
+        grid,
+        name=grid.name.replace("grid", _PROFILE),
+        words=[*_PROFILER, *(word.replace(ours, beside) for word in grid.words)],
         seconds=240,
         variables={"H2O_CUDA_GRAPHS": "0"},  # each launch on its own
     )
@@ -309,10 +302,22 @@ def _sanitize(check: Check) -> list[Command]:
 
 
 def _peers(check: Check) -> list[Command]:
+    plan = QUICK if check.quick else Plan()
+    torch = ["--engines", TORCH]
+    llama_cpp = ["--engines", f"{OURS},{LLAMA_CPP}", "--llama-cpp", str(check.llama_cpp)]
+    models = plan.peers if check.llama_cpp else []
     return [
-        _bench(check, "machine", 120, "--sections", "0"),
         *(
-            _bench(check, f"decode {s}", 240, "--sections", "1", "--types", "", "--shapes", s)
-            for s in ([_QUICK] if check.quick else _PEERS)
+            _bench(
+                check, f"{LLAMA_CPP} {shape} {type_name}", 240,
+                "peers", "--shapes", shape, "--types", type_name, *llama_cpp,
+            )
+            for shape, type_name in models
         ),
-    ]
+        *(
+            _bench(check, f"{TORCH} {shape}", 300, "peers", "--shapes", shape, *torch)
+            for shape in plan.peer_torch
+        ),
+        _bench(check, f"{TORCH}, paper", 240, "paper", *torch),
+        _bench(check, f"{TORCH}, large", 240, "large", *torch),
+    ]  # fmt: skip
