@@ -362,7 +362,7 @@ def test_page() -> None:
     page = render_gpu([*sample_records()])
     assert "llama.cpp abc CUDA." in page
     # 14 GB in 4 ms, of 4 TB/s.
-    assert "| shape F16 | 1 | 128 | 4.000 | 250 | 3500 (88%) | 16.00 |" in page
+    assert "| 1 | 128 | 4.000 / - | 250 / - | 3500 (88%) / - | 1.00 / - | 16.00 |" in page
     assert "| shape F16 | 24 | 2048 | 16.000 / 10.000 | 1500 / 2400 | 2500 (62%) / 2500" in page
     assert "- full on shape F16, batch 24, after 8192: does not fit" in page
     assert "| shape | 1024 slots | 100000 | 5.000 | 200 | 0.800 | 1600 (40%) |" in page

@@ -52,8 +52,8 @@ LLAMA_CPP, TORCH = "llama.cpp", "transformers"  # the latter with Accelerate
 _ALL = (128, 2048, 8192, 32768)
 _SHORT = (128, 2048)
 _GRID = (
-    Grid("LLaMA-7B", "F16", _ALL, _ALL),
     Grid("LLaMA-3-8B", "Q4_K_M", _ALL, _ALL),
+    Grid("LLaMA-7B", "F16", _ALL, _ALL),
     Grid("LLaMA-7B", "Q4_K_M", _ALL, _SHORT),
     Grid("LLaMA-7B", "Q8_0", _ALL, _SHORT),
     Grid("OPT-6.7B", "F16", _ALL, _SHORT),

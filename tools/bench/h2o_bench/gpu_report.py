@@ -104,8 +104,8 @@ def _prefill(values: Values, limits: _Limits) -> Iterator[str]:
     yield ""
     yield from table(["", "full", "h2o", "first token, ms", "TFLOP/s"], rows)
     yield (
-        "First token: until the host has it, with the full cache and a loaded model. TFLOP/s: of"
-        " the matrix products of the layers and of causal attention, with the full cache."
+        "First token: until the host has it, with a loaded model. TFLOP/s: of the products of the"
+        " layers and of causal attention. Both with the full cache."
     )
     yield ""
 

@@ -34,19 +34,6 @@ _PAPER_A100 = (
 
 def grid(values: Values, limits: Limits) -> Iterator[str]:
     """Decode of one and many sequences, by context and cache."""
-    rows = []
-    for label, engines in values.items():
-        name, batch, context = _parts(label)
-        if "full" in engines and _STEP in engines["full"] and context == _first(values, name):
-            full = engines["full"]
-            step = median(full[_STEP])
-            memory = _memory(full)
-            row = [name, batch, context, f"{step * 1e3:.3f}", f"{int(batch) / step:.0f}"]
-            rows.append([*row, _bandwidth(full, limits), memory])
-    yield "Decode after a short context with the full cache; ms: the median step."
-    yield ""
-    head = ["model", "sequences", "after", "ms", "tokens/s", "GB/s", "device GiB"]
-    yield from table(head, rows)
     # Everything, a number of slots, a share.
     caches = sorted({name for engines in values.values() for name in engines},
                     key=lambda name: (name != "full", name.startswith("hh"), name))  # fmt: skip
@@ -61,15 +48,14 @@ def grid(values: Values, limits: Limits) -> Iterator[str]:
         sizes = [_gibibytes(found.get(cache), "cache bytes") for cache in caches]
         bandwidths = [_bandwidth(found.get(cache), limits) for cache in caches]
         row = [name, batch, context, *(" / ".join(x) for x in (steps, rates, bandwidths, sizes))]
-        rows.append(row)
-    yield f"All contexts; cells are {' / '.join(caches)}:"
+        rows.append([*row, _gibibytes(found.get("full"), "device bytes")])
+    yield f"Cells are {' / '.join(caches)}; ms: the median step; device: with the full cache."
     yield ""
-    head = ["model", "sequences", "after", "ms", "tokens/s", "GB/s", "cache GiB"]
+    head = ["model", "sequences", "after", "ms", "tokens/s", "GB/s", "cache GiB", "device GiB"]
     yield from table(head, rows)
     yield (
-        "GB/s: weights and cache that a step reads, once, over the median step. Shares are of the"
-        " copy bandwidth. hh: a share of the context. A number of slots that holds the whole"
-        " context is the full cache, and is left out (-), as is what was not measured."
+        "GB/s: weights and cache that a step reads, once, over the median step; of the copy"
+        " bandwidth. hh: a share of the context. -: not measured, or the full cache."
     )
     yield ""
 
@@ -115,12 +101,11 @@ def paper(values: Values, limits: Limits) -> Iterator[str]:
     head = ["", "batch", "cache or engine", "seconds", "prompts", "ms per step", "tokens/s"]
     yield from table([*head, "cache GiB", "device GiB", "compared"], rows)
     yield (
-        "Prompt and generated tokens of each sequence; tokens/s: those generated, over the time of"
-        " prompts and decoding, as in the paper. The time of decoding is computed from steps at the"
-        " beginning, in the middle and at the end (a bounded cache: at the beginning, as it is full"
-        " then), by their medians. Offloaded: all layers are in host memory and are copied in every"
-        " step. Device: memory in use; of transformers, the most that its tensors took. Weights are"
-        " random."
+        "Prompt + generated tokens of each sequence. tokens/s: those generated, over the whole"
+        " time, as in the paper; decoding is computed from the median steps at the beginning, in"
+        " the middle and at the end (of a bounded cache that is full: at the beginning). Offloaded:"
+        " all layers are copied from host memory in every step. Device: memory in use; of"
+        " transformers, by its tensors."
     )
     yield ""
 
@@ -139,9 +124,8 @@ def paper_rows() -> Iterator[str]:
     yield ""
     yield from table(["", "FlexGen", "H2O (20%)"], _PAPER_A100)
     yield (
-        "What differs: the card; the paper's cache and, where it says C, the weights are in the"
-        " CPU's memory, while ours are on the device except for offloaded weights; FlexGen"
-        " schedules blocks of batches. The paper's batches differ between engines, so its largest"
+        "What differs: the card; the paper's cache and, where it says C, weights are in host"
+        " memory, ours only if offloaded; FlexGen schedules blocks of batches. The paper's largest"
         " factors (29x, 3x) are not at equal batch. DeepSpeed and FlexGen were not run."
     )
     yield ""
@@ -176,10 +160,10 @@ def peers(values: Values, limits: Limits) -> Iterator[str]:
         yield ""
         yield from table(["", full, *others], prompts)
     yield (
-        f"**Factors**: {OURS}'s with the full cache over the engine's. llama.cpp: llama-bench and"
-        " llama-batched-bench with the same files, all layers on the device, flash attention; of"
-        " 512 and 2048 tokens per pass the faster; it chooses no tokens, while all others choose"
-        " the most likely one, which the host waits for. transformers computes in f16."
+        f"**Factors**: {OURS} with the full cache over the engine. llama.cpp: llama-bench and"
+        " llama-batched-bench with the same files, flash attention, the faster of 512 and 2048"
+        " tokens per pass; it chooses no tokens, all others the most likely one, which the host"
+        " waits for. transformers computes in f16."
     )
     yield ""
 
@@ -224,12 +208,6 @@ def _parts(label: str) -> tuple[str, str, str]:
     head, _, context = label.rpartition(", after ")
     name, _, batch = head.rpartition(", batch ")
     return name, batch, context
-
-
-def _first(values: Values, name: str) -> str:
-    """The shortest context of a model."""
-    contexts = [int(_parts(label)[2]) for label in values if _parts(label)[0] == name]
-    return str(min(contexts))
 
 
 def _milliseconds(measures: _Measures | None) -> str:

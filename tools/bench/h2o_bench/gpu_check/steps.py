@@ -309,15 +309,15 @@ def _peers(check: Check) -> list[Command]:
     return [
         *(
             _bench(
-                check, f"{LLAMA_CPP} {shape} {type_name}", 240,
+                check, f"{LLAMA_CPP} {shape} {type_name}", 150,
                 "peers", "--shapes", shape, "--types", type_name, *llama_cpp,
             )
             for shape, type_name in models
         ),
+        _bench(check, f"{TORCH}, paper", 240, "paper", *torch),
         *(
             _bench(check, f"{TORCH} {shape}", 300, "peers", "--shapes", shape, *torch)
             for shape in plan.peer_torch
         ),
-        _bench(check, f"{TORCH}, paper", 240, "paper", *torch),
         _bench(check, f"{TORCH}, large", 240, "large", *torch),
     ]  # fmt: skip
