@@ -294,6 +294,18 @@ def test_llama_cpp_programs(programs: Path) -> None:
         tools.prefill(model, (512,), 2)
 
 
+def test_llama_cpp_time_is_for_all_runs(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_programs(programs, "H100")
+    now = 0.0
+    monkeypatch.setattr("h2o_bench.llama_tools.perf_counter", lambda: now)
+    tools = LlamaTools(programs, "cuda", 20)
+    tools.prefill(Path("model.gguf"), (512,), 2)
+    now = 25.0
+    (programs / "llama-bench").write_text("#!/bin/sh\nexec sleep 600\n")
+    with pytest.raises(RuntimeError, match="llama-bench: did not end in time"):
+        tools.decode(Path("model.gguf"), (128,), 10, 2)
+
+
 @packages("torch", "transformers", "accelerate")
 def test_transformers_generates(bench: Bench) -> None:
     gpu_torch.measure(replace(bench, plan=QUICK), PAPER, QUICK.torch[0], 300)

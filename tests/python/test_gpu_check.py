@@ -173,6 +173,13 @@ def with_fake_tools(tmp_path: Path, **scripts: str) -> dict[str, str]:
     return {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
 
 
+def test_no_package_is_needed() -> None:
+    """Those of this project are not built yet."""
+    words = [sys.executable, "-I", "-S", str(ROOT / "tools" / "gpu_check"), "--help"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_missing_build_is_reported(tmp_path: Path) -> None:
     words = ["--out", str(tmp_path / "out"), "--build", str(tmp_path / "build")]
     done = gpu_check(*words, "--only", "tests")

@@ -10,7 +10,7 @@ from time import perf_counter, sleep
 
 import numpy as np
 
-from h2o_bench.baselines import OURS
+from h2o_bench.engine_names import OURS
 from h2o_bench.records import Record
 from h2o_bench.shapes import N_SPECIAL
 from h2o_bench.throughput import ARRIVALS, SHARE, Bench, memory_of

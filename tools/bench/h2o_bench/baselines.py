@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from h2o_bench.comparison import Baseline
+from h2o_bench.engine_names import OURS
 from h2o_bench.engine_process import EngineError
 from h2o_bench.models import Models, config
 
-OURS = "h2o.cpp"
 _ENGINES = "h2o_bench.engines"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import perf_counter
 
 from h2o_bench import gpu_machine
-from h2o_bench.baselines import OURS
+from h2o_bench.engine_names import OURS
 from h2o_bench.gpu_plan import Plan
 from h2o_bench.gpu_sections import MACHINE, PREFILL, SCORES
 from h2o_bench.models import Models, config

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from h2o_bench.baselines import OURS
+from h2o_bench.engine_names import LLAMA_CPP, OURS, TORCH
 from h2o_bench.engine_process import EngineError, EngineProcess
 from h2o_bench.gpu import Bench
 from h2o_bench.gpu_grid import Cell, measure_cell
-from h2o_bench.gpu_plan import LLAMA_CPP, TORCH
 from h2o_bench.gpu_sections import PEERS
 from h2o_bench.gpu_torch import answers
 from h2o_bench.llama_tools import LlamaTools

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from h2o_bench.baselines import OURS
+from h2o_bench.engine_names import LLAMA_CPP, OURS, TORCH
 
 
 class Grid(NamedTuple):
@@ -46,8 +46,6 @@ class Torch(NamedTuple):
     resident: Sequence[tuple[int, int, int]]
     offloaded: Sequence[tuple[int, int, int]] = ()
 
-
-LLAMA_CPP, TORCH = "llama.cpp", "transformers"  # the latter with Accelerate
 
 _ALL = (128, 2048, 8192, 32768)
 _SHORT = (128, 2048)

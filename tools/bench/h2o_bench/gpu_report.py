@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from h2o_bench.baselines import OURS
+from h2o_bench.engine_names import OURS
 from h2o_bench.gpu_sections import GRID, LARGE, LONG, MACHINE, PAPER, PEERS, PREFILL, SCORES
 from h2o_bench.gpu_tables import grid, long_text, paper, paper_rows, peers
 from h2o_bench.records import Record

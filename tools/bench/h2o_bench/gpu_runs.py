@@ -8,9 +8,9 @@ from math import prod
 from pathlib import Path
 
 from h2o_bench import gpu, gpu_peers, gpu_torch
-from h2o_bench.baselines import OURS
+from h2o_bench.engine_names import LLAMA_CPP, OURS, TORCH
 from h2o_bench.gpu import Bench
-from h2o_bench.gpu_plan import LLAMA_CPP, TORCH, Paper, Torch
+from h2o_bench.gpu_plan import Paper, Torch
 from h2o_bench.gpu_sections import GRID, LARGE, LONG, MACHINE, PAPER, PEERS
 from h2o_bench.gpu_visit import visit
 from h2o_bench.models import config

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from h2o_bench.baselines import OURS
+from h2o_bench.engine_names import OURS
 from h2o_bench.report import Values, cell, table
 
 Limits = Mapping[str, float]  # "copy" and "f16", per second, if measured

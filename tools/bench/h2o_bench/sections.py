@@ -11,8 +11,9 @@ from time import perf_counter, sleep
 
 import numpy as np
 
-from h2o_bench.baselines import OURS, everyone, llama_cpp, openvino, ours
+from h2o_bench.baselines import everyone, llama_cpp, openvino, ours
 from h2o_bench.comparison import Baseline, Comparison, Request
+from h2o_bench.engine_names import OURS
 from h2o_bench.matmul_peak import matmul_peak
 from h2o_bench.models import Models, config
 from h2o_bench.records import Record, Results

@@ -10,8 +10,9 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from h2o_bench.baselines import OURS, ours
+from h2o_bench.baselines import ours
 from h2o_bench.comparison import Baseline
+from h2o_bench.engine_names import OURS
 from h2o_bench.engine_process import EngineError, EngineProcess
 from h2o_bench.models import Models, config
 from h2o_bench.records import Record, Results

@@ -7,7 +7,7 @@ from statistics import median
 
 import numpy as np
 
-from h2o_bench.baselines import OURS
+from h2o_bench.engine_names import OURS
 from h2o_bench.records import Record
 from h2o_bench.report import Values, cell, commands, not_measured, table, values_of
 from h2o_bench.throughput import ARRIVALS, OFFLOAD, SEQUENCES, SHARE, TABLE

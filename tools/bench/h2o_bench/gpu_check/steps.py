@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from h2o_bench.baselines import OURS
+from h2o_bench.engine_names import LLAMA_CPP, OURS, TORCH
 from h2o_bench.gpu_check.built import test_program
 from h2o_bench.gpu_check.command import NOT_SUPPORTED, OK, Command, Result
-from h2o_bench.gpu_plan import LLAMA_CPP, QUICK, TORCH, Plan
+from h2o_bench.gpu_plan import QUICK, Plan
 
 STEPS = ["build", "smoke", "tests", "ours", "peers", "sanitize"]
 
