@@ -1,9 +1,15 @@
-"""The documentation: links resolve, the quick start runs, and the site builds."""
+"""The documentation: links resolve, code runs, outputs are as shown, and the site builds."""
 
 from __future__ import annotations
 
+import ast
+import asyncio
+import inspect
+import itertools
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -11,8 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from h2o_cpp.cli import _GROUPS
+from h2o_cpp import BUNDLED_MODEL, Chat, Completion, Generator
+from h2o_cpp.cli import _GROUPS, main, make_parser
+from support.chatty import chatty
 from support.needs import packages
+from support.scripted_opt import END
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "docs" / "site"
@@ -76,27 +85,123 @@ def test_broken_links_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ]
 
 
-def test_quick_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Runs its Python blocks in order."""
+def blocks(page: str, language: str = "python") -> list[str]:
+    """The code blocks of a page in a language."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return [textwrap.dedent(match[4]) for match in FENCE.finditer(text) if match[3] == language]
+
+
+def run(page: str, names: dict[str, object]) -> dict[str, object]:
+    """The names after the Python blocks of a page, run in order."""
+    for block in blocks(page):
+        code = compile(block, page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        done = eval(code, names)
+        if inspect.iscoroutine(done):
+            asyncio.run(done)
+    return names
+
+
+@pytest.fixture
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the bundled model under the names that pages use."""
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
-    blocks = [match[4] for match in FENCE.finditer(page) if match[3] == "python"]
-    assert len(blocks) == 5
-    names: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(textwrap.dedent(block), "quickstart.md", "exec"), names)
+    for name in ("model.gguf", "large.gguf", "tiny-opt.gguf"):
+        shutil.copyfile(BUNDLED_MODEL, name)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("in_folder")
+def test_quick_start(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(blocks("docs/quickstart.md")) == 5
+    run("docs/quickstart.md", {})
     out = capsys.readouterr().out
     assert re.search(r"^\d+ tokens read, 409 kept$", out, re.MULTILINE)
     assert "100 tokens seen;" in out
 
 
 def test_front_page(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    (block,) = (match[4] for match in FENCE.finditer(page) if match[3] == "python")
-    exec(compile(block, "index.md", "exec"), {})
+    run("docs/index.md", {})
     assert len(capsys.readouterr().out) > 100
+
+
+def test_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Python blocks run with a model that has a chat template."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("model.gguf", "small.gguf"):
+        chatty([END] * 128).write(Path(name))
+    names = run("README.md", {})
+    assert isinstance(names["chat"], Chat)
+    assert len(names["outputs"]) == 2  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("in_folder")
+def test_batching_page(capsys: pytest.CaptureFixture[str]) -> None:
+    names = run("docs/batching.md", {"prompts": ["The old man", "It was"]})
+    pieces = capsys.readouterr().out
+    assert set(re.findall(r"^[01] ", pieces, re.MULTILINE)) == {"0 ", "1 "}
+    assert isinstance(names["completion"], Completion)
+    assert names["completion"].result().completion_tokens > 0
+
+
+@pytest.mark.usefixtures("in_folder")
+def test_snapshots_of_the_cache_page() -> None:
+    names: dict[str, object] = {"generator": Generator("model.gguf", hh=0.2)}
+    run("docs/cache.md", names | {"prompt": "The old", "question": "Who?", "system_prompt": "Be."})
+
+
+@packages("llguidance", "pydantic")
+@pytest.mark.usefixtures("in_folder")
+def test_grammar_page() -> None:
+    run("docs/grammar.md", {"generator": Generator("model.gguf")})
+
+
+def documented_commands(page: Path) -> list[list[str]]:
+    """The arguments of each h2o-cpp in a page's sh blocks, without the shell's variables."""
+    found = []
+    for block in blocks(str(page), "sh"):
+        for line in block.replace("\\\n", "").splitlines():
+            lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+            lexer.whitespace_split = True
+            words = ["0.2" if word.startswith("$(") else word for word in lexer]
+            for separates, command in itertools.groupby(
+                words, {"|", "&&", ";", "<", ">"}.__contains__
+            ):
+                name, *arguments = command
+                if not separates and Path(name).name == "h2o-cpp":
+                    found.append([word for word in arguments if not word.startswith("$")])
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_have_valid_options(page: Path) -> None:
+    for words in documented_commands(page):
+        assert make_parser(words[0]).parse_args(words).command == words[0]
+
+
+def expected_output(page: str) -> tuple[list[str], re.Pattern[str]]:
+    """The command of a page that begins with $, and its output, in which ... is any text."""
+    (block,) = blocks(page, "")
+    command, output = re.fullmatch(r"\$ h2o-cpp (.*?[^\\])\n(.*)", block, re.DOTALL).groups()  # type: ignore[union-attr]
+    pattern = re.escape(output.strip()).replace(re.escape("..."), ".*")
+    return shlex.split(command.replace("\\\n", "")), re.compile(pattern)
+
+
+@pytest.mark.usefixtures("in_folder")
+@pytest.mark.parametrize("page", ["docs/inspect.md", "docs/plan.md"])
+def test_printed_output(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The output of a command is as its page shows it."""
+    arguments, output = expected_output(page)
+    assert main(arguments) == 0
+    assert output.fullmatch(capsys.readouterr().out.strip())
+
+
+def test_every_page_is_in_the_contents() -> None:
+    contents = set(
+        re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    )
+    docs = ROOT / "docs"
+    pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
+    assert pages == contents - {"source/CONTRIBUTING.md"}
 
 
 @pytest.fixture
