@@ -64,6 +64,7 @@ def test_help_lists_every_command(converse: Converse, capsys: pytest.CaptureFixt
         ("/Exit", "/Exit is not a command"),
         ("/stats now", "/stats takes no argument, got 'now'"),
         ("/save", "expected /save FILE"),
+        ("/save --force", "expected /save FILE [--force]"),
         ("/save nowhere/talk", "nowhere: no such directory"),
         ("/load nowhere", "nowhere"),
         ("/budget much", "much: expected a fraction such as 0.2"),
@@ -136,6 +137,45 @@ def test_save_and_load(converse: Converse, tmp_path: Path) -> None:
     assert "user: Hi\nassistant: Hello!\n" in err
     new = len(")\n") + turn("Bye")
     assert err.splitlines()[-1].startswith(f"[prompt {new} tokens")
+
+
+@pytest.mark.parametrize("again", ["--force {}", "{} --force", "{}  --force"])
+def test_save_replaces_another_file_only_by_force(
+    converse: Converse, tmp_path: Path, again: str
+) -> None:
+    file = tmp_path / "two words"
+    file.write_text("notes", encoding="utf-8")
+    status, _, err = converse(f"Hi\n/save {file}\n", HI)
+    assert status == 1
+    assert f"error: {file}: the file already exists (--force replaces it)\n" in err
+    assert file.read_text(encoding="utf-8") == "notes"
+    status, _, err = converse(f"Hi\n/save {again.format(file)}\n", HI)
+    assert (status, err.splitlines()[-1]) == (0, f"wrote {file}")
+    assert file.read_bytes() != b"notes"
+
+
+@pytest.mark.parametrize("kind", ["saved", "loaded"])
+def test_save_replaces_the_file_of_the_same_conversation(
+    converse: Converse, tmp_path: Path, kind: str
+) -> None:
+    own, other = tmp_path / "own", tmp_path / "other"
+    assert converse(f"Hi\n/save {own}\n/save {other}\n", HI)[0] == 0
+    before = own.read_bytes()
+    begin = f"Hi\n/save --force {own}\n" if kind == "saved" else f"/load {own}\n"
+    assert converse(f"{begin}Bye\n/save {own}\n", HI)[0] == 0
+    assert own.read_bytes() != before
+    for end in (f"/save {other}", f"/reset\nHi\n/save {own}"):
+        status, _, err = converse(f"{begin}{end}\n", HI)
+        assert status == 1
+        assert "the file already exists" in err
+
+
+def test_save_and_load_know_the_home_directory(
+    converse: Converse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert converse("Hi\n/save ~/talk\n/reset\n/load ~/talk\n", HI)[0] == 0
+    assert (tmp_path / "talk").is_file()
 
 
 def test_load_without_a_file(converse: Converse, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from h2o_cpp.cli.token_colors import color_wanted, legend, styled, token_styles
 from h2o_cpp.generation.stats import Stats
 from h2o_cpp.generation.stream import Stream
 from h2o_cpp.measure.inspection import VisiblePieces
+from h2o_cpp.model.atomic import check_output
 from h2o_cpp.model.policy import Policy
 
 
@@ -37,6 +39,7 @@ class Conversation:
         self._options = stream_options(args)
         self.generator = open_generator(args)
         self._chat = self._new_chat()
+        self._file: Path | None = None  # where the conversation was last saved, or loaded from
 
     def close(self) -> None:
         self.generator.close()
@@ -92,12 +95,20 @@ class Conversation:
         self.generator.close()
         self.generator = generator
 
-    def _save(self, path: str) -> None:
-        self._chat.save(path)
+    def _save(self, argument: str) -> None:
+        path = argument.removeprefix("--force ").removesuffix(" --force").strip()
+        if path == "--force":
+            raise ValueError(f"expected /save {COMMANDS['/save'].argument}")
+        file = Path(path).expanduser()
+        check_output(file, overwrite=path != argument or file == self._file)
+        self._chat.save(file)
+        self._file = file
         _print(f"wrote {path}")
 
     def _load(self, path: str) -> None:
-        self._chat = Chat.load(self.generator, path, template=self._template)
+        file = Path(path).expanduser()
+        self._chat = Chat.load(self.generator, file, template=self._template)
+        self._file = file
         for message in self._chat.messages:
             _print(f"{message['role']}: {message['content']}")
 
@@ -132,6 +143,7 @@ class Conversation:
 
     def _reset(self, _: str) -> None:
         self._chat = self._new_chat()
+        self._file = None
 
     def _exit(self, _: str) -> None:
         raise EOFError
@@ -148,7 +160,11 @@ COMMANDS = {
     ),
     "/stats": _Command(Conversation._stats, "", "what the cache holds"),
     "/inspect": _Command(Conversation._inspect, "", "which tokens the cache still keeps"),
-    "/save": _Command(Conversation._save, "FILE", "write the conversation and its cache"),
+    "/save": _Command(
+        Conversation._save,
+        "FILE [--force]",
+        "write the conversation and its cache; --force replaces another file",
+    ),
     "/load": _Command(Conversation._load, "FILE", "continue a saved conversation"),
     "/reset": _Command(Conversation._reset, "", "start a new conversation"),
     "/exit": _Command(Conversation._exit, "", "end; so does Ctrl-D"),
