@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Sequence
+from fractions import Fraction
 from itertools import pairwise
-from math import exp, log
+from math import exp, inf, log
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from h2o_cpp import Generator, Policy, _core
 from h2o_cpp.cli import main
-from h2o_cpp.measure.perplexity import at_budgets, measure, perplexity, stream_losses
-from h2o_cpp.model.policy import POLICIES
+from h2o_cpp.measure.perplexity import at_budgets, measure, perplexity, stream_losses, token_losses
+from h2o_cpp.model.policy import POLICIES, budget_policy
 from h2o_cpp.model.session import open_session
 from support.needs import packages
 
@@ -177,6 +180,43 @@ def test_at_budgets_gives_policies_of_the_budget(name: str, n: int) -> None:
     assert budgeted.policy.budget == budgeted.kept == n
 
 
+@pytest.mark.parametrize("kind", [float, np.float64, np.float32, Fraction])
+@pytest.mark.parametrize(("budget", "n_ctx", "kept"), [(0.29, 100, 28), (0.57, 100, 56)])
+def test_at_budgets_keeps_as_many_tokens_as_a_generator(
+    kind: Callable[[float], float], budget: float, n_ctx: int, kept: int
+) -> None:
+    """Not one more because a type rounds the product to the next whole number."""
+    [budgeted] = at_budgets(["h2o"], [kind(budget)], n_ctx)
+    assert budgeted.kept == budget_policy(kind(budget), None, n_ctx).budget == kept
+
+
+def test_nan_is_an_error() -> None:
+    logits = np.array([[0, 1], [0, np.nan]], np.float32)
+    with pytest.raises(ValueError, match="the model computes NaN instead of logits"):
+        token_losses(logits, np.array([0, 0], np.int32))
+
+
+def test_losses_above_the_largest_float_are_infinity() -> None:
+    class Unlikely:
+        """A session that gives token 1 a probability of exp(-1000)."""
+
+        n_ctx = 4
+
+        def reset(self, sequence: int) -> None: ...
+
+        def room(self, sequence: int) -> int:
+            return self.n_ctx
+
+        def chunk(self, sequence: int) -> int:
+            return 2
+
+        def score(self, sequence: int, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
+            return np.array([[1000, 0]] * len(tokens), np.float32)
+
+    session: Any = Unlikely()
+    assert perplexity(session, [0, 1, 1, 1]) == (inf, 3)
+
+
 def test_streaming_is_a_single_pass(tiny_opt: Path, model: _core.Model, tokens: list[int]) -> None:
     text = tokens[:41]  # 40 predictions: segments of 4
     with Generator(tiny_opt, n_ctx=N_CTX, threads=1) as generator:
@@ -214,6 +254,24 @@ def test_streaming_with_rolling_positions_exceeds_n_ctx(data: Path) -> None:
     )  # without the full cache, which does not fit
     assert window.tokens == len(text) - 1
     assert window.perplexity == pytest.approx(exp(total / window.tokens), rel=1e-9)
+
+
+def test_streaming_command_beyond_n_ctx_shows_no_ratio(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.txt").write_text("The old man went down to the sea. " * 10, encoding="utf-8")
+    arguments = ["perplexity", str(data / "golden" / "llama_gqa2_tied.gguf")]
+    arguments += [str(tmp_path / "text.txt"), "--policy", "window,sinks", "--hh", "0.25"]
+    assert main([*arguments, "-c", "40", "--streaming"]) == 0
+    out = capsys.readouterr().out
+    rows = [line.split(" | ") for line in out.splitlines() if line.startswith("| ")]
+    assert [(row[0], row[4]) for row in rows] == [
+        ("| policy", "of full"),
+        ("| window", "-"),
+        ("| sinks", "-"),
+    ]
+    assert "nan" not in out
+    assert "the full cache is not measured: the text is longer than n-ctx, 40" in out
 
 
 def test_streaming_command(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from math import nan
+from math import isnan, nan
 
 from h2o_cpp.cli.cache_options import add_n_batch, add_n_ctx
 from h2o_cpp.cli.comparison import (
@@ -66,14 +66,15 @@ def run(args: argparse.Namespace) -> int:
         streaming=args.streaming,
         **comparison_options(args),
     )
-    full = nan
+    full = nan  # until it is measured, unless it cannot be
 
     def cells(row: Measurement) -> list[str]:
         nonlocal full
         full = row.perplexity if row.policy == "full" else full
+        of_full = "-" if isnan(full) else f"{row.perplexity / full:.3f}"
         return [
             *(row.policy, f"{row.budget:g}", str(row.kept), f"{row.perplexity:.3f}"),
-            *(f"{row.perplexity / full:.3f}", mebibytes(row.cache_bytes)),
+            *(of_full, mebibytes(row.cache_bytes)),
             *(f"{value:.3f}" for value in row.segments),
         ]
 
@@ -89,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
     if shows_table(args):
         how = "one pass; 1 to 10 are its tenths" if args.streaming else f"windows of {n_ctx}"
         print(f"\n{measured[0].tokens} tokens predicted, in {how}, {args.n_batch} at a time")
+        if isnan(full):
+            print(f"the full cache is not measured: the text is longer than n-ctx, {n_ctx}")
     if args.csv is not None:
         write_csv(args.csv, [_flat(row) for row in measured])
     if figure is not None:

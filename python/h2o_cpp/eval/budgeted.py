@@ -13,7 +13,7 @@ from h2o_cpp import _core
 from h2o_cpp.measure.perplexity import token_losses
 from h2o_cpp.model.arguments import check_float, check_int
 from h2o_cpp.model.device import model_and_cache_bytes, open_on_device
-from h2o_cpp.model.policy import Policy, named_policy
+from h2o_cpp.model.policy import Policy, fraction_of, named_policy
 from h2o_cpp.model.session import chunks, open_model, open_session
 from h2o_cpp.model.tokenizer import Tokenizer
 
@@ -161,7 +161,7 @@ class BudgetedModel:
         if self.hh is None:
             policy = Policy.full()
         else:
-            policy = named_policy(self.policy, max(1, int(self.hh * n_request)))
+            policy = named_policy(self.policy, max(1, fraction_of(n_request, self.hh)))
         return open_session(
             self._model, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=self._kv_dtype
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, sqrt
+from math import sqrt
 from statistics import median
 from typing import Any, Literal, TypedDict
 
@@ -225,7 +225,7 @@ def advise(
             """
             nonlocal n_searches
             found = {100: replace(whole, policy=name)} if good == 100 else {}
-            bad = ceil(100 / n_ctx) - 1  # percents that keep no token
+            bad = 0  # percents
             while good - bad > 1:
                 percent = min(max(round(sqrt(max(bad, 1) * good)), bad + 1), good - 1)
                 (one,) = at_budgets([name], [percent / 100], n_ctx)

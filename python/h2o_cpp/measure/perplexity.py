@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from math import exp
+from math import exp, inf
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from h2o_cpp import _core
 from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.cache_memory import KvDType, fit_cache
 from h2o_cpp.model.capacity import ModelShape
-from h2o_cpp.model.policy import Policy, named_policy
+from h2o_cpp.model.policy import Policy, fraction_of, named_policy
 from h2o_cpp.model.session import chunks, open_session
 
 # Parts of a text read in one pass, whose perplexities are reported.
@@ -39,13 +40,13 @@ def at_budgets(names: Sequence[str], budgets: Sequence[float], n_ctx: int) -> li
     for budget in budgets:
         if not 0 < budget <= 1:
             raise ValueError(f"budget {budget}, expected a fraction above 0 and up to 1")
-        if int(budget * n_ctx) == 0:
+        if fraction_of(n_ctx, budget) == 0:
             raise ValueError(
                 f"budget {budget} keeps 0 of n_ctx={n_ctx} tokens, expected at least 1"
             )
     return [
         Budgeted(name, budget, kept, named_policy(name, kept))
-        for budget, kept in ((budget, int(budget * n_ctx)) for budget in budgets)
+        for budget, kept in ((budget, fraction_of(n_ctx, budget)) for budget in budgets)
         for name in names
     ]
 
@@ -129,7 +130,7 @@ def perplexity(
         losses = np.concatenate(parts)[-stride:]
         total += float(losses.sum())
         n += losses.size
-    return exp(total / n), n
+    return _perplexity(total / n), n
 
 
 def stream_losses(session: _core.Session, tokens: Sequence[int]) -> NDArray[np.float64]:
@@ -193,20 +194,30 @@ def measure(
         segments: tuple[float, ...] = ()
         if streaming:
             losses = stream_losses(session, text)
-            value, n = exp(losses.mean()), losses.size
-            segments = tuple(exp(part.mean()) for part in np.array_split(losses, N_SEGMENTS))
+            value, n = _perplexity(losses.mean()), losses.size
+            parts = np.array_split(losses, N_SEGMENTS)
+            segments = tuple(_perplexity(part.mean()) for part in parts)
         else:
             value, n = perplexity(session, tokens, beginning=beginning, stride=stride)
         yield Measurement(name, budget, kept, value, n, session.cache_bytes, segments)
 
 
 def token_losses(logits: NDArray[np.float32], targets: NDArray[np.int32]) -> NDArray[np.float64]:
-    """-log p of targets [n], in nats, from logits [n, n_vocab]."""
+    """-log p of targets [n], in nats, from logits [n, n_vocab]. Raises ValueError for NaN."""
     rows = logits.astype(np.float64)
     rows -= rows.max(axis=1, keepdims=True)
     normalizer = np.log(np.exp(rows).sum(axis=1))
     losses: NDArray[np.float64] = normalizer - rows[np.arange(len(targets)), targets]
+    if np.isnan(losses).any():
+        raise ValueError("the model computes NaN instead of logits, are its weights damaged?")
     return losses
+
+
+def _perplexity(loss: float) -> float:
+    """From the mean loss; infinity if it is larger than any float."""
+    with suppress(OverflowError):
+        return exp(loss)
+    return inf
 
 
 def _losses(session: _core.Session, window: NDArray[np.int32]) -> Iterator[NDArray[np.float64]]:

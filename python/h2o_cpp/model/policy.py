@@ -183,8 +183,8 @@ def budget_policy(
     """The policy for `hh` and `recent`, each a fraction of n_ctx or a number of tokens.
 
     hh is the whole budget, as in the paper's "H2O (20%)": half heavy hitters and half recent
-    tokens, unless `recent` or the policy's name says otherwise. Fractions are rounded down to whole
-    tokens, as by the authors. More tokens than n_ctx are the full cache, which needs no scores.
+    tokens, unless `recent` or the policy's name says otherwise. Fractions are as in fraction_of().
+    More tokens than n_ctx are the full cache, which needs no scores.
     """
     if name is not None:
         _check_name(name)
@@ -238,9 +238,17 @@ def choose_policy(
     return policies
 
 
+def fraction_of(n: int, fraction: float) -> int:
+    """A fraction of n tokens, in whole tokens.
+
+    The product in double precision is rounded down, as by the authors: 0.29 of 100 is 28.
+    """
+    return int(float(fraction) * n)
+
+
 def _tokens(name: str, value: float, n_ctx: int) -> int:
     if isinstance(value, Integral) and not isinstance(value, bool) and value >= 0:
         return int(value)
     if isinstance(value, Real) and not isinstance(value, bool) and 0 <= value <= 1:
-        return int(float(value) * n_ctx)
+        return fraction_of(n_ctx, value)
     raise ValueError(f"{name}={value!r}, expected a fraction from 0 to 1 or a number of tokens")
