@@ -4,8 +4,8 @@ Measures the perplexity of the text with the full cache, and bisects the budget 
 If perplexity does not always fall as the budget grows, a budget below the advised one may be as
 good. Types of K and V are compared by bytes. --archive also finds the smallest cache whose
 evicted tokens are archived; among several shares of heads, the one with the fewest bytes of cache
-and archive. --write stores the budget in the file, for --hh auto: with the archive, if one was
-given.
+and archive. --write stores the advice (with --archive, that with an archive) in the metadata of the
+model file, which the other commands then apply with --hh auto and llama.cpp ignores.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def add_arguments(parser: Parser) -> None:
     add_archive(parser, search=True)
     add_threads(parser)
     parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
-    add_store(parser, "the budget")
+    add_store(parser, "the advice, for --hh auto,")
 
 
 def run(args: argparse.Namespace) -> int:

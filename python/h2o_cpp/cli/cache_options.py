@@ -63,7 +63,7 @@ def add_cache(parser: Parser, *, n_batch: int = 512, memory: bool = False) -> No
         type=budget,
         metavar="X",
         help="keep a fraction (0.2 is 20%%) or a number (400) of tokens: half heavy "
-        "hitters, half recent; auto: what the file recommends (default: all)",
+        "hitters, half recent; auto: what advise stored in the file (default: all)",
     )
     cache.add_argument(
         "--recent",

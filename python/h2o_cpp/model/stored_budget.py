@@ -1,4 +1,4 @@
-"""The recommended budget in a GGUF file (keys h2o.*), used by hh="auto"."""
+"""The cache options that advise() found for a model, in the metadata of its GGUF file (h2o.*)."""
 
 from __future__ import annotations
 
@@ -101,10 +101,13 @@ def store_budget(
     archive_pages: int | None = None,
     archive_heads: float | None = None,
 ) -> None:
-    """Store a recommended budget in a GGUF file, for hh="auto"; see store_metadata().
+    """Write cache options into the metadata of a GGUF file, as defaults for this model.
 
-    hh, policy, kv_dtype, archive...: as for Generator. n_ctx, loss: the context and the measured
-    loss there.
+    Generator(path, hh="auto") and --hh auto read them; llama.cpp ignores the keys (h2o.*), and the
+    tensors stay as they are. source, output, errors: as for store_metadata().
+
+    hh, policy, kv_dtype, archive...: as for Generator. n_ctx, loss: the context in which the cost
+    was measured, and the relative increase of perplexity there.
     """
 
     def joined(types: KvDType) -> str:
