@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from h2o_cpp.model.atomic import atomic_output
+from h2o_cpp.cli.files import check_outputs
+from h2o_cpp.model.atomic import atomic_output, check_output
+from support.needs import needs
 
 
 def write(output: Path, error: OSError | None) -> None:
@@ -33,6 +35,25 @@ def test_output_appears_when_complete(tmp_path: Path) -> None:
         path.write_bytes(b"x")
         assert not (tmp_path / "out").exists()
     assert [file.name for file in tmp_path.iterdir()] == ["out"]
+
+
+@needs("a user other than root", hasattr(os, "geteuid") and os.geteuid() != 0)
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_read_only_directory_is_found_before_anything_is_computed(
+    tmp_path: Path, overwrite: bool
+) -> None:
+    (tmp_path / "out").touch()
+    tmp_path.chmod(0o555)
+    try:
+        for name in ("out", "new"):
+            with pytest.raises(PermissionError) as error:
+                check_output(tmp_path / name, overwrite=overwrite)
+            assert error.value.filename == str(tmp_path)
+        check_outputs(tmp_path / "out")  # which is written in place
+        with pytest.raises(PermissionError):
+            check_outputs(tmp_path / "new")
+    finally:
+        tmp_path.chmod(0o755)
 
 
 def test_no_space_names_output(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from h2o_cpp.model import text_files
-from h2o_cpp.model.atomic import check_parent
+from h2o_cpp.model.atomic import check_parent, check_writable
 
 STANDARD = Path("-")  # stdin or stdout
 
@@ -47,3 +47,5 @@ def check_outputs(*files: Path | None) -> None:
         check_parent(file)
         if file.is_dir():
             raise IsADirectoryError(f"{file}: a directory, expected a file")
+        if file != STANDARD:
+            check_writable(file if file.exists() else file.parent)

@@ -1,5 +1,6 @@
 """Output files that are complete or unchanged."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,10 +37,17 @@ def check_output(output: Path, *, overwrite: bool = True) -> None:
     A command that computes for long calls it first.
     """
     check_parent(output)
+    check_writable(output.parent)
     if output.exists() and not output.is_file():
         raise ValueError(f"{output}: not a regular file")
     if not overwrite and (output.is_file() or output.is_symlink()):
         raise FileExistsError(f"{output}: the file already exists (--force replaces it)")
+
+
+def check_writable(path: Path) -> None:
+    """Raises PermissionError for a directory or file in which the user may not write."""
+    if not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 def check_parent(output: Path) -> None:
