@@ -44,6 +44,12 @@ def usage_error(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.parametrize("bias", ["5", "5+x", "+1", "5+", "x+1"])
+def test_invalid_logit_bias(bias: str, capsys: pytest.CaptureFixture[str]) -> None:
+    error = usage_error("run", "x", "--logit-bias", bias, capsys=capsys)
+    assert error.endswith(f"got {bias!r}, expected ID+X or ID-X such as 15043+1 or 2-inf")
+
+
 def parsers() -> dict[str, argparse.ArgumentParser]:
     parser = make_parser()
     (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))

@@ -312,6 +312,14 @@ def test_json_has_no_nan(tiny_opt: Path, capsys: pytest.CaptureFixture[str]) -> 
     ]  # fmt: skip
 
 
+def test_table_has_no_nan(tiny_opt: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["retrieve", str(tiny_opt), "--task", "copy", "-c", "120", "--samples", "1"]
+    assert main([*arguments, "--policy", "h2o", "--hh", "0.5"]) == 0
+    header, _, *rows = capsys.readouterr().out.partition("\n\n")[0].splitlines()
+    error = header.split(" | ").index("error")
+    assert [row.split(" | ")[error] for row in rows] == ["-"] * 3
+
+
 @packages("matplotlib")
 def test_command_with_files(tiny_opt: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("The ship went by. " * 9, encoding="utf-8")

@@ -57,6 +57,18 @@ class TestStdin:
             assert (done.returncode, done.stdout) == (1, b"")
             assert done.stderr == b"error: stdin: not UTF-8 text: invalid start byte at byte 2\n"
 
+    @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # by the locale
+    def test_chat_rejects_only_the_message(
+        self, errors: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PYTHONIOENCODING", f"utf-8:{errors}")
+        arguments = ["chat", "-m", MODEL, "--template", "chatml", "-n", "3"]
+        done = run(*arguments, stdin=b"a\xff\nHi\n")
+        assert done.returncode == 1
+        error, last = done.stderr.splitlines()
+        assert error == b"error: the message is not UTF-8 text"
+        assert last.startswith(b"[prompt ")
+
 
 class TestStdout:
     def test_inspect(

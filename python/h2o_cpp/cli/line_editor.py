@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from pathlib import Path
 
 _QUOTES = '"""'
@@ -19,6 +20,8 @@ def messages() -> Iterator[str]:
     Raises ValueError, once, if they are not closed.
     """
     on_terminal = sys.stdin.isatty()
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # only a message with such bytes fails
     ask, go_on = ("> ", "... ") if on_terminal else ("", "")
     while True:
         try:
@@ -47,7 +50,14 @@ def is_quoted(text: str) -> bool:
 
 
 def unquoted(text: str) -> str:
-    """A message without triple quotes and the line breaks next to them."""
+    """A message without triple quotes and the line breaks next to them.
+
+    Raises ValueError for bytes that could not be decoded.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("the message is not UTF-8 text") from None
     if not is_quoted(text):
         return text
     return text.strip().removeprefix(_QUOTES).removesuffix(_QUOTES).strip("\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
+from math import isnan
 from pathlib import Path
 
 from h2o_cpp.cli.argument_types import names
@@ -127,7 +128,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _cells(row: Measurement) -> list[str]:
+    error = "-" if isnan(row.error) else f"{row.error:.3f}"  # of one sample
     return [
         *(row.task, row.policy, f"{row.budget:g}", str(row.kept), f"{row.log_likelihood:.3f}"),
-        *(f"{row.of_full:+.3f}", f"{row.error:.3f}", f"{row.exact:.0%}", str(row.samples)),
+        *(f"{row.of_full:+.3f}", error, f"{row.exact:.0%}", str(row.samples)),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,11 +166,12 @@ def changed_sampling(args: argparse.Namespace) -> dict[str, Any]:
 
 def _bias(text: str) -> tuple[int, float]:
     match = re.fullmatch(r"(\d+)([+-].+)", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(
-            f"got {text!r}, expected ID+X or ID-X such as 15043+1 or 2-inf"
-        )
-    return int(match[1]), float(match[2])
+    with suppress(ValueError):
+        if match is not None:
+            return int(match[1]), float(match[2])
+    raise argparse.ArgumentTypeError(
+        f"got {text!r}, expected ID+X or ID-X such as 15043+1 or 2-inf"
+    )
 
 
 def _names(text: str) -> list[str] | str:
