@@ -126,7 +126,7 @@ class Generator(StreamingModel):
         the Hub fails; MemoryError.
         """
         if seed is not None:
-            check_int("seed", seed, 0, None)
+            seed = check_int("seed", seed, 0, None)
         snapshot_bytes = bytes_of("snapshot_bytes", snapshot_bytes, 0)
         open_on = partial(
             open_runtime,
@@ -220,6 +220,7 @@ class Generator(StreamingModel):
         chat = self.chat_template(template, tool_parser=tool_parser)
         if tool_choice == "none":
             tools = None
+        schemas = tool_schemas(tools)
         prompt = chat.prompt(messages, tools=tools, documents=documents)
         runtime = self._runtime()
         around_form = chat.form_grammar(thinking=prompt.thinking)
@@ -239,7 +240,7 @@ class Generator(StreamingModel):
         )
         with Stream(self._runtime, request) as stream:
             return parse_reply(
-                "".join(stream), chat.format, tools=tool_schemas(tools), thinking=prompt.thinking
+                "".join(stream), chat.format, tools=schemas, thinking=prompt.thinking
             )
 
     def chat_template(

@@ -77,7 +77,7 @@ def test_evicting_cache_uses_q8_0_and_best_policy() -> None:
 
 
 def test_fraction_percent_and_bytes_are_equivalent() -> None:
-    assert fit("10%") == fit(" 10.0 % ") == fit(0.1)
+    assert fit("10%") == fit(" 10.0 % ") == fit(0.1) == fit("0.1") == fit(" .10 ")
     assert fit(f"{FULL // 10}B") == fit(FULL // 10 / FULL)
 
 
@@ -87,6 +87,7 @@ def test_fraction_percent_and_bytes_are_equivalent() -> None:
         (0, "expected a share above 0"),
         (1.5, "expected a share above 0"),
         ("0%", "expected a share above 0"),
+        ("1.5", "cache_memory='1.5', expected a share above 0"),
         ("ten", "cache_memory='ten'"),
         ("12B", "12 bytes, expected at least"),
     ],

@@ -105,6 +105,8 @@ CASES: list[tuple[Callable[[Any], object], str]] = [
     (lambda p: p.full.generate([1.5]), "prompt[0]=1.5, expected a token id"),
     (lambda p: p.full.generate([3, "a"]), "prompt[1]='a', expected a token id"),
     (lambda p: p.full.generate({"a": 1}), "prompt={'a': 1}, expected a list of token ids"),
+    (lambda p: p.full.generate({3, 4}), "prompt={3, 4}, expected a list of token ids"),
+    (lambda p: p.full.generate(np.array(5)), "prompt=array(5), expected a list of token ids"),
     (lambda p: p.full.generate([-1]), "token -1 is not in the vocabulary of 4096"),
     (lambda p: p.full.generate(""), "the prompt is empty"),
     (lambda p: p.full.embed([]), "text is an empty list, expected at least one text"),
@@ -136,7 +138,19 @@ CASES: list[tuple[Callable[[Any], object], str]] = [
     (lambda p: p.engine.submit("a", hh=0.5).result(), "needs scores of heavy hitters, which this"),
     (lambda p: p.full.engine(), "this Generator already has an open Engine, close it first"),
     (lambda p: Record(n_top=-2), "n_top=-2, expected an integer, 0 or more"),
+    (
+        lambda p: p.full.reply([{"role": "user"}], tools=5, template=TEMPLATE),
+        "tools=5 is not a list, expected {'type': 'function'",
+    ),
+    (
+        lambda p: p.full.reply([{"role": "user"}], tool_choice="search", template=TEMPLATE),
+        "tool_choice='search', expected tools to choose from",
+    ),
     # Opening a model.
+    (lambda p: Generator(""), "path is empty, expected a GGUF file"),
+    (lambda p: p.open(exact=np.array([1, 0])), "exact=array([1, 0]), expected True or False"),
+    (lambda p: p.open(prefix_cache_disk=5), "prefix_cache_disk=5, expected a directory"),
+    (lambda p: p.open(cache_memory="200%"), "cache_memory='200%', expected a share above 0"),
     (lambda p: Generator(5), "path=5, expected the path of a GGUF file"),  # type: ignore[arg-type]
     (lambda p: p.open(hh=1), "hh=1 is one token, expected 1.0 for all of n_ctx"),
     (lambda p: p.open(hh=-1), "hh=-1, expected a fraction from 0 to 1 or a number of tokens"),

@@ -149,6 +149,13 @@ class TestSeeds:
         texts = {tuple(generate(generator)) for generator in generators for _ in range(3)}
         assert len(texts) == 6
 
+    def test_generator_seed_is_any_integer(self, tiny_opt: Path) -> None:
+        outputs = [
+            Generator(tiny_opt, seed=seed, threads=1).generate("a", max_tokens=9).text
+            for seed in (5, np.int64(5), np.uint8(5))
+        ]
+        assert len({*outputs}) == 1
+
     def test_generator_seed_makes_the_series_reproducible(self, tiny_opt: Path) -> None:
         def series(seed: int) -> list[list[int]]:
             generator = Generator(tiny_opt, seed=seed, threads=1)

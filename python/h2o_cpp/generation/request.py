@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from operator import index
@@ -289,7 +289,8 @@ def text_tokens(runtime: Runtime, tokens: ArrayLike) -> NDArray[np.int32]:
 
 def token_ids(name: str, tokens: object) -> list[int]:
     """Token ids as ints. Raises TypeError naming the argument."""
-    if not isinstance(tokens, Collection) or isinstance(tokens, str | _BYTES | Mapping):
+    other = isinstance(tokens, str | _BYTES | Mapping | Set)
+    if not isinstance(tokens, Collection) or other or getattr(tokens, "ndim", 1) == 0:
         raise TypeError(f"{name}={short(tokens)}, expected a list of token ids")
     for i, token in enumerate(tokens):
         if isinstance(token, bool | np.ndarray) or not hasattr(token, "__index__"):

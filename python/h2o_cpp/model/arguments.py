@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from contextlib import suppress
 from numbers import Integral, Real
 from typing import TypedDict
@@ -53,7 +54,7 @@ def check_str(name: str, value: object) -> str:
 
 def check_bool(name: str, value: object) -> bool:
     """`value` as a bool. Raises TypeError naming the argument."""
-    if isinstance(value, str) or value not in (False, True):
+    if isinstance(value, Collection) or value not in (False, True):  # an array is not comparable
         raise TypeError(f"{name}={short(value)}, expected True or False")
     return bool(value)
 
@@ -139,9 +140,16 @@ def archive_arguments(
 
 
 def directory_of(name: str, directory: str | os.PathLike[str] | None) -> str:
-    """The path of an optional directory; "" for None. Raises ValueError for an empty path."""
-    path = "" if directory is None else os.fspath(directory)
-    if directory is not None and not path:
+    """The path of an optional directory; "" for None.
+
+    Raises ValueError for an empty path, and TypeError for what is no path.
+    """
+    if directory is None:
+        return ""
+    if not isinstance(directory, str | bytes | os.PathLike):
+        raise TypeError(f"{name}={short(directory)}, expected a directory")
+    path = os.fspath(directory)
+    if not path:
         raise ValueError(f"{name} is empty, expected a directory")
     return path
 

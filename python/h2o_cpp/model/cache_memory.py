@@ -69,12 +69,16 @@ def fit_cache(
 
 def _limit(memory: float | str, full: int) -> int:
     """A memory limit in bytes."""
-    if isinstance(memory, str) and (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", memory)):
-        memory = float(match[1]) / 100
+    share = memory
     if isinstance(memory, str):
-        return bytes_of("cache_memory", memory)
-    if not 0 < check_float("cache_memory", memory) <= 1:
+        if match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", memory):
+            share = float(match[1]) / 100
+        elif re.fullmatch(r"\s*\d*\.\d+\s*", memory):
+            share = float(memory)
+        else:
+            return bytes_of("cache_memory", memory)
+    if not 0 < check_float("cache_memory", share) <= 1:
         raise ValueError(
             f'cache_memory={memory!r}, expected a share above 0 and up to 1, "10%", or "5MiB"'
         )
-    return int(memory * full)
+    return int(float(share) * full)

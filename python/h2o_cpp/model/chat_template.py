@@ -120,7 +120,8 @@ class ChatTemplate:
         schemas = tool_schemas(tools)
         if name is not None:
             if name not in schemas:
-                raise ValueError(f"tool_choice={name!r}, expected one of {', '.join(schemas)}")
+                known = f"one of {', '.join(schemas)}" if schemas else "tools to choose from"
+                raise ValueError(f"tool_choice={name!r}, expected {known}")
             schemas = {name: schemas[name]}
         return call_grammar(
             self.format,
@@ -247,7 +248,12 @@ class ChatTemplate:
 
 
 def tool_schemas(tools: Sequence[Tool] | None) -> dict[str, Any]:
-    """Schemas of the tools' arguments by name. Raises ValueError for a tool without a name."""
+    """Schemas of the tools' arguments by name.
+
+    Raises ValueError for a tool without a name, and TypeError unless it is a list.
+    """
+    if not isinstance(tools, Sequence | None) or isinstance(tools, str):
+        raise TypeError(f"tools={short(tools)} is not a list, {_TOOLS}")
     schemas: dict[str, Any] = {}
     for i, tool in enumerate(tools or ()):
         function = tool.get("function", tool) if isinstance(tool, Mapping) else {}

@@ -27,6 +27,8 @@ def find_model(source: str | os.PathLike[str]) -> str:
     if not isinstance(source, str | bytes | os.PathLike):
         raise TypeError(f"path={source!r}, expected the path of a GGUF file")
     path = os.fsdecode(source)
+    if not path:
+        raise ValueError("path is empty, expected a GGUF file")
     if path.startswith("hf:"):
         return _of_hub(HubSource.parse(path))
     if os.path.isdir(path):
@@ -35,9 +37,9 @@ def find_model(source: str | os.PathLike[str]) -> str:
         if is_checkpoint_file(os.path.basename(path)):
             raise _not_converted(Path(path).parent)
         return path
-    if path and (pulled := find_pulled(path)):
+    if pulled := find_pulled(path):
         return str(pulled)
-    if path and os.path.basename(path) == path and not path.endswith(".gguf"):
+    if os.path.basename(path) == path and not path.endswith(".gguf"):
         raise FileNotFoundError(
             f"{path}: no such file or pulled model (h2o-cpp models lists them, h2o-cpp pull "
             "downloads one)"
