@@ -29,7 +29,7 @@ from h2o_cpp.cli.options import (
 )
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.advice import Advice, Archived, Recall, advise
-from h2o_cpp.model.cache_memory import KvDType
+from h2o_cpp.model.arguments import KvDType
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.stored_budget import store_budget
 

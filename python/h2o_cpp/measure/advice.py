@@ -17,8 +17,8 @@ from h2o_cpp.measure.perplexity import Budgeted, Measurement, at_budgets, perple
 from h2o_cpp.measure.retrieval.measurement import measure as measure_retrieval
 from h2o_cpp.measure.retrieval.tasks import make_samples
 from h2o_cpp.measure.speed import decode_seconds
-from h2o_cpp.model.arguments import archive_arguments, check_float, check_int
-from h2o_cpp.model.cache_memory import KvDType
+from h2o_cpp.model.arguments import KvDType, archive_arguments, check_float, check_int
+from h2o_cpp.model.cache_memory import default_types
 from h2o_cpp.model.policy import Policy, named_policy
 from h2o_cpp.model.session import open_model, open_session
 from h2o_cpp.model.tokenizer import Tokenizer
@@ -31,7 +31,6 @@ _DECODED = 16  # tokens decoded to measure the speed
 _NEEDLES = 4  # prompts that ask for a number
 _NEEDLE_TOKENS = 1000  # most tokens of such a prompt
 _NEEDLE_BATCH = 32  # tokens per chunk of such a prompt
-_BLOCK = 32  # q8_0 needs a head size divisible by this
 _SHARES = (0.1, 0.2, 1.0)  # of the KV heads, tried if the model ranks them
 
 
@@ -176,7 +175,7 @@ def advise(
     at_budgets(policies, [1.0], _LEAST)  # checks the names
     given_shares = _shares(archive, archive_pages, archive_heads)
     model = open_model(path, device="cpu", threads=threads)
-    types = list(kv_dtypes or (["f16", "q8_0"] if model.head_dim % _BLOCK == 0 else ["f16"]))
+    types: Sequence[KvDType] = kv_dtypes or default_types(model.head_dim)
     tokenizer = Tokenizer.of_model(model)
     beginning = tokenizer.encode("")
     tokens = tokenizer.encode(text, add_special=False)

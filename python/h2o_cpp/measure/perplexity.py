@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import check_int
-from h2o_cpp.model.cache_memory import KvDType, fit_cache
+from h2o_cpp.model.arguments import KvDType, check_int
+from h2o_cpp.model.cache_memory import fit_cache
 from h2o_cpp.model.capacity import ModelShape
 from h2o_cpp.model.policy import Policy, fraction_of, named_policy
 from h2o_cpp.model.session import chunks, open_session

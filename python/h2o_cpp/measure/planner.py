@@ -103,11 +103,7 @@ def plan(
     file = find_model(path)
     model = _core.GgufShards(file)
     metadata = model.files[0].metadata()
-    shape = ModelShape.of_metadata(metadata)
-    if shape is None:
-        raise ValueError(
-            f"{os.fspath(path)}: unknown cache size, expected a model whose layers are alike"
-        )
+    shape = ModelShape.of_file(model.files[0])
     if prompt + n > shape.n_ctx_train:
         raise ValueError(
             f"prompt={prompt} and n={n} are {prompt + n} tokens, "

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from numbers import Integral, Real
-from typing import TypedDict
+from typing import TypeAlias, TypedDict
 
 from h2o_cpp import _core
+
+KvDType: TypeAlias = str | tuple[str, str]  # a type of K and V, or a pair
 
 INT32_MAX = 2**31 - 1  # the core counts tokens in int32
 INT64_MAX = 2**63 - 1  # and bytes in int64
@@ -85,13 +87,17 @@ class KvDTypes(TypedDict):
     v_dtype: str
 
 
-def kv_dtypes(kv_dtype: str | tuple[str, str]) -> KvDTypes:
+def kv_dtypes(kv_dtype: KvDType) -> KvDTypes:
     """From one type for both, or a pair (K, V)."""
-    if isinstance(kv_dtype, str):
-        return {"k_dtype": kv_dtype, "v_dtype": kv_dtype}
-    if isinstance(kv_dtype, tuple | list) and [type(t) for t in kv_dtype] == [str, str]:
-        return {"k_dtype": kv_dtype[0], "v_dtype": kv_dtype[1]}
-    raise ValueError(f"kv_dtype={kv_dtype!r}, expected a type or a pair of types (K, V)")
+    k_dtype, v_dtype = _pair("kv_dtype", kv_dtype)
+    return {"k_dtype": k_dtype, "v_dtype": v_dtype}
+
+
+def _pair(name: str, types: object) -> Sequence[str]:
+    both = [types, types] if isinstance(types, str) else types
+    if isinstance(both, tuple | list) and [type(t) for t in both] == [str, str]:
+        return both
+    raise ValueError(f"{name}={types!r}, expected a type or a pair of types (K, V)")
 
 
 class ArchiveArguments(TypedDict):
@@ -124,16 +130,14 @@ def archive_arguments(
             if value is not None:
                 raise ValueError(f"{name}={value!r} needs archive, the type of the archive")
         n_recalled, archive = None, "q8_0"
-    both = [archive, archive] if isinstance(archive, str) else archive
-    if not (isinstance(both, tuple | list) and [type(t) for t in both] == [str, str]):
-        raise ValueError(f"archive={archive!r}, expected a type or a pair of types (K, V)")
+    k_dtype, v_dtype = _pair("archive", archive)
     share = 1.0 if heads is None else check_float("archive_heads", heads)
     if not 0 < share <= 1:
         raise ValueError(f"archive_heads={heads!r}, expected a share above 0 and up to 1")
     return {
         "n_recalled": n_recalled,
-        "archive_k_dtype": both[0],
-        "archive_v_dtype": both[1],
+        "archive_k_dtype": k_dtype,
+        "archive_v_dtype": v_dtype,
         "archive_dir": directory_of("archive_dir", directory),
         "archive_heads": share,
     }

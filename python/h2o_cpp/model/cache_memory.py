@@ -1,4 +1,4 @@
-"""Budgets in bytes: the policy and types with the most tokens."""
+"""The policy of a cache and its types of K and V, from a budget in tokens or bytes."""
 
 from __future__ import annotations
 
@@ -6,20 +6,55 @@ import re
 from collections.abc import Sequence
 from functools import partial
 
-from h2o_cpp.model.arguments import bytes_of, check_float
+from h2o_cpp import _core
+from h2o_cpp.model.arguments import KvDType, bytes_of, check_float
 from h2o_cpp.model.capacity import ModelShape, slab_bytes
-from h2o_cpp.model.policy import Policy, named_policy
+from h2o_cpp.model.policy import Policy, choose_policy, named_policy
 from h2o_cpp.model.session import Positions
+from h2o_cpp.model.stored_budget import Budget, resolve_budget, resolve_types
 
 DEFAULT_POLICY = "contribution"
-
-KvDType = str | tuple[str, str]
 
 # Tried in this order; if not all tokens fit, the last is used: at equal bytes, twice as many tokens
 # in q8_0 are better than f16, and values with fewer bits lose more than the additional tokens gain
 # (docs/quality.md).
 _TYPES = ("f16", "q8_0")
 _BLOCK = 32  # other head sizes use f16
+
+
+def default_types(head_dim: int) -> Sequence[str]:
+    """The types that a head of this size is tried in, the most precise first."""
+    return _TYPES if head_dim % _BLOCK == 0 else _TYPES[:1]
+
+
+def choose_cache(
+    file: _core.GgufFile,
+    shape: ModelShape,
+    *,
+    hh: Budget,
+    cache_memory: float | str | None,
+    recent: float | None,
+    policy: str | Policy | Sequence[Policy] | None,
+    n_ctx: int,
+    kv_dtype: KvDType | None,
+    positions: Positions,
+) -> tuple[Policy | Sequence[Policy], KvDType]:
+    """The policies and the types of K and V for a Generator's arguments of these names.
+
+    file: has the budget for hh="auto". n_ctx: known, not None.
+    """
+    if cache_memory is None:
+        kv_dtype = resolve_types(hh, kv_dtype, file)
+        hh, policy = resolve_budget(hh, policy, file, recent=recent)
+        return choose_policy(hh, recent, policy, n_ctx), kv_dtype
+    if hh is not None or recent is not None or not (policy is None or isinstance(policy, str)):
+        raise ValueError(
+            "cache_memory cannot be combined with hh, recent or a Policy, expected at most a "
+            "policy's name"
+        )
+    return fit_cache(
+        shape, cache_memory, policy, n_ctx=n_ctx, kv_dtype=kv_dtype, positions=positions
+    )
 
 
 def fit_cache(
@@ -45,9 +80,7 @@ def fit_cache(
         return slab_bytes(shape, policy, n_ctx=n_ctx, kv_dtype=kv_dtype, positions=positions)
 
     limit = _limit(memory, bytes_with(Policy.full(), "f16"))
-    types: Sequence[KvDType] = _TYPES if shape.head_dim % _BLOCK == 0 else _TYPES[:1]
-    if kv_dtype is not None:
-        types = [kv_dtype]
+    types: Sequence[KvDType] = default_types(shape.head_dim) if kv_dtype is None else [kv_dtype]
     for one in types:
         if bytes_with(Policy.full(), one) <= limit:
             return Policy.full(), one

@@ -37,6 +37,16 @@ class ModelShape:
         )
 
     @staticmethod
+    def of_file(file: _core.GgufFile) -> ModelShape:
+        """From a GGUF file. Raises ValueError if of_metadata() finds none."""
+        shape = ModelShape.of_metadata(file.metadata())
+        if shape is None:
+            raise ValueError(
+                f"{file.path}: unknown cache size, expected a model whose layers are alike"
+            )
+        return shape
+
+    @staticmethod
     def of_metadata(metadata: Mapping[str, Any]) -> ModelShape | None:
         """From a GGUF file; None if it is not a model or its layers differ."""
         architecture = metadata.get("general.architecture", "")
@@ -78,12 +88,7 @@ def capacity(
         file, shape = model.file, ModelShape.of_model(model)
     else:
         file = _core.GgufFile(find_model(model))
-        found = ModelShape.of_metadata(file.metadata())
-        if found is None:
-            raise ValueError(
-                f"{os.fspath(model)}: unknown cache size, expected a model whose layers are alike"
-            )
-        shape = found
+        shape = ModelShape.of_file(file)
     n_ctx = check_context(n_ctx, shape.n_ctx_train)
     kv_dtype = resolve_types(hh, kv_dtype, file)
     hh, policy = resolve_budget(hh, policy, file, recent=recent)

@@ -10,12 +10,12 @@ from typing import TypeVar
 
 from h2o_cpp import _core
 from h2o_cpp.model.arguments import bytes_of, check_context
-from h2o_cpp.model.cache_memory import fit_cache
+from h2o_cpp.model.cache_memory import choose_cache
 from h2o_cpp.model.capacity import ModelShape, slab_bytes
 from h2o_cpp.model.model_files import find_model
-from h2o_cpp.model.policy import Policy, choose_policy
+from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import Positions, check_positions
-from h2o_cpp.model.stored_budget import Budget, resolve_budget, resolve_types
+from h2o_cpp.model.stored_budget import Budget
 
 _log = logging.getLogger("h2o_cpp")
 
@@ -60,21 +60,13 @@ def model_and_cache_bytes(
     """
     path = find_model(path)
     file = _core.GgufFile(path)
-    shape = ModelShape.of_metadata(file.metadata())
-    if shape is None:
-        raise ValueError(f"{os.fspath(path)}: the size of its cache is not known before it is open")
+    shape = ModelShape.of_file(file)
     n_ctx = check_context(n_ctx, shape.n_ctx_train)
     positions = check_positions(positions)
-    chosen: Policy | Sequence[Policy]
-    if cache_memory is not None:
-        name = policy if isinstance(policy, str) else None
-        chosen, kv_dtype = fit_cache(
-            shape, cache_memory, name, n_ctx=n_ctx, kv_dtype=kv_dtype, positions=positions
-        )
-    else:
-        kv_dtype = resolve_types(hh, kv_dtype, file)
-        hh, policy = resolve_budget(hh, policy, file, recent=recent)
-        chosen = choose_policy(hh, recent, policy, n_ctx)
+    chosen, kv_dtype = choose_cache(
+        file, shape, hh=hh, cache_memory=cache_memory, recent=recent, policy=policy,
+        n_ctx=n_ctx, kv_dtype=kv_dtype, positions=positions,
+    )  # fmt: skip
     weights = sum(Path(shard.path).stat().st_size for shard in _core.GgufShards(path).files)
     if max_resident is not None:
         weights = min(weights, bytes_of("max_resident", max_resident))

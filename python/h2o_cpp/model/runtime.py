@@ -16,16 +16,16 @@ from h2o_cpp.model.arguments import (
     kv_dtypes,
     prefix_disk_bytes,
 )
-from h2o_cpp.model.cache_memory import fit_cache
+from h2o_cpp.model.cache_memory import choose_cache
 from h2o_cpp.model.capacity import ModelShape, capacity
-from h2o_cpp.model.policy import Policy, choose_policy
+from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import (
     Positions,
     check_positions,
     core_policies,
     open_model,
 )
-from h2o_cpp.model.stored_budget import Budget, resolve_archive, resolve_budget, resolve_types
+from h2o_cpp.model.stored_budget import Budget, resolve_archive
 from h2o_cpp.model.tokenizer import Tokenizer
 
 _log = logging.getLogger("h2o_cpp")
@@ -82,20 +82,11 @@ def open_runtime(
     if archive is not None and positions == "auto":
         positions = "original"  # as the core does with an archive
     n_ctx = check_context(n_ctx, model.n_ctx_train)
-    if cache_memory is not None:
-        if hh is not None or recent is not None or not (policy is None or isinstance(policy, str)):
-            raise ValueError(
-                "cache_memory cannot be combined with hh, recent or a Policy, expected at most a "
-                "policy's name"
-            )
-        policy, kv_dtype = fit_cache(
-            ModelShape.of_model(model), cache_memory, policy,
-            n_ctx=n_ctx, kv_dtype=kv_dtype, positions=check_positions(positions),
-        )  # fmt: skip
-    else:
-        kv_dtype = resolve_types(hh, kv_dtype, model.file)
-        hh, policy = resolve_budget(hh, policy, model.file, recent=recent)
-        policy = choose_policy(hh, recent, policy, n_ctx)
+    positions = check_positions(positions)
+    policy, kv_dtype = choose_cache(
+        model.file, ModelShape.of_model(model), hh=hh, cache_memory=cache_memory, recent=recent,
+        policy=policy, n_ctx=n_ctx, kv_dtype=kv_dtype, positions=positions,
+    )  # fmt: skip
     if memory is not None and max_sequences is not None:
         raise ValueError("give either max_sequences or memory, not both")
 
@@ -128,7 +119,7 @@ def open_runtime(
         n_sequences=allocated,
         max_sequences=n_sequences,
         **kv_dtypes(kv_dtype),
-        positions=check_positions(positions),
+        positions=positions,
         prefix_bytes=prefix_cache,
         prefix_ends=prefix_ends,
         prefix_disk=directory_of("prefix_cache_disk", prefix_cache_disk),

@@ -6,13 +6,13 @@ import os
 from typing import Literal, TypeAlias, TypeVar
 
 from h2o_cpp import _core
+from h2o_cpp.model.arguments import KvDType
 from h2o_cpp.model.policy import POLICIES
 from h2o_cpp.model.stored_metadata import store_metadata
 
 Budget: TypeAlias = float | Literal["auto"] | None
 P = TypeVar("P")  # a policy argument
 
-KvDType: TypeAlias = str | tuple[str, str]
 HH, POLICY, N_CTX, LOSS = "h2o.hh", "h2o.policy", "h2o.n_ctx", "h2o.loss"
 KV_DTYPE = "h2o.kv_dtype"
 ARCHIVE, ARCHIVE_PAGES = "h2o.archive", "h2o.archive_pages"

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from h2o_cpp import _core
 from h2o_cpp.measure.perplexity import Budgeted, budgeted, token_losses
 from h2o_cpp.measure.retrieval.tasks import Sample
-from h2o_cpp.model.arguments import check_int
-from h2o_cpp.model.cache_memory import KvDType
+from h2o_cpp.model.arguments import KvDType, check_int
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import chunks, open_session
 
