@@ -72,8 +72,6 @@ PYBIND11_MODULE(_core, m) {
         return py::make_tuple(device.name, device.reason, device.warns);
       },
       py::arg("n_bytes"), "The device that \"auto\" is, why, and whether that is a warning.");
-  m.def("cuda_free_memory", &h2o::cuda_free_memory, py::arg("device"),
-        py::call_guard<py::gil_scoped_release>(), "Free bytes of a device's memory.");
 
   h2o::python::register_dtype(m);
   h2o::python::register_gguf(m);

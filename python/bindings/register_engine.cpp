@@ -275,8 +275,7 @@ void register_engine(py::module_& m) {
           [](Detokenizer& d, const py::bytes& bytes) { return d.push(std::string_view(bytes)); },
           py::arg("bytes"))
       .def("finish", &Detokenizer::finish)
-      .def_property_readonly("stopped", &Detokenizer::stopped)
-      .def_property_readonly("held_text", &Detokenizer::held_text);
+      .def_property_readonly("stopped", &Detokenizer::stopped);
 
   py::class_<Trace, std::shared_ptr<Trace>>(m, "Trace", "What is written down of a sequence.")
       .def(py::init([](std::optional<int32_t> n_top, bool prompt, std::optional<int32_t> every) {

@@ -225,8 +225,8 @@ TEST_CASE("with rolling positions generation continues past the context") {
 
 TEST_CASE("budgets are fractions or tokens") {
   const api::Model model = load_model();
-  const auto kept = [&](double hh, double recent, int32_t n_sinks) {
-    h2o_session_options options = with_budget(hh, 64);
+  const auto kept = [&](double hh, double recent, int32_t n_sinks, int32_t n_ctx = 64) {
+    h2o_session_options options = with_budget(hh, n_ctx);
     options.recent = recent;
     options.n_sinks = n_sinks;
     api::Session session = open_session(model, options);
@@ -241,6 +241,7 @@ TEST_CASE("budgets are fractions or tokens") {
   CHECK(kept(3, 3, 0) == std::vector<int32_t>{45, 46, 47});        // a window
   CHECK(kept(5, 3, 2) == std::vector<int32_t>{0, 1, 45, 46, 47});  // sinks and a window
   CHECK(kept(0.1, 0.05, 0).size() == 6);
+  CHECK(kept(0.29, -1, 0, 100).size() == 28);  // 28.999..., rounded down as by the authors
 }
 
 TEST_CASE("tokens and text round-trip") {

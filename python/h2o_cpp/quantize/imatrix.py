@@ -82,7 +82,8 @@ def _read_dat(path: Path) -> dict[str, Importance]:
             at += values.nbytes
             matrices[name] = (values / max(calls, 1)).astype(np.float32).reshape(1, -1)
     except (struct.error, ValueError) as error:
-        raise ValueError(f"{path}: not an importance matrix ({error})") from error
+        reason = "it ends too early" if isinstance(error, struct.error) else error
+        raise ValueError(f"{path}: not an importance matrix ({reason})") from error
     if not matrices:
         raise ValueError(f"{path}: not an importance matrix (it has no tensors)")
     return matrices
