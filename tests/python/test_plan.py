@@ -294,6 +294,8 @@ def test_storage_bandwidth(tmp_path: Path) -> None:
         ({"n": -1}, "n=-1, expected an integer"),
         ({"n": 10**6}, "are 1000256 tokens, expected at most the trained 2048"),
         ({"sequences": 0}, "sequences=0, expected an integer"),
+        ({"threads": -1}, "threads=-1, expected an integer"),
+        ({"threads": 10**11}, "threads=100000000000, expected an integer"),
         ({"hh": 0.0001}, "keeps no token"),
         ({"flops": 0}, "flops=0, expected a positive number per second"),
         ({"flops": float("nan")}, "flops=nan, expected a positive number per second"),

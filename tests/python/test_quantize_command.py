@@ -76,7 +76,8 @@ def test_errors_are_one_line(
     assert "the output is the input" in fails(source, tmp_path / "link.gguf", "Q4_0")
     assert "no such directory" in fails(source, tmp_path / "none" / "out.gguf", "Q4_0")
     assert "not a regular file" in fails(source, tmp_path, "Q4_0")
-    assert "threads=0" in fails(source, output, "Q4_0", "--threads", "0")
+    for threads in ("0", "99999999999"):
+        assert f"threads={threads}" in fails(source, output, "Q4_0", "--threads", threads)
     assert not output.exists()
 
 
@@ -105,6 +106,17 @@ def test_unreadable_type_is_rejected(tmp_path: Path) -> None:
         writer.write_tensors_to_file()
     with pytest.raises(ValueError, match=r"a\.weight is Q8_K, which cannot be read"):
         quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_0", allow_requantize=True)
+
+
+def test_importance_matrix_is_not_a_model(tmp_path: Path) -> None:
+    with closing(GGUFWriter(tmp_path / "in.gguf", "imatrix")) as writer:
+        writer.add_type("imatrix")
+        writer.add_tensor("a.weight", np.zeros((2, 32), np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    with pytest.raises(ValueError, match=r"in\.gguf: an importance matrix, expected a model"):
+        quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_0")
 
 
 def test_tool(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from h2o_cpp.measure.traffic import (
     prefill_flops,
     weights,
 )
-from h2o_cpp.model.arguments import bytes_of, check_float, check_int
+from h2o_cpp.model.arguments import bytes_of, check_float, check_int, thread_count
 from h2o_cpp.model.capacity import ModelShape, slab_bytes
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import Policy, choose_policy
@@ -91,6 +91,7 @@ def plan(
     check_int("prompt", prompt, 1)
     check_int("n", n, 1)
     n_batch = check_int("n_batch", n_batch, 1)
+    thread_count(threads)  # checks it
     most = MAX_SEQUENCES if sequences is None else check_int("sequences", sequences, 1)
     given = {
         "memory_bandwidth": memory_bandwidth,

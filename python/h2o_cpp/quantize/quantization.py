@@ -15,6 +15,7 @@ from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC, GGUF_VERSION
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp import _core
+from h2o_cpp.model.arguments import thread_count
 from h2o_cpp.model.atomic import atomic_output, check_output
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.quantize.imatrix import Importance, read_imatrix
@@ -120,13 +121,14 @@ def quantize(
     mix = MIXES.get(type_name.upper())
     if mix is None:
         raise ValueError(f"unknown type {type_name!r}; choose from {', '.join(MIXES)}")
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads={threads!r}, expected at least 1")
+    threads = thread_count(threads) or os.cpu_count() or 1
     files = _core.GgufShards(find_model(source)).files
     if any(output.exists() and output.samefile(file.path) for file in files):
         raise ValueError(f"{output}: the output is the input")
     check_output(output, overwrite=overwrite)
     metadata = files[0].metadata()
+    if metadata.get("general.type") == "imatrix":
+        raise ValueError(f"{files[0].path}: an importance matrix, expected a model")
     importances = {} if imatrix is None else read_imatrix(imatrix)
     tensors = _plan(files, mix, Model.of(metadata), importances)
     if imatrix is not None and not any(tensor.importance is not None for tensor in tensors):
@@ -148,7 +150,7 @@ def quantize(
     ):
         file.write(_header(_metadata(files[0], mix), tensors, alignment))
         for tensor in tensors:
-            for piece, nbytes in tensor.pieces(threads or os.cpu_count() or 1):
+            for piece, nbytes in tensor.pieces(threads):
                 file.write(piece.data)
                 bar.update(nbytes)
             file.write(bytes(-tensor.nbytes % alignment))
