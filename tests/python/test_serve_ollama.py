@@ -1,0 +1,114 @@
+"""Ollama's endpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from support.dialects import CALL, CHAT, N_PROMPT, N_TOKENS, OUTPUT, ask, talking_server
+from support.needs import packages
+from support.serving import Server
+from support.tool_talk import THINKS
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with talking_server(tmp_path_factory.mktemp("talk")) as server:
+        yield server
+
+
+class TestOllama:
+    def test_chat(self, server: Server) -> None:
+        found = ask(server, "/api/chat", stream=False)
+        message = found["message"]
+        assert (message["content"], message["thinking"]) == ("Let me see.", "Hm.")
+        [call] = message["tool_calls"]
+        assert call["function"] == {"name": "weather", "arguments": {"city": "Łódź"}}
+        assert (found["done"], found["done_reason"]) == (True, "stop")
+        assert (found["prompt_eval_count"], found["eval_count"]) == (N_PROMPT, N_TOKENS)
+
+    def test_streams_by_default(self, server: Server) -> None:
+        answer = server.ask("/api/chat", CHAT)
+        assert answer.headers["Content-Type"] == "application/x-ndjson"
+        lines = [json.loads(line) for line in answer.body.splitlines()]
+        assert "".join(line["message"]["content"] for line in lines) == "Let me see."
+        assert [c for line in lines for c in line["message"].get("tool_calls", [])] != []
+        assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+
+    def test_generate(self, server: Server) -> None:
+        found = ask(server, "/api/generate", stream=False)
+        assert (found["response"], found["thinking"]) == (f"Let me see.\n{CALL}", "Hm.")
+        cut = {"temperature": 0, "num_predict": 4}
+        found = ask(server, "/api/generate", stream=False, options=cut)
+        assert found["done_reason"] == "length"
+        assert found["eval_count"] == 4
+
+    def test_raw(self, server: Server) -> None:
+        found = ask(server, "/api/generate", stream=False, raw=True, prompt="12345")
+        assert found["response"] == OUTPUT.replace("<tool_call>", "").replace("</tool_call>", "")
+
+    def test_models(self, server: Server) -> None:
+        n_bytes = server.app.state.service.generator.path.stat().st_size
+        for path in ("/api/tags", "/api/ps"):
+            [model] = server.ask(path).json()["models"]
+            assert (model["name"], model["size"]) == ("tiny", n_bytes)
+        assert server.ask("/api/show", {"name": "tiny"}).json() == ask(server, "/api/show")
+        found = ask(server, "/api/show", model="tiny:latest")
+        assert found["capabilities"] == ["completion", "embedding", "tools", "thinking"]
+        assert found["template"] == THINKS
+        assert "version" in server.ask("/api/version").json()
+
+    def test_embed(self, server: Server) -> None:
+        found = ask(server, "/api/embed", input=["Hi", "Ho"])
+        assert [len(vector) for vector in found["embeddings"]] == [1024, 1024]
+        old = ask(server, "/api/embeddings", model="tiny", options={"num_ctx": 64}, keep_alive=5)
+        assert old["embedding"] == pytest.approx(found["embeddings"][0])
+        assert ask(server, "/api/embeddings", prompt="") == {"embedding": []}
+
+    def test_errors_are_strings(self, server: Server) -> None:
+        answer = server.ask("/api/chat", {**CHAT, "model": "other"})
+        assert answer.status == 404
+        assert answer.json() == {"error": "there is no model 'other', expected one of 'tiny'"}
+        assert server.ask("/api/chat", {**CHAT, "format": "yaml"}).status == 400
+
+    @pytest.mark.parametrize("path", ["/api/generate", "/api/chat"])
+    def test_preload(self, server: Server, path: str) -> None:
+        key, value = {
+            "/api/generate": ("response", ""),
+            "/api/chat": ("message", {"role": "assistant", "content": ""}),
+        }[path]
+        empty: dict[str, Any] = {"prompt": ""} if path == "/api/generate" else {"messages": []}
+        for more, reason in (
+            ({}, "load"),
+            (empty, "load"),
+            ({"keep_alive": "5m"}, "load"),
+            ({"keep_alive": 0}, "unload"),
+            ({"keep_alive": "0s"}, "unload"),
+        ):
+            answer = server.ask(path, {"model": "tiny", **more})
+            assert answer.status == 200
+            found = answer.json()
+            assert (found["done"], found["done_reason"]) == (True, reason)
+            assert (found["model"], found[key]) == ("tiny", value)
+            [model] = server.ask("/api/ps").json()["models"]  # a single model stays loaded
+            assert model["name"] == "tiny"
+        assert ask(server, "/api/generate", stream=False)["done_reason"] == "stop"
+
+    def test_random_seed_and_ignored_options(self, server: Server) -> None:
+        options = {"temperature": 0, "seed": -1, "num_ctx": 64, "use_mlock": True, "numa": False}
+        found = ask(server, "/api/chat", stream=False, truncate=True, shift=True, options=options)
+        assert found["message"]["content"] == "Let me see."
+        answer = server.ask("/api/chat", {**CHAT, "options": {"seed": -2}})
+        assert answer.status == 400
+
+    @packages("ollama")
+    def test_official_client(self, server: Server) -> None:
+        import ollama
+
+        with ollama.Client(host=server.url) as client:
+            chunks = [*client.chat(**CHAT, stream=True)]
+            assert client.list().models[0].model == "tiny"
+        assert "".join(chunk.message.content or "" for chunk in chunks) == "Let me see."

@@ -1,0 +1,117 @@
+"""OpenAI's /v1/responses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from h2o_cpp import Generator
+from support.dialects import N_PROMPT, N_TOKENS, RESPONSES, ask, read_events, talking_server
+from support.needs import packages
+from support.serving import Server, serving
+from support.tool_talk import THINKS, spell, talking
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with talking_server(tmp_path_factory.mktemp("talk")) as server:
+        yield server
+
+
+class TestResponses:
+    def test_response(self, server: Server) -> None:
+        found = ask(server, "/v1/responses")
+        reasoning, message, call = found["output"]
+        assert reasoning["content"] == [{"type": "reasoning_text", "text": "Hm."}]
+        assert message["content"][0]["text"] == "Let me see."
+        assert (call["type"], call["name"]) == ("function_call", "weather")
+        assert json.loads(call["arguments"]) == {"city": "Łódź"}
+        assert found["status"] == "completed"
+        assert found["usage"]["total_tokens"] == N_PROMPT + N_TOKENS
+
+    def test_stream(self, server: Server) -> None:
+        found = read_events(server.ask("/v1/responses", {**RESPONSES, "stream": True}).body)
+        assert [event["sequence_number"] for event in found] == [*range(len(found))]
+        ids = [event["item"]["id"].partition("_")[0] for event in found if "item" in event]
+        assert ids == ["rs", "rs", "msg", "msg", "fc", "fc"]
+        assert found[0]["type"] == "response.created"
+        assert found[0]["response"]["status"] == "in_progress"
+        last = found[-1]["response"]
+        assert found[-1]["type"] == "response.completed"
+        texts = ["", "", ""]
+        for event in found:
+            if event["type"].endswith(".delta"):
+                texts[event["output_index"]] += event["delta"]
+        assert texts == ["Hm.", "Let me see.", '{"city": "Łódź"}']
+        done = [event["item"] for event in found if event["type"].endswith("item.done")]
+        assert done == last["output"]
+
+    def test_truncated_call(self, server: Server) -> None:
+        body = {**RESPONSES, "stream": True, "max_output_tokens": N_TOKENS - 4}
+        last = read_events(server.ask("/v1/responses", body).body)[-1]["response"]
+        assert last["status"] == "incomplete"
+        assert [item["status"] for item in last["output"]] == ["completed"] * 2 + ["incomplete"]
+        assert last["output"][2]["arguments"].startswith('{"city": "')
+        items = ask(server, "/v1/responses", max_output_tokens=N_TOKENS - 4)["output"]
+        assert [item["type"] for item in items] == ["reasoning", "message"]
+
+    def test_paths_of_llama_cpp(self, server: Server) -> None:
+        assert server.ask("/responses", RESPONSES).json()["status"] == "completed"
+        assert server.ask("/models").json()["data"][0]["id"] == "tiny"
+
+    def test_incomplete(self, server: Server) -> None:
+        found = ask(server, "/v1/responses", max_output_tokens=3)
+        assert found["status"] == "incomplete"
+        assert found["incomplete_details"] == {"reason": "max_output_tokens"}
+
+    def test_conversation(self, tmp_path: Path) -> None:
+        prompt = '1sBe;uHi;aI look<tool_call>{"name": "weather", "arguments": {"x": 1}};t4;'
+        called = {
+            "type": "function_call",
+            "call_id": "a",
+            "name": "weather",
+            "arguments": '{"x":1}',
+        }
+        items = [
+            {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+            {"type": "reasoning", "id": "r", "summary": []},
+            {"type": "message", "role": "assistant", "content": "I look"},
+            called,
+            {"type": "function_call_output", "call_id": "a", "output": "4"},
+        ]
+        path = talking(tmp_path, {len(spell(prompt)): "Four."}, THINKS)
+        with Generator(path) as generator, serving(generator) as server:
+            found = ask(server, "/v1/responses", input=items, instructions="Be")
+        assert found["output"][0]["content"][0]["text"] == "Four."
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"previous_response_id": "resp_1"},
+            {"background": True},
+            {"tool_choice": "required", "tools": []},
+            {"tool_choice": {"type": "function", "name": "wether"}},
+            {"tool_choice": {"type": "web_search"}},
+            {"tools": [{"type": "web_search"}]},
+            {"input": []},
+            {"text": {"format": {"type": "yaml"}}},
+        ],
+    )
+    def test_unsupported_requests(self, server: Server, change: Any) -> None:
+        assert server.ask("/v1/responses", {**RESPONSES, **change}).status == 400
+
+    @packages("openai")
+    def test_official_client(self, server: Server) -> None:
+        import openai
+
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+            with client.responses.stream(**RESPONSES) as stream:
+                for _ in stream:
+                    pass
+                response = stream.get_final_response()
+            assert response.output_text == "Let me see."
+            assert client.responses.create(**RESPONSES).output_text == "Let me see."
