@@ -101,7 +101,7 @@ class TestOllama:
         options = {"temperature": 0, "seed": -1, "num_ctx": 64, "use_mlock": True, "numa": False}
         found = ask(server, "/api/chat", stream=False, truncate=True, shift=True, options=options)
         assert found["message"]["content"] == "Let me see."
-        answer = server.ask("/api/chat", {**CHAT, "options": {"seed": -2}})
+        answer = server.ask("/api/chat", {**CHAT, "options": {"seed": 2**63}})
         assert answer.status == 400
 
     @packages("ollama")

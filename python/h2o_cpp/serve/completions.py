@@ -30,7 +30,7 @@ def create_completion(service: Service, body: CompletionRequest) -> _Completions
     outputs = service.submit(
         body.prompts(),
         body,
-        max_tokens=body.max_tokens,
+        max_tokens=body.limit,
         n_top=body.logprobs,
         prompt_logprobs=body.echo and body.logprobs is not None,
     )

@@ -56,8 +56,6 @@ def _truncated(template: ChatTemplate, given: dict[str, Any], most: int) -> Chat
 
 def submit_chat(service: Service, body: ChatRequest, *, truncate: bool = False) -> list[Output]:
     """Submit a conversation; truncate: as for prompt_of(). Raises ApiError."""
-    if body.max_tokens is not None and body.max_completion_tokens is not None:
-        raise ApiError(400, "give either max_tokens or max_completion_tokens, not both")
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs")
     tools = body.shown_tools()
@@ -81,7 +79,7 @@ def submit_chat(service: Service, body: ChatRequest, *, truncate: bool = False) 
     outputs = service.submit(
         [prompt.tokens],
         body,
-        max_tokens=body.max_tokens or body.max_completion_tokens,
+        max_tokens=body.limit,
         n_top=(body.top_logprobs or 0) if body.logprobs else None,
         spelled=template.spelled if parses else (),
         grammar=grammar,

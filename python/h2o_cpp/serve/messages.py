@@ -19,6 +19,7 @@ from h2o_cpp.serve.openai_response import EVENTS
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.parsing import check
 from h2o_cpp.serve.requests import ChatRequest, ModelRequest
+from h2o_cpp.serve.sampling import TopP
 from h2o_cpp.serve.schema import Schema
 from h2o_cpp.serve.service import Service
 
@@ -208,7 +209,7 @@ class MessagesRequest(CountRequest):
     ] | None = None  # fmt: skip
     stream: bool = False
     temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: TopP | None = None
     top_k: int | None = Field(None, ge=0, lt=2**31)
     output_config: OutputConfig | None = None
 

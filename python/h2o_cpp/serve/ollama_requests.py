@@ -8,25 +8,24 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from h2o_cpp.serve.chat_messages import ToolDefinition
-from h2o_cpp.serve.requests import ModelRequest, Sampling
+from h2o_cpp.serve.requests import ModelRequest
+from h2o_cpp.serve.sampling import Sampling
 from h2o_cpp.serve.schema import Empty, Schema
 
 
 class Options(Sampling):
-    """Sampling options. Options for the machine are ignored."""
+    """Sampling options. Options for the machine, and those that Ollama ignores, are ignored."""
 
     ignored = (
         *("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap"),
         *("use_mlock", "low_vram", "numa", "f16_kv", "logits_all", "vocab_only"),
+        *("embedding_only", "penalize_newline", "tfs_z"),
     )
     num_predict: int | None = Field(None, ge=-2, lt=2**31, description="-1: no limit")
-    seed: int | None = Field(None, ge=-1, lt=2**63, description="-1: random")
 
     def generation(self, most: int) -> dict[str, Any]:
         """The equivalent fields of a GenerationRequest; at most `most` tokens, as in Ollama."""
         options = self.model_dump(exclude_unset=True, exclude={"num_predict"})
-        if self.seed == -1:
-            del options["seed"]
         if self.num_predict is not None and self.num_predict > 0:
             options["max_tokens"] = min(self.num_predict, most)
         return options

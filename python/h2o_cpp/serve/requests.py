@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from h2o_cpp.generation.request import StreamOptions
@@ -15,10 +15,14 @@ from h2o_cpp.serve.chat_messages import (
     NamedTool,
     ToolDefinition,
 )
+from h2o_cpp.serve.sampling import Sampling
 from h2o_cpp.serve.schema import Empty, Schema
 
-_TokenKey = Annotated[str, Field(pattern=r"^\d{1,9}$")]
 Token = Annotated[int, Field(ge=0, lt=2**31)]
+TokenLimit = Annotated[
+    Literal[-1] | Annotated[int, Field(ge=1)],
+    AfterValidator(lambda limit: None if limit == -1 else limit),  # as in llama.cpp
+]
 # Validation of lists stops at the first error; there could be very many.
 _Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
 Prompts = (
@@ -93,62 +97,21 @@ class ModelRequest(Schema):
         return False
 
 
-class Sampling(Schema):
-    """Sampling options and stop strings. Defaults are those of Generator."""
-
-    temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy")
-    top_p: float | None = Field(None, gt=0, le=1)
-    seed: int | None = Field(
-        None, ge=0, lt=2**63, description="the same seed gives the same output"
-    )
-    stop: (
-        Annotated[str, Field(min_length=1)]
-        | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
-        | None
-    ) = Field(None, description="strings that end the output and are not part of it")
-    top_k: int | None = Field(None, ge=0, lt=2**31, description="0 is all")
-    min_p: float | None = Field(None, ge=0, le=1)
-    repeat_penalty: float | None = Field(None, ge=0.01, le=100, description="1 is none")
-    repeat_last_n: int | None = Field(None, ge=-1, lt=2**31)
-    frequency_penalty: float | None = Field(
-        None, ge=-2, le=2, description="over the last repeat_last_n tokens, prompt included"
-    )
-    presence_penalty: float | None = Field(None, ge=-2, le=2, description="over the same tokens")
-    logit_bias: dict[_TokenKey, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
-        None, max_length=1024, description="added to the logits, by token id"
-    )
-    dry_multiplier: float | None = Field(None, ge=0, le=100, description="0 is none")
-    dry_base: float | None = Field(None, ge=1, le=100)
-    dry_allowed_length: int | None = Field(None, ge=1, lt=2**31)
-    dry_penalty_last_n: int | None = Field(None, ge=-1, lt=2**31)
-    dry_sequence_breakers: list[str] | None = Field(None, max_length=64)
-    typical_p: float | None = Field(None, gt=0, le=1)
-    top_n_sigma: float | None = Field(None, ge=-1, le=1e6, description="0 and -1 are all")
-    xtc_probability: float | None = Field(None, ge=0, le=1)
-    xtc_threshold: float | None = Field(None, ge=0, le=1)
-    dynatemp_range: float | None = Field(None, ge=0, le=100)
-    dynatemp_exponent: float | None = Field(None, ge=0, le=100)
-    mirostat: int | None = Field(None, ge=0, le=2)
-    mirostat_tau: float | None = Field(None, ge=0, le=100)
-    mirostat_eta: float | None = Field(None, ge=0, le=100)
-    samplers: list[str] | None = Field(
-        None, max_length=16, description="only these, in this order, by llama.cpp's names"
-    )
-    ignore_eos: bool | None = Field(None, description="continue after the end-of-text token")
-
-
 class GenerationRequest(ModelRequest, Sampling):
     """Fields that completions and chats share."""
 
     ignored = (
         *("user", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
         *("prompt_cache_retention", "verbosity"),
-        *("cache_prompt", "id_slot", "timings_per_token", "return_progress"),  # llama.cpp's
+        # llama.cpp's:
+        *("cache_prompt", "id_slot", "timings_per_token", "return_progress", "backend_sampling"),
+        *("n_keep", "n_discard", "penalize_nl", "tfs_z"),
     )
 
     n: int = Field(
         1, ge=1, description="choices for each prompt, with seeds from seed to seed + n - 1"
     )
+    n_predict: TokenLimit | None = Field(None, description="llama.cpp's name of max_tokens")
     stream: bool = Field(False, description="as server-sent events")
     stream_options: StreamSettings | None = None
 
@@ -174,6 +137,32 @@ class GenerationRequest(ModelRequest, Sampling):
         None, ge=1, lt=2**31, description="report what is kept every N tokens and at the end"
     )
     metadata: dict[str, str] | None = Field(None, max_length=16, description="ignored")
+
+    # llama.cpp's fields, accepted only with values that have no effect.
+    min_keep: Literal[0] | None = None
+    n_probs: Literal[0] | None = None
+    post_sampling_probs: Literal[False] | None = None
+    return_tokens: Literal[False] | None = None
+    reasoning_format: Literal["auto", "deepseek"] | None = None
+    parse_tool_calls: Literal[True] | None = None
+
+    @model_validator(mode="after")
+    def _has_one_limit(self) -> GenerationRequest:
+        if len(given := self._limits()) > 1:
+            names = {"names": " or ".join(given)}
+            raise PydanticCustomError("limits", "give either {names}, not both", names)
+        return self
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens of an output; None: up to the server's limit."""
+        [name] = self._limits() or ["max_tokens"]
+        limit: int | None = getattr(self, name)
+        return limit
+
+    def _limits(self) -> list[str]:
+        names = ("max_tokens", "max_completion_tokens", "n_predict")
+        return [name for name in names if name in self.model_fields_set]
 
     def sampling(self) -> StreamOptions:
         """The given options of Generator.stream. Raises ValueError for more than one format."""
@@ -213,7 +202,7 @@ class CompletionRequest(GenerationRequest):
     """Continue one or several prompts."""
 
     prompt: Prompts = Field(description="strings, or token ids")
-    max_tokens: int = Field(16, ge=1)
+    max_tokens: TokenLimit | None = Field(16, description="-1: up to the server's limit")
     logprobs: int | None = Field(
         None,
         ge=0,
@@ -240,9 +229,11 @@ class ChatRequest(GenerationRequest):
     """Answer the last message of a conversation."""
 
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
-    max_tokens: int | None = Field(None, ge=1, description="default: up to the server's limit")
-    max_completion_tokens: int | None = Field(
-        None, ge=1, description="the newer name of max_tokens"
+    max_tokens: TokenLimit | None = Field(
+        None, description="-1, and the default: up to the server's limit"
+    )
+    max_completion_tokens: TokenLimit | None = Field(
+        None, description="the newer name of max_tokens"
     )
     logprobs: bool = Field(False, description="return log-probabilities")
     top_logprobs: int | None = Field(

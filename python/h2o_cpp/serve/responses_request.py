@@ -9,6 +9,7 @@ from pydantic import Field
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.parsing import check
 from h2o_cpp.serve.requests import ChatRequest, JsonFormat, JsonSchema, ModelRequest, TextFormat
+from h2o_cpp.serve.sampling import TopP
 from h2o_cpp.serve.schema import Schema
 
 
@@ -130,7 +131,7 @@ class ResponsesRequest(ModelRequest):
     max_output_tokens: int | None = Field(None, ge=1)
     stream: bool = False
     temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: TopP | None = None
     tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
     tool_choice: (
         Literal["none", "auto", "required"]

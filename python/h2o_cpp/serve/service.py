@@ -123,7 +123,7 @@ class Service:
                 prompt = self._tokens(given)
                 for i in range(body.n):
                     if body.seed is not None:
-                        options["seed"] = body.seed + i
+                        options["seed"] = (body.seed + i) % 2**64
                     record = Record(n_top=n_top, prompt=prompt_logprobs, kept_every=body.kept_every)
                     completion = self.engine.submit(
                         prompt,
