@@ -15,6 +15,7 @@ from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.messages import MessagesRequest
 from h2o_cpp.serve.parsing import parse
 from h2o_cpp.serve.requests import ChatRequest, CompletionRequest
+from h2o_cpp.serve.responses_request import ResponsesRequest
 
 USER = {"role": "user", "content": "Hi"}
 NUMBER = "Input should be a valid integer or a valid number"
@@ -54,8 +55,8 @@ CHOICES = "Input should be 'none', 'auto' or 'required'"
         (
             ChatRequest,
             {"messages": [{**USER, "content": [{"type": "image_url", "image_url": {}}]}]},
-            "messages.0.content.0",
-            "only parts of type text are supported",
+            "messages.0.content.0.type",
+            "'image_url' is not supported, expected 'text', 'refusal'",
         ),
         (
             ChatRequest,
@@ -77,6 +78,27 @@ CHOICES = "Input should be 'none', 'auto' or 'required'"
             "Input should be 'custom'",
         ),
         (
+            ResponsesRequest,
+            {"input": [USER, {"type": "function_call", "call_id": "a", "x": 1}]},
+            "input.1.x",
+            "there is no such field",
+        ),
+        (ResponsesRequest, {"input": [5]}, "input.0", "Input should be an object"),
+        (ChatRequest, {"tool_choice": {}}, "tool_choice.type", "Field required"),
+        (
+            ChatRequest,
+            {"messages": [{**USER, "content": [{"text": "a"}]}]},
+            "messages.0.content.0.type",
+            "Field required",
+        ),
+        (
+            ResponsesRequest,
+            {"input": [USER, {"type": "item_reference", "id": "msg_1"}]},
+            "input.1.type",
+            "'item_reference' is not supported, expected 'message', 'function_call', "
+            "'function_call_output', 'reasoning'",
+        ),
+        (
             MessagesRequest,
             {"max_tokens": 1, "tools": [{"type": "custom", "max_uses": 1}]},
             "tools.0.max_uses",
@@ -85,8 +107,8 @@ CHOICES = "Input should be 'none', 'auto' or 'required'"
     ],
 )  # fmt: skip
 def test_errors(model: type[BaseModel], body: dict[str, Any], param: str, message: str) -> None:
-    complete = {"prompt": "a"} if model is CompletionRequest else {"messages": [USER]}
-    body = {**complete, **body}
+    complete = {CompletionRequest: {"prompt": "a"}, ResponsesRequest: {}}
+    body = {**complete.get(model, {"messages": [USER]}), **body}
     with pytest.raises(ApiError) as error:
         parse(model, json.dumps(body).encode())
     assert error.value.param == param

@@ -88,12 +88,35 @@ class TestChat:
             {"prompt_cache_key": "k", "safety_identifier": "s", "user": "u"},
             {"stop": None, "tools": None, "response_format": None, "logprobs": None},
             {"extra_body": {"cache_prompt": True, "reasoning_effort": "none"}},
+            {"prediction": {"type": "content", "content": "Sail"}, "prompt_cache_retention": "24h"},
+            {"extra_body": {"prompt_cache_options": {"mode": "implicit"}, "verbosity": "low"}},
             {"extra_body": {"id_slot": 0, "timings_per_token": True, "return_progress": True}},
         ],
     )
     def test_ignored_fields(self, client: Any, fields: dict[str, Any]) -> None:
         body = partial(client.chat.completions.create, model="tiny", messages=MESSAGES, **SAMPLED)
         assert body(**fields).choices[0].message.content == body().choices[0].message.content
+
+    @pytest.mark.parametrize(
+        ("message", "content"),
+        [
+            ({"content": None, "refusal": "No."}, "No."),
+            ({"content": [{"type": "refusal", "refusal": "No."}]}, "No."),
+            (
+                {"content": "Yes.", "refusal": None, "annotations": [{"type": "url_citation"}]},
+                "Yes.",
+            ),
+            ({"content": [{"type": "text", "text": "Yes.", "cache_control": {}}]}, "Yes."),
+        ],
+    )
+    def test_earlier_replies(
+        self, client: Any, alone: Generator, message: Any, content: str
+    ) -> None:
+        reply = {"role": "assistant", "content": content}
+        expected = alone.chat_template(PLAIN).prompt([*MESSAGES, reply, MESSAGES[1]]).tokens
+        messages = [*MESSAGES, {**reply, **message}, MESSAGES[1]]
+        answer = client.chat.completions.create(model="tiny", messages=messages, **SAMPLED)
+        assert answer.choices[0].message.content == alone.generate(expected, **SAMPLED).text
 
     def test_messages_passed_to_the_template(self, client: Any, server: Server) -> None:
         """For a conversation with a tool call."""

@@ -88,6 +88,45 @@ class TestResponses:
             found = ask(server, "/v1/responses", input=items, instructions="Be")
         assert found["output"][0]["content"][0]["text"] == "Four."
 
+    def test_items_of_newer_clients(self, tmp_path: Path) -> None:
+        prompt = 'uHi;aNo<tool_call>{"name": "f", "arguments": {}};t4;'
+        direct = {"type": "direct"}
+        items = [
+            {
+                "role": "user",
+                "content": [{"type": "input_text", "text": "Hi", "prompt_cache_breakpoint": {}}],
+            },
+            {
+                "type": "message",
+                "role": "assistant",
+                "content": [{"type": "refusal", "refusal": "No"}],
+            },
+            {
+                "type": "function_call",
+                "call_id": "a",
+                "name": "f",
+                "arguments": "{}",
+                "caller": direct,
+            },
+            {
+                "type": "function_call_output",
+                "call_id": "a",
+                "name": "f",
+                "output": [{"type": "input_text", "text": "4"}],
+                "caller": direct,
+            },
+        ]
+        change = {
+            "tools": [],
+            "max_tool_calls": 3,
+            "prompt_cache_options": {"mode": "implicit"},
+            "reasoning": {"effort": "max", "context": "auto"},
+        }
+        path = talking(tmp_path, {len(spell(prompt)): "Four."}, THINKS)
+        with Generator(path) as generator, serving(generator) as server:
+            found = ask(server, "/v1/responses", input=items, **change)
+        assert found["output"][0]["content"][0]["text"] == "Four."
+
     @pytest.mark.parametrize(
         "change",
         [

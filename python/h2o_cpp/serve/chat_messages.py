@@ -8,21 +8,30 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from h2o_cpp.serve.schema import Empty, Schema
+from h2o_cpp.serve.schema import Schema
 
 
-class ContentPart(Schema):
+class TextPart(Schema):
     """Part of a message."""
 
+    ignored = ("cache_control", "prompt_cache_breakpoint")
     type: Literal["text"]
     text: str
 
-    @model_validator(mode="before")
-    @classmethod
-    def _is_text(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("type", "text") != "text":
-            raise PydanticCustomError("part", "only parts of type text are supported")
-        return values
+
+class RefusalPart(Schema):
+    """A refusal by the assistant, which is text."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """The text."""
+        return self.refusal
+
+
+ContentPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 
 
 class CalledFunction(Schema):
@@ -58,29 +67,29 @@ class ToolCall(Schema):
 class Message(Schema):
     """A message. The chat template determines which roles and fields work."""
 
-    ignored = ("refusal",)
+    ignored = ("annotations",)
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
         description="developer is taken as system"
     )
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = Field(
-        None, description="optional only with tool_calls"
+        None, description="optional only with tool_calls or refusal"
     )
+    refusal: str | None = Field(None, description="the content, if there is none")
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-    annotations: Empty | None = None
 
     @model_validator(mode="after")
     def _has_content(self) -> Message:
-        if self.content is None and not self.tool_calls:
+        if self.content is None and self.refusal is None and not self.tool_calls:
             raise PydanticCustomError("missing_content", "content is missing")
         return self
 
     def plain(self) -> dict[str, Any]:
         """In the form of chat templates."""
         role = "system" if self.role == "developer" else self.role
-        content = self.content or ""
+        content = self.content or self.refusal or ""
         if not isinstance(content, str):
             content = "".join(part.text for part in content)
         message: dict[str, Any] = {"role": role, "content": content}
@@ -104,6 +113,7 @@ class FunctionDefinition(Schema):
 class ToolDefinition(Schema):
     """A tool."""
 
+    ignored = ("cache_control",)
     type: Literal["function"]
     function: FunctionDefinition
 

@@ -22,7 +22,9 @@ _SCAN_BYTES = 8 * 2**10  # shorter bodies are not checked
 
 _WITHOUT_V1 = ("/chat/completions", "/responses", "/models")
 
-_UNKNOWN_TYPE = "union_tag_invalid"  # the type of pydantic's error
+# Types of pydantic's errors.
+_UNKNOWN_TYPE = "union_tag_invalid"
+_NO_TYPE = "union_tag_not_found"
 _SHOULD = "Input should be "  # how pydantic's messages begin
 
 _models: list[type[BaseModel]] = []  # of request bodies
@@ -112,7 +114,7 @@ def _progress(error: ErrorDetails) -> tuple[int, list[int], bool]:
     """How much was valid before the error."""
     place = error["loc"]
     indices = [part for part in place if isinstance(part, int)]
-    n_read = len(place) + (error["type"] == _UNKNOWN_TYPE)
+    n_read = len(place) + (error["type"] in (_UNKNOWN_TYPE, _NO_TYPE))
     return n_read, indices, not error["type"].endswith("_type")
 
 
@@ -129,7 +131,7 @@ def _place(error: ErrorDetails, values: Any) -> list[str]:
         place.append(str(error["loc"][-1]))
     elif error["type"] == UNKNOWN_FIELD:
         place.append(error["ctx"]["name"])
-    elif error["type"] == _UNKNOWN_TYPE:
+    elif error["type"] in (_UNKNOWN_TYPE, _NO_TYPE):
         place.append("type")
     return place
 
@@ -140,4 +142,4 @@ def _message(error: ErrorDetails) -> str:
     if error["type"] == _UNKNOWN_TYPE:
         tag, expected = error["ctx"]["tag"], error["ctx"]["expected_tags"]
         return f"{tag!r} is not supported, expected {expected}"
-    return error["msg"]
+    return "Field required" if error["type"] == _NO_TYPE else error["msg"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -23,6 +23,7 @@ TokenLimit = Annotated[
     Literal[-1] | Annotated[int, Field(ge=1)],
     AfterValidator(lambda limit: None if limit == -1 else limit),  # as in llama.cpp
 ]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 # Validation of lists stops at the first error; there could be very many.
 _Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
 Prompts = (
@@ -100,9 +101,9 @@ class ModelRequest(Schema):
 class GenerationRequest(ModelRequest, Sampling):
     """Fields that completions and chats share."""
 
-    ignored = (
+    ignored: ClassVar[tuple[str, ...]] = (
         *("user", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-        *("prompt_cache_retention", "verbosity"),
+        *("prompt_cache_options", "prompt_cache_retention", "verbosity"),
         # llama.cpp's:
         *("cache_prompt", "id_slot", "timings_per_token", "return_progress", "backend_sampling"),
         *("n_keep", "n_discard", "penalize_nl", "tfs_z"),
@@ -228,6 +229,7 @@ class CompletionRequest(GenerationRequest):
 class ChatRequest(GenerationRequest):
     """Answer the last message of a conversation."""
 
+    ignored = (*GenerationRequest.ignored, "prediction")
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_tokens: TokenLimit | None = Field(
         None, description="-1, and the default: up to the server's limit"
@@ -257,7 +259,7 @@ class ChatRequest(GenerationRequest):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="variables of the chat template, such as enable_thinking"
     )
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+    reasoning_effort: Effort | None = Field(
         None, description="passed to the chat template; none: enable_thinking is false"
     )
 

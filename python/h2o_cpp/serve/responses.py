@@ -101,6 +101,7 @@ class ChatLogprobs(BaseModel):
     """Log-probabilities per token."""
 
     content: list[ChatTokenLogprob]
+    refusal: None = None
 
 
 class CalledFunction(BaseModel):
@@ -139,6 +140,7 @@ class ChatMessage(BaseModel):
 
     role: Literal["assistant"] = "assistant"
     content: str | None
+    refusal: None = None
     reasoning_content: str | None = _IF_THERE
     tool_calls: list[ToolCall] | None = _IF_THERE
 

@@ -105,7 +105,10 @@ class _Response(GenerationResponse):
                 "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
                 "usage": {
                     "input_tokens": n_prompt,
-                    "input_tokens_details": {"cached_tokens": output.ended.cached_tokens},
+                    "input_tokens_details": {
+                        "cached_tokens": output.ended.cached_tokens,
+                        "cache_write_tokens": 0,
+                    },
                     "output_tokens": n,
                     "output_tokens_details": {"reasoning_tokens": 0},
                     "total_tokens": n_prompt + n,

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
+from h2o_cpp.serve.chat_messages import RefusalPart
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.parsing import check
-from h2o_cpp.serve.requests import ChatRequest, JsonFormat, JsonSchema, ModelRequest, TextFormat
+from h2o_cpp.serve.requests import (
+    ChatRequest,
+    Effort,
+    JsonFormat,
+    JsonSchema,
+    ModelRequest,
+    TextFormat,
+)
 from h2o_cpp.serve.sampling import TopP
 from h2o_cpp.serve.schema import Schema
 
@@ -16,9 +24,14 @@ from h2o_cpp.serve.schema import Schema
 class TextPart(Schema):
     """Text."""
 
-    ignored = ("annotations", "logprobs")
+    ignored = ("annotations", "logprobs", "prompt_cache_breakpoint")
     type: Literal["input_text", "output_text", "text"]
     text: str
+
+
+_Parts = Annotated[
+    list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]], Field(fail_fast=True)
+]
 
 
 class MessageItem(Schema):
@@ -27,13 +40,13 @@ class MessageItem(Schema):
     ignored = ("id", "status", "phase")
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+    content: str | _Parts
 
 
 class CallItem(Schema):
     """A tool call by the assistant."""
 
-    ignored = ("id", "status", "namespace")
+    ignored = ("id", "status", "namespace", "caller")
     type: Literal["function_call"]
     call_id: str
     name: str
@@ -43,10 +56,10 @@ class CallItem(Schema):
 class ResultItem(Schema):
     """The result of a tool call."""
 
-    ignored = ("id", "status")
+    ignored = ("id", "status", "name", "namespace", "caller")
     type: Literal["function_call_output"]
     call_id: str
-    output: str | Annotated[list[TextPart], Field(fail_fast=True)]
+    output: str | _Parts
 
 
 class ReasoningItem(Schema):
@@ -56,9 +69,25 @@ class ReasoningItem(Schema):
     type: Literal["reasoning"]
 
 
+def _type_of(item: Any) -> str:
+    """The type of an item; messages may have none."""
+    given = item.get("type") if isinstance(item, dict) else None
+    return "message" if given is None else str(given)
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[ResultItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(_type_of),
+]
+
+
 class FunctionTool(Schema):
     """A tool that the model may call."""
 
+    ignored = ("allowed_callers", "defer_loading", "output_schema")
     type: Literal["function"]
     name: str = Field(min_length=1)
     description: str | None = None
@@ -84,8 +113,8 @@ class AllowedToolsChoice(Schema):
 class Reasoning(Schema):
     """Passed to the chat template."""
 
-    ignored = ("summary", "generate_summary")
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    ignored = ("summary", "generate_summary", "context", "mode")
+    effort: Effort | None = None
 
 
 class SchemaFormat(JsonSchema):
@@ -119,14 +148,9 @@ class ResponsesRequest(ModelRequest):
     ignored = (
         *("include", "store", "user", "service_tier", "client_metadata"),
         *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "stream_options"),
+        *("prompt_cache_options", "max_tool_calls"),  # of tools that the server would run
     )
-    input: (
-        str
-        | Annotated[
-            list[MessageItem | CallItem | ResultItem | ReasoningItem],
-            Field(min_length=1, fail_fast=True),
-        ]
-    )
+    input: str | Annotated[list[Item], Field(min_length=1, fail_fast=True)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     stream: bool = False
@@ -208,5 +232,5 @@ def _choice(choice: Any) -> Any:
     return choice
 
 
-def _text(content: str | list[TextPart]) -> str:
+def _text(content: str | list[TextPart | RefusalPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
