@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from h2o_cpp import Generator
 from support.dialects import CALL, CHAT, N_PROMPT, N_TOKENS, OUTPUT, ask, talking_server
 from support.needs import packages
-from support.serving import Server
-from support.tool_talk import THINKS
+from support.serving import Server, serving
+from support.tool_talk import N_CTX, THINKS
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +71,34 @@ class TestOllama:
         assert old["embedding"] == pytest.approx(found["embeddings"][0])
         assert ask(server, "/api/embeddings", prompt="") == {"embedding": []}
 
+    @pytest.mark.parametrize("empty", [{"input": ""}, {"input": []}, {"input": None}, {}])
+    def test_embed_without_input_loads_the_model(
+        self, server: Server, empty: dict[str, Any]
+    ) -> None:
+        answer = server.ask("/api/embed", {"model": "tiny", **empty})
+        assert (answer.status, answer.json()["embeddings"]) == (200, [])
+
+    def test_embed_truncates(self, server: Server) -> None:
+        """By default, to the context."""
+        text = "".join(chr(97 + i * i % 26) for i in range(5 * N_CTX))
+        found = ask(server, "/api/embed", input=[text, "Hi"])
+        assert found["prompt_eval_count"] == N_CTX + 2
+        assert found["total_duration"] > 0
+        fits = ask(server, "/api/embed", input=[text[:N_CTX], "Hi"], truncate=False)
+        assert fits["embeddings"] == found["embeddings"]
+        answer = server.ask("/api/embed", {"input": [text, "Hi"], "truncate": False})
+        assert answer.status == 400
+        assert f"more than {N_CTX} tokens" in answer.json()["error"]
+
+    def test_embed_dimensions(self, server: Server) -> None:
+        """The first ones, scaled to length 1."""
+        [whole] = ask(server, "/api/embed")["embeddings"]
+        begin = np.array(whole[:5])
+        [found] = ask(server, "/api/embed", dimensions=5)["embeddings"]
+        assert found == pytest.approx(begin / np.linalg.norm(begin))
+        for every in (0, 1024, 2000):
+            assert ask(server, "/api/embed", dimensions=every)["embeddings"] == [whole]
+
     def test_errors_are_strings(self, server: Server) -> None:
         answer = server.ask("/api/chat", {**CHAT, "model": "other"})
         assert answer.status == 404
@@ -112,3 +143,16 @@ class TestOllama:
             chunks = [*client.chat(**CHAT, stream=True)]
             assert client.list().models[0].model == "tiny"
         assert "".join(chunk.message.content or "" for chunk in chunks) == "Let me see."
+
+
+def test_embeddings_of_long_texts(tiny_opt: Path) -> None:
+    """Those of the first tokens that fit in both limits."""
+    text = "The old man went down to the sea. " * 200
+    with Generator(tiny_opt, n_ctx=40, threads=1) as generator:
+        tokens = generator.tokenize(text)
+        for most, n in ((None, 40), (30, 30), (90, 40)):
+            with serving(generator, max_prompt=most) as server:
+                answer = server.ask("/api/embed", {"input": text}).json()
+            assert answer["prompt_eval_count"] == n
+            [found] = answer["embeddings"]
+            np.testing.assert_allclose(found, generator.embed(tokens[:n]), rtol=0, atol=1e-6)

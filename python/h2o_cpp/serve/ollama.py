@@ -11,6 +11,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from h2o_cpp import __version__
+from h2o_cpp.generation.embedding import unit_length
 from h2o_cpp.reply import Content, Reasoning
 from h2o_cpp.serve.conversation import submit_chat
 from h2o_cpp.serve.embeddings import EmbeddingResponse, vectors
@@ -100,10 +101,13 @@ def generate(service: Service, body: OllamaGenerateRequest) -> _Lines | OllamaAn
 
 
 @post(router, "/embed", OllamaEmbedRequest)
-def embed(service: Service, body: OllamaEmbedRequest) -> EmbeddingResponse:
-    """Embed each text."""
+def embed(service: Service, body: OllamaEmbedRequest) -> EmbeddingResponse | OllamaEmbeddings:
+    """Embed each text; without one, load the model."""
+    if not body.input:
+        return OllamaEmbeddings(model=service.name, embeddings=[])
     texts = [body.input] if isinstance(body.input, str) else body.input
-    return _Embeddings(service, service.embed(texts, "mean"))
+    outputs = service.embed(texts, "mean", truncate=body.truncate)
+    return _Embeddings(service, outputs, body.dimensions)
 
 
 @post(router, "/embeddings", OllamaEmbeddingRequest)
@@ -208,14 +212,24 @@ class OllamaEmbeddings(BaseModel):
 
     model: str
     embeddings: list[list[float]]
-    prompt_eval_count: int
+    total_duration: int = 0  # nanoseconds
+    load_duration: int = 0
+    prompt_eval_count: int = 0
 
 
 class _Embeddings(EmbeddingResponse):
+    def __init__(self, service: Service, outputs: list[Output], dimensions: int | None) -> None:
+        super().__init__(service, outputs)
+        self._dimensions = dimensions or None
+
     def complete(self, outputs: list[Output]) -> OllamaEmbeddings:
         n, _ = self._outputs.count_tokens()
+        found = unit_length(vectors(outputs)[:, : self._dimensions])
         return OllamaEmbeddings(
-            model=self._name, embeddings=vectors(outputs).tolist(), prompt_eval_count=n
+            model=self._name,
+            embeddings=found.tolist(),
+            total_duration=int(max(output.ended.prompt_seconds for output in outputs) * 1e9),
+            prompt_eval_count=n,
         )
 
 

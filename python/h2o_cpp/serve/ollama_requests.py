@@ -149,10 +149,14 @@ class OllamaGenerateRequest(OllamaRequest):
 
 
 class OllamaEmbedRequest(ModelRequest):
-    """One or several texts to embed."""
+    """One or several texts to embed; without one, load the model."""
 
-    ignored = ("truncate", "keep_alive", "options")
-    input: str | Annotated[list[str], Field(min_length=1, fail_fast=True)]
+    ignored = ("keep_alive", "options")
+    input: str | Annotated[list[str], Field(fail_fast=True)] = ""
+    truncate: bool = Field(True, description="cut texts that are too long")
+    dimensions: int | None = Field(
+        None, ge=0, lt=2**31, description="only so many of each embedding; 0: all"
+    )
 
 
 class OllamaEmbeddingRequest(ModelRequest):

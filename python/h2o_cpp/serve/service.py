@@ -138,8 +138,13 @@ class Service:
 
         return self._enqueue(each())
 
-    def embed(self, texts: Sequence[str | list[int]], pooling: Pooling) -> list[Output]:
-        """Submit embeddings, all or none. Raises as submit() does."""
+    def embed(
+        self, texts: Sequence[str | list[int]], pooling: Pooling, *, truncate: bool = False
+    ) -> list[Output]:
+        """Submit embeddings, all or none; truncate: cut strings that are too long.
+
+        Raises as submit() does.
+        """
         if len(texts) > self.max_queue:
             raise ApiError(400, f"{len(texts)} texts, expected at most {self.max_queue}")
 
@@ -147,7 +152,10 @@ class Service:
             for i, text in enumerate(texts):
                 if not text:
                     raise ApiError(400, f"input[{i}] is empty", param="input")
-                tokens = self._tokens(text)
+                if truncate and isinstance(text, str):
+                    tokens = self._first_tokens(text)
+                else:
+                    tokens = self._tokens(text)
                 record = Record()
                 completion = self.engine.submit(tokens, record=record, pooling=pooling, timeout=0)
                 yield Output(0, tokens, completion, record, self.generator.policy)
@@ -202,6 +210,21 @@ class Service:
         if len(prompt) > self.max_prompt:
             raise self._too_long()
         return prompt
+
+    def _first_tokens(self, text: str) -> list[int]:
+        """The tokens of a text that fit, without computing all those of a long text."""
+        generator = self.generator
+        most = self.max_prompt if generator.endless else min(self.max_prompt, generator.n_ctx)
+        n_characters = most
+        with self.refusals():
+            while n_characters < len(text):
+                try:
+                    generator.tokenizer.encode(text[:n_characters], most=most)
+                except ContextFullError:
+                    break
+                n_characters *= 2
+            # Twice as many, because the last tokens depend on the text after them.
+            return generator.tokenizer.encode(text[: 2 * n_characters])[:most]
 
     def _too_long(self) -> ApiError:
         n_ctx = self.generator.n_ctx
