@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import numpy as np
 import pytest
 
 from h2o_cpp import Generator
-from support.dialects import CALL, CHAT, N_PROMPT, N_TOKENS, OUTPUT, ask, talking_server
+from support.chatty import user
+from support.dialects import CALL, CHAT, N_PROMPT, N_TOKENS, OUTPUT, POSTS, ask, talking_server
 from support.needs import packages
 from support.serving import Server, serving
-from support.tool_talk import N_CTX, THINKS
+from support.tool_talk import N_CTX, THINKS, spell, talking
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +65,69 @@ class TestOllama:
         assert found["capabilities"] == ["completion", "embedding", "tools", "thinking"]
         assert found["template"] == THINKS
         assert "version" in server.ask("/api/version").json()
+
+    def test_properties_that_clients_read(self, server: Server) -> None:
+        """The context is under the architecture's name; clients require a least version."""
+        found = ask(server, "/api/show", system="", template="", options={})
+        info = found["model_info"]
+        assert info[f"{info['general.architecture']}.context_length"] == N_CTX
+        assert info["opt.embedding_length"] == 1024
+        [listed] = server.ask("/api/tags").json()["models"]
+        assert listed["details"]["family"] == found["details"]["family"] == "opt"
+        assert listed["modified_at"] == found["modified_at"]
+        [loaded] = server.ask("/api/ps").json()["models"]
+        assert loaded["context_length"] == N_CTX
+        assert datetime.fromisoformat(loaded["expires_at"].replace("Z", "+00:00")) > datetime.now(
+            timezone.utc
+        )
+        version = server.ask("/api/version").json()["version"]
+        assert [int(part) for part in version.split(".")] >= [0, 6, 4]
+
+    @pytest.mark.parametrize(
+        ("path", "change"),
+        [
+            ("/api/chat", {}),
+            ("/api/generate", {}),
+            ("/api/generate", {"raw": True, "prompt": "1" * N_PROMPT}),
+        ],
+    )
+    def test_logprobs(self, server: Server, path: str, change: dict[str, Any]) -> None:
+        assert "logprobs" not in ask(server, path, stream=False, logprobs=False, **change)
+        change = {**change, "options": {"num_predict": 6, "temperature": 0}, "top_logprobs": 2}
+        answer = server.ask(path, {**POSTS[path], **change})
+        assert (answer.status, answer.json()["error"]) == (400, "top_logprobs needs logprobs")
+        change["logprobs"] = True
+        found = ask(server, path, stream=False, **change)
+        assert len(found["logprobs"]) == found["eval_count"] == 6
+        for one in found["logprobs"]:
+            assert {*one} == {"token", "logprob", "bytes", "top_logprobs"}
+            assert len(one["top_logprobs"]) == 2
+            assert one["logprob"] == one["top_logprobs"][0]["logprob"] <= 0
+        lines = server.ask(path, {**POSTS[path], **change}).body.splitlines()
+        streamed = [one for line in lines for one in json.loads(line).get("logprobs", [])]
+        assert streamed == found["logprobs"]
+
+    def test_earlier_calls(self, tmp_path: Path) -> None:
+        """As clients that share code with OpenAI's API send them."""
+        prompt = 'uHi;a<tool_call>{"name": "f", "arguments": {"x": 1}};t4;'
+        called = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+        messages = [
+            *user("Hi"),
+            {"role": "assistant", "content": "", "tool_calls": [called]},
+            {"role": "tool", "name": "f", "content": "4"},
+        ]
+        path = talking(tmp_path, {len(spell(prompt)): "Four."}, THINKS)
+        with Generator(path) as generator, serving(generator) as server:
+            found = ask(server, "/api/chat", messages=messages, tools=[], stream=False)
+        assert found["message"]["content"] == "Four."
+
+    def test_empty_fields_of_generate(self, server: Server) -> None:
+        empty: dict[str, Any] = {"template": "", "context": [], "suffix": "", "images": []}
+        found = ask(server, "/api/generate", stream=False, **empty)
+        assert found["done_reason"] == "stop"
+        for given in ({"template": "x"}, {"context": [1]}):
+            answer = server.ask("/api/generate", {**POSTS["/api/generate"], **given})
+            assert "not supported" in answer.json()["error"]
 
     def test_embed(self, server: Server) -> None:
         found = ask(server, "/api/embed", input=["Hi", "Ho"])

@@ -10,14 +10,15 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from h2o_cpp import __version__
 from h2o_cpp.generation.embedding import unit_length
 from h2o_cpp.reply import Content, Reasoning
+from h2o_cpp.serve.catalog import Entry
 from h2o_cpp.serve.conversation import submit_chat
 from h2o_cpp.serve.embeddings import EmbeddingResponse, vectors
 from h2o_cpp.serve.endpoint import CatalogOf, post
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.generation_response import GenerationResponse
+from h2o_cpp.serve.logprobs import chat_logprobs
 from h2o_cpp.serve.ollama_requests import (
     OllamaChatRequest,
     OllamaEmbeddingRequest,
@@ -29,6 +30,7 @@ from h2o_cpp.serve.ollama_requests import (
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.parsing import check
 from h2o_cpp.serve.requests import ChatRequest, CompletionRequest
+from h2o_cpp.serve.responses import ChatTokenLogprob
 from h2o_cpp.serve.service import Service
 
 
@@ -42,6 +44,8 @@ router = APIRouter(
     prefix="/api", responses={"4XX": {"model": OllamaError}, "5XX": {"model": OllamaError}}
 )
 
+_API_VERSION = "0.12.11"  # with log-probabilities
+
 _LINES: dict[int | str, dict[str, Any]] = {
     200: {"description": "A line for each piece", "content": {"application/x-ndjson": {}}}
 }
@@ -50,22 +54,29 @@ _LINES: dict[int | str, dict[str, Any]] = {
 @router.get("/tags")
 async def tags(catalog: CatalogOf) -> dict[str, Any]:
     """The served models."""
-    return {
-        "models": [_tag(one.name, one.created, one.n_bytes) for one in catalog.entries.values()]
-    }
+    return {"models": [_tag(entry) for entry in catalog.entries.values()]}
 
 
 @router.get("/ps")
 async def loaded(catalog: CatalogOf) -> dict[str, Any]:
     """The loaded models."""
-    loaded = (one for one in catalog.entries.values() if one.service is not None)
-    return {"models": [_tag(one.name, one.created, one.n_bytes) for one in loaded]}
+    return {
+        "models": [
+            {
+                **_tag(entry),
+                "expires_at": "9999-12-31T23:59:59Z",
+                "context_length": entry.service.generator.n_ctx,
+            }
+            for entry in catalog.entries.values()
+            if entry.service is not None
+        ]
+    }
 
 
 @router.get("/version")
 async def version() -> dict[str, str]:
-    """The server's version."""
-    return {"version": __version__}
+    """The version of Ollama whose API this follows: clients require a least one."""
+    return {"version": _API_VERSION}
 
 
 @post(router, "/chat", OllamaChatRequest, responses=_LINES, quick=False)
@@ -78,7 +89,7 @@ def chat(service: Service, body: OllamaChatRequest) -> _Lines | OllamaAnswer:
     fields = body.own(service.max_tokens)
     request = check(ChatRequest, {**fields, "messages": messages, "tools": tools})
     outputs = submit_chat(service, request, truncate=body.truncate)
-    return _Lines(service.name, outputs, stream=body.stream, chat=True)
+    return _Lines(service, outputs, body, chat=True)
 
 
 @post(router, "/generate", OllamaGenerateRequest, responses=_LINES, quick=False)
@@ -88,16 +99,17 @@ def generate(service: Service, body: OllamaGenerateRequest) -> _Lines | OllamaAn
         return _loaded(service, body, response="")
     fields = body.own(service.max_tokens)
     if body.raw or service.template is None:
-        fields.pop("chat_template_kwargs", None)
-        fields.pop("reasoning_effort", None)
+        for name in ("chat_template_kwargs", "reasoning_effort", "logprobs", "top_logprobs"):
+            fields.pop(name, None)
+        n_top = (body.top_logprobs or 0) if body.logprobs else None
         request = check(CompletionRequest, {**fields, "prompt": body.prompt})
         limit = fields.get("max_tokens")
-        outputs = service.submit([body.prompt], request, max_tokens=limit)
+        outputs = service.submit([body.prompt], request, max_tokens=limit, n_top=n_top)
     else:
         messages = [{"role": "system", "content": body.system}] if body.system else []
         messages.append({"role": "user", "content": body.prompt})
         outputs = submit_chat(service, check(ChatRequest, {**fields, "messages": messages}))
-    return _Lines(service.name, outputs, stream=body.stream, chat=False)
+    return _Lines(service, outputs, body, chat=False)
 
 
 @post(router, "/embed", OllamaEmbedRequest)
@@ -129,8 +141,13 @@ def show(service: Service, body: ShowRequest) -> dict[str, Any]:
         capabilities.append("thinking")
     return {
         "template": "" if template is None else template.source,
-        "details": _DETAILS,
-        "model_info": {"general.context_length": service.generator.n_ctx},
+        "details": _details(service),
+        "model_info": {
+            "general.architecture": service.architecture,
+            **service.sizes,
+            f"{service.architecture}.context_length": service.generator.n_ctx,
+        },
+        "modified_at": _time(service.created),
         "capabilities": capabilities,
     }
 
@@ -154,9 +171,12 @@ def _loaded(service: Service, body: OllamaRequest, **fields: Any) -> OllamaAnswe
 class _Lines(GenerationResponse):
     stream_type = "application/x-ndjson"
 
-    def __init__(self, model: str, outputs: list[Output], *, stream: bool, chat: bool) -> None:
-        super().__init__(outputs, stream=stream)
-        self._model, self._chat = model, chat
+    def __init__(
+        self, service: Service, outputs: list[Output], body: OllamaRequest, *, chat: bool
+    ) -> None:
+        super().__init__(outputs, stream=body.stream)
+        self._model, self._chat = service.name, chat
+        self._tokenizer = service.generator.tokenizer if body.logprobs else None
 
     def complete(self, outputs: list[Output]) -> OllamaAnswer:
         return self._line(outputs[0], outputs[0].ended.text)
@@ -185,13 +205,16 @@ class _Lines(GenerationResponse):
             }
             for i, c in enumerate(output.reply.calls)
         ][n_before:]
-        if parts or output.generation is not None:
+        logprobs = self._new_logprobs(output)
+        if parts or logprobs or output.generation is not None:
             message: dict[str, Any] = {"content" if self._chat else "response": content}
             if thinking:
                 message["thinking"] = thinking
             if calls:
                 message["tool_calls"] = calls
             fields = {"message": {"role": "assistant", **message}} if self._chat else message
+        if logprobs:
+            fields["logprobs"] = logprobs
         if (ended := output.generation) is not None:
             prompt, decode = int(ended.prompt_seconds * 1e9), int(ended.decode_seconds * 1e9)
             fields |= {
@@ -205,6 +228,11 @@ class _Lines(GenerationResponse):
             }
         done = output.generation is not None
         return OllamaAnswer(model=self._model, created_at=_now(), done=done, **fields)
+
+    def _new_logprobs(self, output: Output) -> list[ChatTokenLogprob]:
+        if self._tokenizer is None:
+            return []
+        return chat_logprobs(self._tokenizer, output.new_logprobs()).content
 
 
 class OllamaEmbeddings(BaseModel):
@@ -244,25 +272,33 @@ class _Embedding(EmbeddingResponse):
         return OllamaVector(embedding=vectors(outputs)[0].tolist())
 
 
-_DETAILS = {
-    "parent_model": "",
-    "format": "gguf",
-    "family": "",
-    "families": [],
-    "parameter_size": "",
-    "quantization_level": "",
-}
-
-
-def _tag(name: str, created: int, n_bytes: int) -> dict[str, Any]:
+def _tag(entry: Entry) -> dict[str, Any]:
     return {
-        "name": name,
-        "model": name,
-        "modified_at": datetime.fromtimestamp(created, timezone.utc).isoformat(),
-        "size": n_bytes,
-        "digest": hashlib.sha256(name.encode()).hexdigest(),  # of the name, so that no file is read
-        "details": _DETAILS,
+        "name": entry.name,
+        "model": entry.name,
+        "modified_at": _time(entry.created),
+        "size": entry.n_bytes,
+        # Of the name, so that no file is read.
+        "digest": hashlib.sha256(entry.name.encode()).hexdigest(),
+        "details": _details(entry.service),
     }
+
+
+def _details(service: Service | None) -> dict[str, Any]:
+    """Of a model; the family only if it is loaded."""
+    family = "" if service is None else service.architecture
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": family,
+        "families": [family] if family else [],
+        "parameter_size": "",
+        "quantization_level": "",
+    }
+
+
+def _time(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat()
 
 
 def _now() -> str:

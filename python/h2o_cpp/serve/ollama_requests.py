@@ -6,6 +6,7 @@ import json
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from h2o_cpp.serve.chat_messages import ToolDefinition
 from h2o_cpp.serve.requests import ModelRequest
@@ -43,9 +44,19 @@ class OllamaRequest(ModelRequest):
     format: Literal["", "json"] | dict[str, Any] | None = Field(
         None, description="json: any object; or a JSON Schema"
     )
+    logprobs: bool = Field(False, description="return log-probabilities")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=20, description="also for the N most likely tokens at each position"
+    )
     think: bool | Literal["low", "medium", "high"] | None = Field(
         None, description="passed to the chat template"
     )
+
+    @model_validator(mode="after")
+    def _has_logprobs(self) -> OllamaRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise PydanticCustomError("top_logprobs", "top_logprobs needs logprobs")
+        return self
 
     @property
     def is_empty(self) -> bool:
@@ -59,7 +70,8 @@ class OllamaRequest(ModelRequest):
     def own(self, most: int) -> dict[str, Any]:
         """The equivalent fields of a ChatRequest; at most `most` tokens."""
         fields: dict[str, Any] = {} if self.options is None else self.options.generation(most)
-        fields["stream"] = self.stream
+        fields |= {"stream": self.stream, "logprobs": self.logprobs}
+        fields["top_logprobs"] = self.top_logprobs
         if self.format:
             fields["guided_json"] = {"type": "object"} if self.format == "json" else self.format
         if isinstance(self.think, bool):
@@ -80,6 +92,7 @@ class OllamaFunction(Schema):
 class OllamaCall(Schema):
     """A tool call by the assistant."""
 
+    ignored = ("type",)
     function: OllamaFunction
     id: str | None = None
 
@@ -93,6 +106,7 @@ class OllamaMessage(Schema):
     tool_calls: Annotated[list[OllamaCall], Field(fail_fast=True)] | None = None
     images: Empty | None = None
     tool_name: str | None = None
+    name: str | None = Field(None, description="the older name of tool_name")
     tool_call_id: str | None = None
 
     def plain(self) -> dict[str, Any]:
@@ -100,8 +114,8 @@ class OllamaMessage(Schema):
         message: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.thinking:
             message["reasoning_content"] = self.thinking
-        if self.tool_name is not None:
-            message["name"] = self.tool_name
+        if (name := self.tool_name or self.name) is not None:
+            message["name"] = name
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
         if self.tool_calls:
@@ -141,6 +155,8 @@ class OllamaGenerateRequest(OllamaRequest):
     system: str | None = None
     raw: bool = False
     suffix: Annotated[str, Field(max_length=0)] | None = None
+    template: Annotated[str, Field(max_length=0)] | None = None
+    context: Empty | None = None
     images: Empty | None = None
 
     @property
@@ -169,7 +185,7 @@ class OllamaEmbeddingRequest(ModelRequest):
 class ShowRequest(ModelRequest):
     """The model to describe."""
 
-    ignored = ("verbose",)
+    ignored = ("verbose", "system", "template", "options")
     name: str | None = Field(None, description="the older name of model")
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
+from h2o_cpp import _core
 from h2o_cpp.generation.engine import Engine
 from h2o_cpp.generation.grammar import form_of
 from h2o_cpp.generation.request import ContextFullError, Pooling
@@ -26,7 +27,7 @@ class Service:
     """A Generator with a name and limits.
 
     Attributes: `generator`, `name`, `created` (Unix time in seconds), `template` (None: no chat),
-    and `engine` during run().
+    `architecture` and `sizes` (of the model, by GGUF key), and `engine` during run().
     """
 
     engine: Engine
@@ -53,6 +54,14 @@ class Service:
         self.template: ChatTemplate | None = None
         if template is not None or generator.tokenizer.chat_template is not None:
             self.template = generator.chat_template(template, tool_parser=tool_parser)
+        metadata = _core.GgufFile(str(generator.path)).metadata()
+        self.architecture: str = metadata["general.architecture"]
+        begin = f"{self.architecture}."
+        self.sizes = {
+            key: value
+            for key, value in metadata.items()
+            if key.startswith(begin) and type(value) is int
+        }
         stats, n = generator.stats(), generator.max_sequences
         self.cache_bytes, self.full_cache_bytes = stats.cache_bytes, stats.full_cache_bytes
         self.model = Model(
