@@ -12,7 +12,7 @@ pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
 from pydantic import BaseModel
 
 from h2o_cpp.serve.errors import ApiError
-from h2o_cpp.serve.messages import MessagesRequest
+from h2o_cpp.serve.messages_request import MessagesRequest
 from h2o_cpp.serve.parsing import parse
 from h2o_cpp.serve.requests import ChatRequest, CompletionRequest
 from h2o_cpp.serve.responses_request import ResponsesRequest

@@ -1,0 +1,246 @@
+"""The request objects of Anthropic's API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from h2o_cpp.serve.errors import ApiError
+from h2o_cpp.serve.parsing import check
+from h2o_cpp.serve.requests import ChatRequest, ModelRequest
+from h2o_cpp.serve.sampling import TopP
+from h2o_cpp.serve.schema import Schema
+
+
+class TextBlock(Schema):
+    """Text."""
+
+    ignored = ("cache_control", "citations")
+    type: Literal["text"]
+    text: str
+
+
+class ToolUseBlock(Schema):
+    """A tool call by the assistant."""
+
+    ignored = ("caller", "cache_control")
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class TextSource(Schema):
+    """A document's text."""
+
+    type: Literal["text"]
+    media_type: Literal["text/plain"] = "text/plain"
+    data: str
+
+
+class ContentSource(Schema):
+    """A document's text in blocks."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[TextBlock], Field(fail_fast=True)]
+
+
+class DocumentBlock(Schema):
+    """A document, which becomes text: its title, context and contents."""
+
+    ignored = ("cache_control", "citations")
+    type: Literal["document"]
+    source: Annotated[TextSource | ContentSource, Field(discriminator="type")]
+    title: str | None = None
+    context: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text."""
+        source = self.source
+        data = source.data if isinstance(source, TextSource) else _text(source.content)
+        return "\n".join(part for part in (self.title, self.context, data) if part)
+
+
+_TextBlocks = Annotated[
+    list[Annotated[TextBlock | DocumentBlock, Field(discriminator="type")]], Field(fail_fast=True)
+]
+
+
+class ToolResultBlock(Schema):
+    """The result of a tool call."""
+
+    ignored = ("is_error", "cache_control")
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | _TextBlocks = ""
+
+
+class ThinkingBlock(Schema):
+    """The assistant's reasoning."""
+
+    ignored = ("signature",)
+    type: Literal["thinking"]
+    thinking: str
+
+
+class RedactedThinkingBlock(Schema):
+    """Encrypted reasoning; ignored."""
+
+    ignored = ("data",)
+    type: Literal["redacted_thinking"]
+
+
+Block_ = Annotated[
+    TextBlock
+    | DocumentBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock,
+    Field(discriminator="type"),
+]
+
+
+class AnthropicMessage(Schema):
+    """A message."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | Annotated[list[Block_], Field(fail_fast=True)]
+
+
+class AnthropicTool(Schema):
+    """A tool that the model may call."""
+
+    ignored = (
+        *("strict", "cache_control", "eager_input_streaming", "defer_loading"),
+        *("input_examples", "allowed_callers"),
+    )
+    type: Literal["custom"] = "custom"
+    name: str = Field(min_length=1)
+    description: str | None = None
+    input_schema: dict[str, Any]
+
+
+class ToolChoice(Schema):
+    """Whether the model must call a tool: `any`, or one by name."""
+
+    type: Literal["auto", "none", "any", "tool"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(Schema):
+    """Passed to the chat template as enable_thinking."""
+
+    ignored = ("budget_tokens", "display")
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
+class CountRequest(ModelRequest):
+    """A conversation whose tokens are counted."""
+
+    ignored: ClassVar[tuple[str, ...]] = (
+        *("cache_control", "context_management", "output_config", "speed"),
+    )
+    messages: Annotated[list[AnthropicMessage], Field(min_length=1, fail_fast=True)]
+    system: str | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[AnthropicTool], Field(fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+
+    def chat(self, **options: Any) -> ChatRequest:
+        """The equivalent ChatRequest. Raises ApiError."""
+        messages = [{"role": "system", "content": _text(self.system)}] if self.system else []
+        for message in self.messages:
+            messages += _plain(message)
+        choice = self.tool_choice or ToolChoice(type="auto")
+        return check(
+            ChatRequest,
+            {
+                "model": self.model,
+                "messages": messages,
+                "tools": [_tool(tool) for tool in self.tools or ()],
+                "tool_choice": _choice(choice),
+                "parallel_tool_calls": not choice.disable_parallel_tool_use,
+                "chat_template_kwargs": None
+                if self.thinking is None
+                else {"enable_thinking": self.thinking.type != "disabled"},
+                **options,
+            },
+        )
+
+
+class OutputFormat(Schema):
+    """JSON that follows a schema."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Schema):
+    """The format of the output."""
+
+    ignored = ("effort",)
+    format: OutputFormat | None = None
+
+
+class MessagesRequest(CountRequest):
+    """Answer the last message of a conversation."""
+
+    ignored = (*CountRequest.ignored, "metadata", "service_tier", "inference_geo")
+    max_tokens: int = Field(ge=1)
+    stop_sequences: Annotated[
+        list[Annotated[str, Field(min_length=1)]], Field(max_length=16)
+    ] | None = None  # fmt: skip
+    stream: bool = False
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: TopP | None = None
+    top_k: int | None = Field(None, ge=0, lt=2**31)
+    output_config: OutputConfig | None = None
+
+
+def _plain(message: AnthropicMessage) -> list[dict[str, Any]]:
+    """The equivalent chat messages; each tool result becomes a message."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    results: list[dict[str, Any]] = []
+    own: dict[str, Any] = {"role": message.role, "content": ""}
+    texts: list[str] = []
+    for block in message.content:
+        if isinstance(block, TextBlock | DocumentBlock):
+            texts.append(block.text)
+        elif isinstance(block, ToolResultBlock):
+            content = _text(block.content)
+            results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
+        elif isinstance(block, ThinkingBlock):
+            own["reasoning_content"] = own.get("reasoning_content", "") + block.thinking
+        elif isinstance(block, ToolUseBlock):
+            function = {"name": block.name, "arguments": json.dumps(block.input)}
+            call = {"id": block.id, "type": "function", "function": function}
+            own.setdefault("tool_calls", []).append(call)
+    own["content"] = "\n".join(texts)
+    return [*results, own] if texts or len(own) > 2 or not results else results
+
+
+def _text(content: str | Sequence[TextBlock | DocumentBlock]) -> str:
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+
+
+def _choice(choice: ToolChoice) -> str | dict[str, Any]:
+    """The equivalent tool_choice of a ChatRequest."""
+    if choice.type == "tool":
+        if choice.name is None:
+            raise ApiError(400, "tool_choice.name is missing", param="tool_choice")
+        return {"type": "function", "function": {"name": choice.name}}
+    return "required" if choice.type == "any" else choice.type
+
+
+def _tool(tool: AnthropicTool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    return {"type": "function", "function": function}
