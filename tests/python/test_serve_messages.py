@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,28 @@ class TestMessages:
             answer = server.ask("/v1/messages", {**MESSAGES, "tool_choice": choice})
             assert message in answer.json()["error"]["message"]
 
+    def test_errors_of_the_request_are_not_the_servers(self, server: Server) -> None:
+        answer = server.ask("/v1/messages", method="GET")
+        assert (answer.status, answer.headers["Allow"]) == (405, "POST")
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+
+    def test_models(self, server: Server) -> None:
+        """In the form of Anthropic's API if its client asks."""
+        header = {"anthropic-version": "2023-06-01"}
+        listed = server.ask("/v1/models?limit=1000", **header).json()
+        [model] = listed["data"]
+        assert (listed["first_id"], listed["last_id"], listed["has_more"]) == (
+            "tiny",
+            "tiny",
+            False,
+        )
+        assert (model["type"], model["id"], model["display_name"]) == ("model", "tiny", "tiny")
+        created = datetime.fromisoformat(model["created_at"].replace("Z", "+00:00"))
+        [other] = server.ask("/v1/models").json()["data"]
+        assert created.timestamp() == other["created"]
+        assert server.ask("/v1/models/tiny", **header).json() == model
+        assert server.ask("/v1/models/other", **header).status == 404
+
     @packages("anthropic")
     def test_official_client(self, server: Server) -> None:
         import anthropic
@@ -146,6 +169,23 @@ class TestBlocksOfMessages:
             answer = server.ask("/v1/messages", body).json()
         assert answer["content"] == [{"type": "text", "text": "Yes."}]
 
+    def test_search_results_are_text(self, tmp_path: Path) -> None:
+        prompt = "t4\nWeb\nx.org\nHi\nHi;uWeb\nx.org\nHi\nHi;"
+        found = {
+            "type": "search_result",
+            "title": "Web",
+            "source": "x.org",
+            "content": [TEXT, TEXT],
+            "citations": {"enabled": True},
+        }
+        result = {**RESULT, "content": [{"type": "text", "text": "4"}, found]}
+        model = talking(tmp_path, {len(spell(prompt)): "Yes."})
+        with Generator(model) as generator, serving(generator) as server:
+            messages = [{"role": "user", "content": [result, found]}]
+            body = {"messages": messages, "temperature": 0, "max_tokens": 9}
+            answer = server.ask("/v1/messages", body).json()
+        assert answer["content"] == [{"type": "text", "text": "Yes."}]
+
     @pytest.mark.parametrize(
         ("block", "message"),
         [
@@ -173,6 +213,8 @@ class TestBlocksOfMessages:
             "tools": [tool],
             "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
             "output_config": {"effort": "high"},
+            "mcp_servers": [],
+            "fallbacks": [],
         }
         with Generator(talking(tmp_path, {})) as generator, serving(generator) as server:
             answer = server.ask("/v1/messages?beta=true", {**body, "max_tokens": 1})

@@ -221,9 +221,10 @@ class TestRequiredCalls:
         assert json.loads(answer["output"][0]["content"][0]["text"])["city"] in ("Graz", "Łódź")
         assert answer["text"]["format"] == {**json_format, "description": None, "strict": None}
         body = {"messages": user("Hi"), "max_tokens": 100, "temperature": 0}
-        config = {"format": {"type": "json_schema", "schema": schema}}
-        answer = refusing.ask("/v1/messages", {**body, "output_config": config}).json()
-        assert json.loads(answer["content"][0]["text"])["city"] in ("Graz", "Łódź")
+        form = {"type": "json_schema", "schema": schema}
+        for change in ({"output_config": {"format": form}}, {"output_format": form}):
+            answer = refusing.ask("/v1/messages", {**body, **change}).json()
+            assert json.loads(answer["content"][0]["text"])["city"] in ("Graz", "Łódź")
         ollama = {"format": schema, "stream": False, "options": {"temperature": 0}}
         answer = refusing.ask("/api/chat", {"messages": user("Hi"), **ollama}).json()
         assert json.loads(answer["message"]["content"])["city"] in ("Graz", "Łódź")

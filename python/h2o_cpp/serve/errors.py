@@ -17,7 +17,6 @@ from h2o_cpp.serve.responses import ErrorDetail, ErrorResponse
 _JSON = "application/json"
 _LINGER_SECONDS = 1.0
 _ANTHROPIC = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -50,7 +49,8 @@ class ApiError(Exception):
         if path.startswith("/api/"):
             return json.dumps({"error": str(self)})
         if path.startswith("/v1/messages"):
-            detail = {"type": _ANTHROPIC.get(self.status, "api_error"), "message": str(self)}
+            other = "api_error" if self.status >= 500 else "invalid_request_error"
+            detail = {"type": _ANTHROPIC.get(self.status, other), "message": str(self)}
             return json.dumps({"type": "error", "error": detail})
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         if self.status == 429:

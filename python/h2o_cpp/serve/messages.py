@@ -66,9 +66,8 @@ def count_tokens(service: Service, body: CountRequest) -> TokenCount:
 )
 def create_message(service: Service, body: MessagesRequest) -> _Message:
     """Answer the last message."""
-    form = body.output_config and body.output_config.format
     chat = body.chat(
-        guided_json=form.schema_ if form else None,
+        guided_json=body.schema_of_output,
         max_tokens=min(body.max_tokens, service.max_tokens),
         stop=body.stop_sequences,
         stream=body.stream,

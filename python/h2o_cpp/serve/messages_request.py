@@ -12,7 +12,7 @@ from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.parsing import check
 from h2o_cpp.serve.requests import ChatRequest, ModelRequest
 from h2o_cpp.serve.sampling import TopP
-from h2o_cpp.serve.schema import Schema
+from h2o_cpp.serve.schema import Empty, Schema
 
 
 class TextBlock(Schema):
@@ -26,7 +26,7 @@ class TextBlock(Schema):
 class ToolUseBlock(Schema):
     """A tool call by the assistant."""
 
-    ignored = ("caller", "cache_control")
+    ignored = ("caller", "cache_control", "toolset_name")
     type: Literal["tool_use"]
     id: str
     name: str
@@ -65,15 +65,31 @@ class DocumentBlock(Schema):
         return "\n".join(part for part in (self.title, self.context, data) if part)
 
 
+class SearchResultBlock(Schema):
+    """A search result, which becomes text: its title, source and contents."""
+
+    ignored = ("cache_control", "citations")
+    type: Literal["search_result"]
+    title: str
+    source: str
+    content: Annotated[list[TextBlock], Field(fail_fast=True)]
+
+    @property
+    def text(self) -> str:
+        """The text."""
+        return "\n".join((self.title, self.source, _text(self.content)))
+
+
+TextLike = TextBlock | DocumentBlock | SearchResultBlock
 _TextBlocks = Annotated[
-    list[Annotated[TextBlock | DocumentBlock, Field(discriminator="type")]], Field(fail_fast=True)
+    list[Annotated[TextLike, Field(discriminator="type")]], Field(fail_fast=True)
 ]
 
 
 class ToolResultBlock(Schema):
     """The result of a tool call."""
 
-    ignored = ("is_error", "cache_control")
+    ignored = ("is_error", "cache_control", "toolset_name")
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | _TextBlocks = ""
@@ -97,6 +113,7 @@ class RedactedThinkingBlock(Schema):
 Block_ = Annotated[
     TextBlock
     | DocumentBlock
+    | SearchResultBlock
     | ToolUseBlock
     | ToolResultBlock
     | ThinkingBlock
@@ -144,13 +161,15 @@ class CountRequest(ModelRequest):
     """A conversation whose tokens are counted."""
 
     ignored: ClassVar[tuple[str, ...]] = (
-        *("cache_control", "context_management", "output_config", "speed"),
+        *("cache_control", "context_management", "output_config", "output_format", "speed"),
+        *("fallbacks", "user_profile_id"),
     )
     messages: Annotated[list[AnthropicMessage], Field(min_length=1, fail_fast=True)]
     system: str | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None
     tools: Annotated[list[AnthropicTool], Field(fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    mcp_servers: Empty | None = None
 
     def chat(self, **options: Any) -> ChatRequest:
         """The equivalent ChatRequest. Raises ApiError."""
@@ -191,7 +210,7 @@ class OutputConfig(Schema):
 class MessagesRequest(CountRequest):
     """Answer the last message of a conversation."""
 
-    ignored = (*CountRequest.ignored, "metadata", "service_tier", "inference_geo")
+    ignored = (*CountRequest.ignored, "metadata", "service_tier", "inference_geo", "diagnostics")
     max_tokens: int = Field(ge=1)
     stop_sequences: Annotated[
         list[Annotated[str, Field(min_length=1)]], Field(max_length=16)
@@ -201,6 +220,16 @@ class MessagesRequest(CountRequest):
     top_p: TopP | None = None
     top_k: int | None = Field(None, ge=0, lt=2**31)
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = Field(
+        None, description="the older name of output_config.format"
+    )
+
+    @property
+    def schema_of_output(self) -> dict[str, Any] | None:
+        """The schema that the output follows."""
+        form = self.output_config and self.output_config.format
+        form = form or self.output_format
+        return form.schema_ if form else None
 
 
 def _plain(message: AnthropicMessage) -> list[dict[str, Any]]:
@@ -211,7 +240,7 @@ def _plain(message: AnthropicMessage) -> list[dict[str, Any]]:
     own: dict[str, Any] = {"role": message.role, "content": ""}
     texts: list[str] = []
     for block in message.content:
-        if isinstance(block, TextBlock | DocumentBlock):
+        if isinstance(block, TextLike):
             texts.append(block.text)
         elif isinstance(block, ToolResultBlock):
             content = _text(block.content)
@@ -226,7 +255,7 @@ def _plain(message: AnthropicMessage) -> list[dict[str, Any]]:
     return [*results, own] if texts or len(own) > 2 or not results else results
 
 
-def _text(content: str | Sequence[TextBlock | DocumentBlock]) -> str:
+def _text(content: str | Sequence[TextLike]) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
 
