@@ -38,6 +38,15 @@ def test_head_is_get_without_a_body(server: Server, path: str) -> None:
         assert head.headers[name] == get.headers[name]
 
 
+def test_slash_at_the_end(server: Server) -> None:
+    for path in ("/v1/models", "/models", "/v1/models/tiny", "/api/tags", "/health"):
+        assert server.ask(f"{path}/").json() == server.ask(path).json()
+    answer = server.ask("/tokenize/", {"content": TEXT})
+    assert (answer.status, answer.body) == (200, server.ask("/tokenize", {"content": TEXT}).body)
+    assert [server.ask(path).status for path in ("/static", "/static/", "/v1/")] == [404] * 3
+    assert server.ask("//").status == 200
+
+
 def test_retrieve_model(server: Server) -> None:
     [model] = server.ask("/v1/models").json()["data"]
     assert server.ask("/v1/models/tiny").json() == model
@@ -159,4 +168,5 @@ def test_body_limit_and_api_key(tiny_opt: Path, path: str) -> None:
         key = {"Authorization": "Bearer sesame"}
         assert server.ask(path, b"x" * 101, **key).status == 413
         assert server.ask(path, b"x", **key).status == 400
-        assert server.ask("/slots").status == server.ask("/props").status == 401
+        for get in ("/slots", "/props", "/props/"):
+            assert server.ask(get).status == 401
