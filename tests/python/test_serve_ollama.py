@@ -71,7 +71,7 @@ class TestOllama:
         found = ask(server, "/api/show", system="", template="", options={})
         info = found["model_info"]
         assert info[f"{info['general.architecture']}.context_length"] == N_CTX
-        assert info["opt.embedding_length"] == 1024
+        assert (info["general.basename"], info["opt.embedding_length"]) == ("tiny", 1024)
         [listed] = server.ask("/api/tags").json()["models"]
         assert listed["details"]["family"] == found["details"]["family"] == "opt"
         assert listed["modified_at"] == found["modified_at"]

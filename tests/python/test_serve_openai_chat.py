@@ -121,6 +121,7 @@ class TestChat:
     def test_messages_passed_to_the_template(self, client: Any, server: Server) -> None:
         """For a conversation with a tool call."""
         call = {"name": "f", "arguments": '{"x": 1}'}
+        without = {"name": "g", "arguments": ""}
         found = server.app.state.service.template
         messages = [
             {"role": "developer", "content": "Be brief."},
@@ -129,7 +130,10 @@ class TestChat:
                 "role": "assistant",
                 "content": None,
                 "refusal": None,
-                "tool_calls": [{"id": "a", "type": "function", "function": call}],
+                "tool_calls": [
+                    {"id": "a", "type": "function", "function": call},
+                    {"id": "b", "type": "function", "function": without},
+                ],
             },
             {"role": "tool", "tool_call_id": "a", "content": "yes"},
         ]
@@ -149,7 +153,10 @@ class TestChat:
             {
                 "role": "assistant",
                 "content": "",
-                "tool_calls": [{"id": "a", "type": "function", "function": called}],
+                "tool_calls": [
+                    {"id": "a", "type": "function", "function": called},
+                    {"id": "b", "type": "function", "function": {"name": "g", "arguments": {}}},
+                ],
             },
             {"role": "tool", "content": "yes", "tool_call_id": "a"},
         ]

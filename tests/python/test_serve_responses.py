@@ -88,6 +88,46 @@ class TestResponses:
             found = ask(server, "/v1/responses", input=items, instructions="Be")
         assert found["output"][0]["content"][0]["text"] == "Four."
 
+    def test_hosted_tools_are_left_out(self, server: Server) -> None:
+        """The model sees one tool, as in the other tests."""
+        hosted = [
+            {"type": "web_search", "external_web_access": False},
+            {"type": "image_generation", "size": "auto"},
+        ]
+        tools = [*RESPONSES["tools"], *hosted]
+        found = ask(server, "/v1/responses", tools=tools, access_programs={}, top_logprobs=0)
+        assert found["output"][2]["name"] == "weather"
+        assert [tool["type"] for tool in found["tools"]] == [
+            *("function", "web_search", "image_generation"),
+        ]
+
+    def test_namespaces(self, tmp_path: Path) -> None:
+        """The model sees the names of both; clients get them apart."""
+        shown = '{"name": "mcp__sky__weather", "arguments": {"city": "Łódź"}}'
+        first = "1uHi;"
+        second = f"{first}a<tool_call>{shown};t4;"
+        path = talking(
+            tmp_path,
+            {
+                len(spell(first)): f"<tool_call>{shown}</tool_call>",
+                len(spell(second)): "Four.",
+            },
+            THINKS,
+        )
+        function = RESPONSES["tools"][0]
+        space = {"type": "namespace", "name": "mcp__sky__", "description": "", "tools": [function]}
+        with Generator(path) as generator, serving(generator) as server:
+            [call] = ask(server, "/v1/responses", tools=[space])["output"]
+            assert (call["namespace"], call["name"]) == ("mcp__sky__", "weather")
+            body = {**RESPONSES, "tools": [space], "stream": True}
+            events = read_events(server.ask("/v1/responses", body).body)
+            items = [event["item"] for event in events if "item" in event]
+            assert {(one["namespace"], one["name"]) for one in items} == {("mcp__sky__", "weather")}
+            result = {"type": "function_call_output", "call_id": call["call_id"], "output": "4"}
+            items = [{"role": "user", "content": "Hi"}, call, result]
+            found = ask(server, "/v1/responses", tools=[space], input=items)
+        assert found["output"][0]["content"][0]["text"] == "Four."
+
     def test_items_of_newer_clients(self, tmp_path: Path) -> None:
         prompt = 'uHi;aNo<tool_call>{"name": "f", "arguments": {}};t4;'
         direct = {"type": "direct"}
@@ -135,7 +175,8 @@ class TestResponses:
             {"tool_choice": "required", "tools": []},
             {"tool_choice": {"type": "function", "name": "wether"}},
             {"tool_choice": {"type": "web_search"}},
-            {"tools": [{"type": "web_search"}]},
+            {"tools": [{"type": "file_search"}]},
+            {"tools": [{"type": "web_search"}], "tool_choice": "required"},
             {"input": []},
             {"text": {"format": {"type": "yaml"}}},
         ],

@@ -43,7 +43,7 @@ class CalledFunction(Schema):
     def plain(self) -> dict[str, Any]:
         """In the form of chat templates: arguments as an object, if they are one."""
         try:
-            arguments = json.loads(self.arguments)
+            arguments = json.loads(self.arguments or "{}")
         except (ValueError, RecursionError):
             arguments = None
         if not isinstance(arguments, dict):

@@ -144,6 +144,7 @@ def show(service: Service, body: ShowRequest) -> dict[str, Any]:
         "details": _details(service),
         "model_info": {
             "general.architecture": service.architecture,
+            "general.basename": service.name,
             **service.sizes,
             f"{service.architecture}.context_length": service.generator.n_ctx,
         },

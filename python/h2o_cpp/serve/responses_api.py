@@ -17,7 +17,7 @@ from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.generation_response import GenerationResponse, sse
 from h2o_cpp.serve.openai_response import EVENTS
 from h2o_cpp.serve.outputs import Output
-from h2o_cpp.serve.responses_request import ResponsesRequest
+from h2o_cpp.serve.responses_request import FunctionTool, ResponsesRequest, Tool, shown_name
 from h2o_cpp.serve.service import Service
 
 router = APIRouter()
@@ -58,6 +58,10 @@ class _Response(GenerationResponse):
         self._id, self._created = f"resp_{uuid4().hex}", int(time.time())
         self._blocks = Blocks()
         self._n_events = 0
+        self._functions = {
+            shown_name(namespace, function.name): (namespace, function.name)
+            for namespace, function in body.functions()
+        }
         given = body.text and body.text.format
         self._format = given.model_dump(by_alias=True) if given else {"type": "text"}
 
@@ -131,9 +135,7 @@ class _Response(GenerationResponse):
                 "temperature": body.temperature,
                 "text": {"format": self._format},
                 "tool_choice": choice,
-                "tools": [
-                    {**tool.model_dump(), "strict": bool(tool.strict)} for tool in body.tools or ()
-                ],
+                "tools": [_given(tool) for tool in body.tools or ()],
                 "top_p": body.top_p,
                 "truncation": body.truncation,
                 **fields,
@@ -151,13 +153,18 @@ class _Response(GenerationResponse):
                 **head,
                 "type": "function_call",
                 "call_id": block.id,
-                "name": block.name,
+                **self._named(block),
                 "arguments": block.text if done else "",
             }
         content = [_part(block)] if done else []
         if block.kind == "reasoning":
             return {**head, "type": "reasoning", "summary": [], "content": content}
         return {**head, "type": "message", "role": "assistant", "content": content}
+
+    def _named(self, block: Block) -> dict[str, Any]:
+        """The name of a called function, and its namespace if it has one."""
+        namespace, name = self._functions.get(block.name, (None, block.name))
+        return {"name": name} if namespace is None else {"name": name, "namespace": namespace}
 
     def _step(self, step: str, block: Block, text: str) -> bytes:
         at: dict[str, Any] = {"output_index": block.index}
@@ -180,7 +187,7 @@ class _Response(GenerationResponse):
         if step == "more":
             return self._event(f"response.{kind}.delta", **inside, delta=text, **logprobs)
         if block.kind == "call":
-            done = {"name": block.name, "arguments": block.text}
+            done = {"name": self._named(block)["name"], "arguments": block.text}
             events = [self._event(f"response.{kind}.done", **inside, **done)]
         else:
             events = [
@@ -195,6 +202,12 @@ class _Response(GenerationResponse):
         event = {"type": kind, "sequence_number": self._n_events, **fields}
         self._n_events += 1
         return sse(json.dumps(event).encode(), kind)
+
+
+def _given(tool: Tool) -> dict[str, Any]:
+    """A tool of the request, in the response."""
+    given = tool.model_dump()
+    return {**given, "strict": bool(tool.strict)} if isinstance(tool, FunctionTool) else given
 
 
 def _part(block: Block) -> dict[str, Any]:

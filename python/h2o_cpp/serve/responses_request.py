@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, Tag
 
 from h2o_cpp.serve.chat_messages import RefusalPart
 from h2o_cpp.serve.errors import ApiError
@@ -46,10 +47,11 @@ class MessageItem(Schema):
 class CallItem(Schema):
     """A tool call by the assistant."""
 
-    ignored = ("id", "status", "namespace", "caller")
+    ignored = ("id", "status", "caller")
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
 
 
@@ -93,6 +95,30 @@ class FunctionTool(Schema):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = Field(None, description="ignored")
+
+
+class NamespaceTool(Schema):
+    """Functions, whose names the model sees with the namespace in front."""
+
+    type: Literal["namespace"]
+    name: str = Field(min_length=1)
+    description: str | None = None
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True)]
+
+
+class HostedTool(BaseModel):
+    """A tool that OpenAI's servers run; the model does not see it, and its fields are ignored."""
+
+    type: Literal[
+        "web_search",
+        "web_search_2025_08_26",
+        "web_search_preview",
+        "web_search_preview_2025_03_11",
+        "image_generation",
+    ]
+
+
+Tool = Annotated[FunctionTool | NamespaceTool | HostedTool, Field(discriminator="type")]
 
 
 class FunctionChoice(Schema):
@@ -148,7 +174,8 @@ class ResponsesRequest(ModelRequest):
     ignored = (
         *("include", "store", "user", "service_tier", "client_metadata"),
         *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "stream_options"),
-        *("prompt_cache_options", "max_tool_calls"),  # of tools that the server would run
+        *("prompt_cache_options", "access_programs"),
+        "max_tool_calls",  # of hosted tools
     )
     input: str | Annotated[list[Item], Field(min_length=1, fail_fast=True)]
     instructions: str | None = None
@@ -156,7 +183,9 @@ class ResponsesRequest(ModelRequest):
     stream: bool = False
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: TopP | None = None
-    tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(
+        None, description="hosted tools are left out"
+    )
     tool_choice: (
         Literal["none", "auto", "required"]
         | Annotated[FunctionChoice | AllowedToolsChoice, Field(discriminator="type")]
@@ -170,6 +199,16 @@ class ResponsesRequest(ModelRequest):
         "disabled", description="auto: leave out the oldest turns if the prompt is too long"
     )
     metadata: dict[str, str] | None = Field(None, max_length=16)
+    top_logprobs: Literal[0] | None = None
+
+    def functions(self) -> Iterator[tuple[str | None, FunctionTool]]:
+        """The functions that the model may call, each with its namespace."""
+        for tool in self.tools or ():
+            if isinstance(tool, FunctionTool):
+                yield None, tool
+            elif isinstance(tool, NamespaceTool):
+                for function in tool.tools:
+                    yield tool.name, function
 
     def chat(self) -> ChatRequest:
         """The equivalent ChatRequest. Raises ApiError."""
@@ -185,9 +224,13 @@ class ResponsesRequest(ModelRequest):
         else:
             for item in self.input:
                 _add(messages, item)
-        functions = [tool.model_dump(exclude_unset=True) for tool in self.tools or ()]
-        for function in functions:
-            del function["type"]
+        functions = [
+            {
+                **function.model_dump(exclude_unset=True, exclude={"type"}),
+                "name": shown_name(namespace, function.name),
+            }
+            for namespace, function in self.functions()
+        ]
         return check(
             ChatRequest,
             {
@@ -205,6 +248,11 @@ class ResponsesRequest(ModelRequest):
         )
 
 
+def shown_name(namespace: str | None, name: str) -> str:
+    """The name of a function that the model sees."""
+    return name if namespace is None else f"{namespace.removesuffix('__')}__{name}"
+
+
 def _add(
     messages: list[dict[str, Any]], item: MessageItem | CallItem | ResultItem | ReasoningItem
 ) -> None:
@@ -217,7 +265,8 @@ def _add(
     elif isinstance(item, CallItem):
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": ""})
-        function = {"name": item.name, "arguments": item.arguments}
+        name = shown_name(item.namespace, item.name)
+        function = {"name": name, "arguments": item.arguments}
         call = {"id": item.call_id, "type": "function", "function": function}
         messages[-1].setdefault("tool_calls", []).append(call)
 
