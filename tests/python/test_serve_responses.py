@@ -10,6 +10,11 @@ from typing import Any
 import pytest
 
 from h2o_cpp import Generator
+
+pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
+
+from h2o_cpp.serve.responses_request import ResponsesRequest
+from support.chatty import user
 from support.dialects import N_PROMPT, N_TOKENS, RESPONSES, ask, read_events, talking_server
 from support.needs import packages
 from support.serving import Server, serving
@@ -87,6 +92,25 @@ class TestResponses:
         with Generator(path) as generator, serving(generator) as server:
             found = ask(server, "/v1/responses", input=items, instructions="Be")
         assert found["output"][0]["content"][0]["text"] == "Four."
+
+    @pytest.mark.parametrize(
+        ("instructions", "first"), [("Be", []), (None, [{"role": "system", "content": "Be"}])]
+    )
+    def test_first_messages_for_the_system_are_one(
+        self, instructions: str | None, first: list[dict[str, str]]
+    ) -> None:
+        items = [
+            *first,
+            {"role": "developer", "content": "kind"},
+            *user("Hi"),
+            {"role": "developer", "content": "Now"},
+        ]
+        request = ResponsesRequest.model_validate({"input": items, "instructions": instructions})
+        assert request.chat().conversation()["messages"] == [
+            {"role": "system", "content": "Be\n\nkind"},
+            *user("Hi"),
+            {"role": "system", "content": "Now"},
+        ]
 
     def test_hosted_tools_are_left_out(self, server: Server) -> None:
         """The model sees one tool, as in the other tests."""

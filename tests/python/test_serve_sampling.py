@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from h2o_cpp import Generator
+
+pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
+
 from h2o_cpp.serve.parsing import parse
 from h2o_cpp.serve.requests import CompletionRequest
 from support.serving import Server, serving

@@ -256,9 +256,18 @@ def shown_name(namespace: str | None, name: str) -> str:
 def _add(
     messages: list[dict[str, Any]], item: MessageItem | CallItem | ResultItem | ReasoningItem
 ) -> None:
-    """Append an item as a chat message; a tool call joins the assistant's message before it."""
+    """Append an item as a chat message; a tool call joins the assistant's message before it.
+
+    The messages for the system at the beginning become one: many chat templates drop or refuse
+    others.
+    """
     if isinstance(item, MessageItem):
-        messages.append({"role": item.role, "content": _text(item.content)})
+        role = "system" if item.role == "developer" else item.role
+        text = _text(item.content)
+        if role == "system" and [message["role"] for message in messages] == ["system"]:
+            messages[0]["content"] += f"\n\n{text}"
+        else:
+            messages.append({"role": role, "content": text})
     elif isinstance(item, ResultItem):
         content = _text(item.output)
         messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
