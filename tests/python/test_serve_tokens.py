@@ -39,12 +39,17 @@ def test_head_is_get_without_a_body(server: Server, path: str) -> None:
 
 
 def test_slash_at_the_end(server: Server) -> None:
-    for path in ("/v1/models", "/models", "/v1/models/tiny", "/api/tags", "/health"):
+    """It has no effect on the APIs; the links of /docs are relative to its path without one."""
+    for path in ("/v1/models", "/models", "/v1/models/tiny", "/api/tags", "/api/version"):
         assert server.ask(f"{path}/").json() == server.ask(path).json()
-    answer = server.ask("/tokenize/", {"content": TEXT})
-    assert (answer.status, answer.body) == (200, server.ask("/tokenize", {"content": TEXT}).body)
-    assert [server.ask(path).status for path in ("/static", "/static/", "/v1/")] == [404] * 3
-    assert server.ask("//").status == 200
+    answer = server.ask("/v1/embeddings/", {"input": TEXT})
+    assert (answer.status, answer.json()) == (
+        200,
+        server.ask("/v1/embeddings", {"input": TEXT}).json(),
+    )
+    assert [server.ask(path).status for path in ("/static/", "/v1/", "/api/")] == [404] * 3
+    answer = server.ask("/docs/")
+    assert (answer.status, answer.headers["Location"]) == (307, f"{server.url}/docs")
 
 
 def test_retrieve_model(server: Server) -> None:
@@ -168,5 +173,5 @@ def test_body_limit_and_api_key(tiny_opt: Path, path: str) -> None:
         key = {"Authorization": "Bearer sesame"}
         assert server.ask(path, b"x" * 101, **key).status == 413
         assert server.ask(path, b"x", **key).status == 400
-        for get in ("/slots", "/props", "/props/"):
+        for get in ("/slots", "/props", "/v1/models", "/v1/models/"):
             assert server.ask(get).status == 401

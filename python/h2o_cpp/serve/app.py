@@ -150,7 +150,6 @@ def create_app_of(
         lifespan=lifespan,
         docs_url=None,  # FastAPI's pages load files from a CDN
         redoc_url=None,
-        redirect_slashes=False,  # its URL would be wrong behind a TLS proxy
         responses=_ERRORS,
     )
     keys = [] if api_key is None else [api_key] if isinstance(api_key, str) else [*api_key]

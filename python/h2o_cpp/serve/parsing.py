@@ -65,15 +65,17 @@ class Api(FastAPI):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; some paths also work without /v1, as in llama.cpp.
 
-        A slash at the end has no effect. HEAD is answered as GET; the server leaves the body out.
+        A slash at the end of an API's path has no effect. HEAD is answered as GET; the server
+        leaves the body out.
         """
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
         if scope["type"] == "http":
-            method, path = scope["method"], scope["path"].rstrip("/") or "/"
-            scope = {
-                **scope,
-                "method": "GET" if method == "HEAD" else method,
-                "path": f"/v1{path}" if path in _WITHOUT_V1 else path,
-            }
+            path = scope["path"].rstrip("/")
+            if path in _WITHOUT_V1:
+                scope = {**scope, "path": f"/v1{path}"}
+            elif path.startswith(("/v1/", "/api/")):
+                scope = {**scope, "path": path}
         await super().__call__(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
