@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <memory>
 
@@ -163,6 +164,20 @@ TEST_CASE(
   CHECK(default_archive_pages(4096) == 48);
   CHECK(default_archive_pages(100'000'000) == 48);
   CHECK(default_archive_pages(-1) == 16);  // the context itself is rejected
+}
+
+TEST_CASE("more pages than a sequence has can be asked for") {
+  const KvShape all = shape_with(DType::f16, 32, 25);  // of 400 tokens
+  const KvShape most = shape_with(DType::f16, 32, std::numeric_limits<int32_t>::max());
+  for (const int n_threads : {1, 3}) {
+    Rig a(kPolicy, all, n_threads), b(kPolicy, most, n_threads);
+    CHECK(a.cache().archive()->n_pages() == 25);
+    Random random(4);
+    for (const int32_t n : {70, 70, 3, 1}) {
+      const Qkv in = random_qkv(random, all, n);
+      CHECK(same_bits(a.attend({{0, n}}, in), b.attend({{0, n}}, in)));
+    }
+  }
 }
 
 // In decode, with one and with three kv_heads, and in a chunk.

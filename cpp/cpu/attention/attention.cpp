@@ -173,8 +173,8 @@ class Attend {
     for (const Segment& segment : batch_.segments) {
       if (!recalls(segment)) continue;
       n_searched += segment.n_rows * recall_->n_parts(segment) * kPartPages;
-      n_recalled +=
-          segment.n_rows * cache_.archive->options().n_recalled * cache_.archive->page_tokens();
+      n_recalled += int64_t{segment.n_rows} * cache_.archive->layout().n_recalled *
+                    cache_.archive->page_tokens();
     }
     const int64_t numbers = 2 * std::ssize(heads) * group_ * cache_.head_dim;
     parallel(
