@@ -53,15 +53,16 @@ void write_archive(const KvArchive& archive, const ArchiveHead& head, int32_t le
 ArchiveImage read_archive(const KvArchive& archive, int32_t length,
                           std::span<const int32_t> positions, ByteReader& reader) {
   ArchiveImage image{reader.get<int32_t>(archive.layout().pages_of(length)), {}};
-  std::vector<int32_t> room(image.counts.size(), archive.page_tokens());
-  if (!room.empty()) room.back() = (length - 1) % archive.page_tokens() + 1;
-  for (const int32_t position : positions) --room[position / archive.page_tokens()];
+  std::vector<int32_t> evicted(image.counts.size(), archive.page_tokens());
+  if (!evicted.empty()) evicted.back() = (length - 1) % archive.page_tokens() + 1;
+  for (const int32_t position : positions) --evicted[position / archive.page_tokens()];
+  const bool empty = std::ranges::all_of(image.counts, [](int32_t n) { return n == 0; });
   int64_t bytes = 0;
-  for (size_t page = 0; page < room.size(); ++page) {
+  for (size_t page = 0; page < evicted.size(); ++page) {
     const int64_t n = image.counts[page];
-    if (n < 0 || n > room[page]) {
-      throw FormatError(
-          text(reader.what(), " is invalid: page ", page, " of its archive has ", n, " tokens"));
+    if (n != evicted[page] && !empty) {
+      throw FormatError(text(reader.what(), " is invalid: page ", page, " of its archive has ", n,
+                             " tokens, ", evicted[page], " were evicted"));
     }
     const int64_t row = archive.k_row_bytes() + archive.v_row_bytes();
     if (n > 0) bytes += archive.bounds_bytes() + n * row;

@@ -2,7 +2,9 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "core/error.h"
 #include "session_rig.h"
@@ -84,6 +86,156 @@ TEST_CASE("the content of hostile snapshots is validated") {
 
 TEST_CASE("hostile snapshots: the archive is validated") {
   check_hostile(tiny_model(1), Positions::automatic, 2);
+}
+
+// The snapshot of a sequence of two pages whose kv_heads 1 and 2, of 4, have an archive; and where
+// its parts begin.
+class ArchivedHeads {
+ public:
+  static constexpr int32_t kSlots = 6, kTokens = 20, kPageTokens = 16;
+
+  ArchivedHeads() : good_(snapshot_of(source_, kTokens)) {
+    constexpr int64_t kPolicy = 5 * sizeof(int32_t) + 1;
+    at_ = std::ssize(good_) - static_cast<int64_t>(open_snapshot(good_).cache.left());
+    at_ += 4 * sizeof(int32_t) + 2 * sizeof(DType) + model_->config.n_layers * kPolicy;
+  }
+
+  static SessionOptions with_heads(std::vector<int32_t> heads) {
+    SessionOptions made = options(Positions::original, 2);
+    made.archive.k_dtype = made.archive.v_dtype = DType::f16;
+    made.archive.heads = std::move(heads);
+    return made;
+  }
+
+  const std::shared_ptr<Model>& model() const { return model_; }
+  const std::vector<std::byte>& good() const { return good_; }
+  size_t kind() const { return at_; }
+  size_t n_recalled() const { return at_ + 1; }
+  size_t indices() const { return n_recalled() + sizeof(int32_t) + 2 * sizeof(DType); }
+  // Of kv_head 1, whose archive follows the slots of kv_heads 0 and 1.
+  size_t counts() const {
+    const size_t slots = kSlots * (3 * sizeof(int32_t) + 2 * row_bytes());
+    return indices() + 4 * sizeof(int32_t) + 2 * (sizeof(int32_t) + slots);
+  }
+  size_t pages() const { return counts() + 2 * sizeof(int32_t); }
+  size_t page_bytes(int32_t n) const {
+    return n == 0 ? 0 : 2 * model_->config.head_dim * sizeof(BF16) + n * 2 * row_bytes();
+  }
+  int32_t count(int page) const {
+    int32_t n;
+    std::memcpy(&n, &good_[counts() + page * sizeof(n)], sizeof(n));
+    return n;
+  }
+
+  // With numbers from this byte on.
+  std::vector<std::byte> with(size_t at, const std::vector<int32_t>& numbers) const {
+    std::vector<std::byte> bytes = good_;
+    std::memcpy(&bytes[at], numbers.data(), numbers.size() * sizeof(int32_t));
+    return bytes;
+  }
+
+  void check_rejected(std::vector<std::byte> bytes, const char* why) {
+    CAPTURE(why);
+    reseal(bytes);
+    CHECK_THROWS_WITH_AS(target_.load(0, bytes), doctest::Contains(why), FormatError);
+    CHECK(target_.tokens_seen(0) == 0);
+  }
+
+ private:
+  size_t row_bytes() const { return model_->config.head_dim * sizeof(F16); }
+
+  std::shared_ptr<Model> model_ = load(H2O_SOURCE_DIR "/tests/data/golden/llama_gqa2_tied.gguf", 1);
+  Session source_{model_, with_heads({1, 2})};
+  Session target_{model_, with_heads({2, 1})};  // the order does not matter
+  std::vector<std::byte> good_;
+  size_t at_ = 0;
+};
+
+TEST_CASE("hostile snapshots: archived heads and their pages are validated") {
+  ArchivedHeads rig;
+  REQUIRE(rig.count(0) > 0);
+  REQUIRE(rig.count(0) + rig.count(1) == rig.kTokens - (rig.kSlots - 1));
+  constexpr int32_t kLargest = std::numeric_limits<int32_t>::max();
+  for (const std::vector<int32_t>& indices :
+       std::initializer_list<std::vector<int32_t>>{{-1, 0, 0, -1},
+                                                   {-1, 1, 0, -1},
+                                                   {0, 1, -1, -1},
+                                                   {-1, 0, 1, 2},
+                                                   {-1, 0, 4, -1},
+                                                   {-1, -2, 1, -1},
+                                                   {-1, kLargest, 1, -1},
+                                                   {-1, -1, -1, -1}}) {
+    rig.check_rejected(rig.with(rig.indices(), indices), "archive of other types, heads");
+  }
+  for (const int32_t n : {-1, 0, 1, kLargest}) {
+    rig.check_rejected(rig.with(rig.n_recalled(), {n}), "number of recalled pages");
+  }
+  for (const int kind : {2, 4, 255}) {
+    std::vector<std::byte> bytes = rig.good();
+    bytes[rig.kind()] = static_cast<std::byte>(kind);
+    rig.check_rejected(bytes, kind == 2 ? "archive of other heads" : "invalid");
+  }
+  for (const int page : {0, 1}) {
+    for (const int32_t n : {-1, -kLargest - 1, kLargest, rig.count(page) + 1, rig.kPageTokens + 1,
+                            rig.count(page) - 1, 1 << 30}) {
+      rig.check_rejected(rig.with(rig.counts() + page * sizeof(n), {n}), "of its archive has");
+    }
+  }
+  std::vector<std::byte> longer = rig.good();
+  longer.push_back({});
+  rig.check_rejected(longer, "trailing");
+  for (size_t n = rig.kind() + 1; n < rig.good().size(); ++n) {
+    std::vector<std::byte> shorter = rig.good();
+    shorter.resize(n);
+    rig.check_rejected(shorter, "ends too early");
+  }
+}
+
+TEST_CASE("hostile snapshots: a page without tokens that were evicted is rejected") {
+  ArchivedHeads rig;
+  for (const int page : {0, 1}) {
+    std::vector<std::byte> bytes = rig.with(rig.counts() + page * sizeof(int32_t), {0});
+    const auto begin =
+        bytes.begin() + static_cast<int64_t>(rig.pages() + page * rig.page_bytes(rig.count(0)));
+    bytes.erase(begin, begin + static_cast<int64_t>(rig.page_bytes(rig.count(page))));
+    rig.check_rejected(bytes, "of its archive has 0 tokens");
+  }
+}
+
+TEST_CASE("a snapshot loads into a session with the same archived heads only") {
+  ArchivedHeads rig;
+  for (const std::vector<int32_t>& heads :
+       std::initializer_list<std::vector<int32_t>>{{}, {1}, {1, 3}, {0, 1, 2}, {0, 1, 2, 3}}) {
+    Session other(rig.model(), rig.with_heads(heads));
+    CHECK_THROWS_WITH_AS(other.load(0, rig.good()), doctest::Contains("heads"), FormatError);
+    CHECK(other.tokens_seen(0) == 0);
+  }
+  Session same(rig.model(), rig.with_heads({1, 2, 2}));
+  CHECK(same.load(0, rig.good()).n_read == rig.kTokens);
+  CHECK(same.save(0, {.tokens = std::vector<int32_t>(rig.kTokens + 1), .note = "note"}) ==
+        rig.good());
+}
+
+// Layers with a window archive nothing, so a head may have no archived tokens.
+TEST_CASE("a head whose pages are all empty recalls nothing") {
+  ArchivedHeads rig;
+  std::vector<std::byte> bytes = rig.with(rig.counts(), {0, 0});
+  const auto begin = bytes.begin() + static_cast<int64_t>(rig.pages());
+  bytes.erase(begin, begin + static_cast<int64_t>(rig.page_bytes(rig.count(0)) +
+                                                  rig.page_bytes(rig.count(1))));
+  reseal(bytes);
+  std::vector<float> logits[2];
+  for (std::vector<float>& out : logits) {
+    Session session(rig.model(), rig.with_heads({1, 2}));
+    const int32_t before = &out == logits ? 9 : 30;
+    for (int32_t i = 0; i < before; ++i) feed(session, 0, {i});  // what it recalls is not used
+    session.load(0, bytes);
+    out = feed(session, 0, {7});
+    const std::vector<float> chunk = feed(session, 0, {5, 6, 7});
+    out.insert(out.end(), chunk.begin(), chunk.end());
+  }
+  CHECK(same_bits(logits[0], logits[1]));
+  CHECK(std::ranges::all_of(logits[0], [](float x) { return std::isfinite(x); }));
 }
 
 TEST_CASE("the rank of the free slot is unused") {

@@ -120,7 +120,7 @@ def tokenizer_seeds() -> dict[str, bytes]:
 
 def snapshot_seeds() -> dict[str, bytes]:
     change = struct.pack("<HB", 60, 4 << 2) + b"\xff\xff\xff\x7f"
-    return {f"{n}": bytes([n]) + change for n in range(12)} | {
+    return {f"{n}": bytes([n]) + change for n in (*range(12), *range(32, 44))} | {
         "good": b"\0",
         "raw": b"\x80h2o snap",
         "overwritten_row": b"\x0a\x24\xff\x10\x00\xff\xa3\xff\x7f",  # in a row that is not read

@@ -125,12 +125,18 @@ void Recall::estimate(const TileRows& rows, const ArchiveHead& head, int64_t beg
   }
 }
 
-// For rows [row, row + n_rows) of a tile. Requires at least one page.
+// For rows [row, row + n_rows) of a tile.
 void Recall::attend_pages(const TileRows& rows, int64_t row, int64_t n_rows,
                           std::span<const EstimatedPage> pages, int thread) const {
   const ArchiveHead head = cache_.archive->head(cache_.layer, rows.segment.sequence, rows.kv_head);
   const TileSums to = sums(rows.segment, rows.kv_head, rows.first + row);
   Queries q{queries(rows, row), n_rows * group_};
+  if (pages.empty()) {  // of a snapshot whose archive has no tokens: sums of no keys
+    std::fill_n(to.softmax.largest, q.n, -std::numeric_limits<float>::max());
+    std::fill_n(to.softmax.total, q.n, 0.0f);
+    std::fill_n(to.out, q.n * cache_.head_dim, 0.0f);
+    return;
+  }
   if (n_rows > 1) {  // one after the other, where estimates have theirs otherwise
     const int64_t n = group_ * cache_.head_dim;
     for (int64_t i = 0; i < n_rows; ++i) {
