@@ -181,7 +181,7 @@ float Sampler::penalized(size_t token, float logit) const {
     logit -= static_cast<float>(counts_[token]) * options_.frequency_penalty;
     logit -= options_.presence_penalty;
   }
-  return logit;
+  return number(logit);  // penalties of many occurrences may be infinite
 }
 
 // Repeated tokens are recomputed from the original logit, so each is penalized once.
