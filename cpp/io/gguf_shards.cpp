@@ -30,6 +30,7 @@ GgufShards::GgufShards(const std::filesystem::path& path) {
   if (n_files == 0) n_files = 1;  // a model merged by llama.cpp
   const int64_t number =
       n_files > 1 ? first_file().integer("split.no") : first_file().integer_or("split.no", 0);
+  if (number < 0 || number > kMaxFiles) fail(first_file(), "split.no is ", number);
   if (number != 0) {
     fail(first_file(), "is file ", number + 1, " of ", n_files,
          " of a split model, open the first one");

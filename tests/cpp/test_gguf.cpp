@@ -6,6 +6,7 @@
 
 #include "gguf_writer.h"
 #include "io/gguf.h"
+#include "io/gguf_shards.h"
 
 namespace h2o {
 namespace {
@@ -299,6 +300,19 @@ TEST_CASE("bad tensors are rejected") {
   CHECK(error_of(writer) == "");
   CHECK(error_of(writer.tensor("between", {9}, kF32, 32)) ==
         "tensor 'between': its data overlap the data of tensor 'early'");
+}
+
+TEST_CASE("numbers of split files that are out of range are rejected") {
+  const auto error_with = [](const char* key, int64_t value) {
+    const TempFile temp(Writer().key(key, i64, value).file());
+    return error_in(temp.path, [&] { GgufShards{temp.path}; });
+  };
+  for (const int64_t value : {INT64_MIN, int64_t{-1}, int64_t{100'000}, INT64_MAX}) {
+    CHECK(error_with("split.no", value) == text("split.no is ", value));
+    CHECK(error_with("split.count", value) == text("split.count is ", value));
+  }
+  CHECK(error_with("split.no", 1) == "is file 2 of 1 of a split model, open the first one");
+  CHECK(error_with("split.no", 0).empty());
 }
 
 TEST_CASE("a file truncated anywhere is rejected") {
