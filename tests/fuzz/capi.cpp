@@ -1,5 +1,6 @@
 // The C API: options, texts and tokens from the input, in any order of calls. Each call returns a
 // documented status with a message, and leaves the session consistent.
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -60,8 +61,45 @@ struct Calls {
     options.min_p = static_cast<float>(number(from));
     options.repeat_penalty = static_cast<float>(number(from));
     options.repeat_last_n = integer(from);
-    options.seeded = from.byte() & 1;
+    const uint8_t flags = from.byte();
+    options.seeded = flags & 1;
     options.seed = from.byte();
+    if (flags & 2) {
+      options.frequency_penalty = static_cast<float>(number(from));
+      options.presence_penalty = static_cast<float>(number(from));
+    }
+    h2o_logit_bias biases[4];
+    options.logit_bias = biases;
+    options.n_logit_bias = flags >> 2 & 3;
+    for (size_t i = 0; i < options.n_logit_bias; ++i) {
+      biases[i].token = integer(from);
+      biases[i].bias = from.byte() & 1 ? -INFINITY : static_cast<float>(number(from));
+    }
+    if (flags & 16) {
+      options.dry_multiplier = static_cast<float>(number(from));
+      options.dry_base = static_cast<float>(number(from));
+      options.dry_allowed_length = integer(from);
+      options.dry_penalty_last_n = integer(from);
+    }
+    if (flags & 32) {
+      options.typical_p = static_cast<float>(number(from));
+      options.top_n_sigma = static_cast<float>(number(from));
+      options.xtc_probability = static_cast<float>(number(from));
+      options.xtc_threshold = static_cast<float>(number(from));
+    }
+    if (flags & 64) {
+      options.dynatemp_range = static_cast<float>(number(from));
+      options.dynatemp_exponent = static_cast<float>(number(from));
+      options.mirostat = from.byte() % 4;
+      options.mirostat_tau = static_cast<float>(number(from));
+      options.mirostat_eta = static_cast<float>(number(from));
+    }
+    int32_t samplers[4];
+    if (flags & 128) {
+      for (int32_t& sampler : samplers) sampler = from.byte() % 10;
+      options.samplers = samplers;
+      options.n_samplers = 4;
+    }
     end(h2o_set_sampling(session, &options));
   }
 
@@ -192,6 +230,10 @@ int fuzz(std::span<const std::byte> bytes) {
     options.k_type = types[from.byte() % 7];
     options.v_type = types[from.byte() % 7];
     options.positions = integer(from);
+    const uint8_t archive = from.byte();
+    if (archive & 1) options.archive = types[archive >> 1 & 3];
+    if (archive & 8) options.archive_pages = integer(from);
+    if (archive & 16) options.archive_heads = static_cast<float>(number(from));
   }
   h2o_session* session = nullptr;
   const h2o_status status = h2o_session_open(of, &options, &session);

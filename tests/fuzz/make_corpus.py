@@ -134,8 +134,14 @@ def capi_seeds() -> dict[str, bytes]:
     calls = stream + look + step + save + stream + cancel + stream + reset + stream
     budget = bytes([4, 8])  # hh: 8 tokens
     tokenize = bytes([2, 1, 5]) + b"hello" + bytes([20, 30])
+    archive = bytes([133, 4, 1, 1, 0, 9, 1])  # f32, one page
+    plain = bytes([0, 1, 0, 1, 0, 1, 64])  # sampling without filters
+    penalties = bytes([6, 3, 200]) + number(F64, -3e38) + bytes([0, 5, 1])  # and a forbidden token
+    steps = bytes([224, 3, 150, 0, 150, 110, 1, 1, 2, 5, 1, 3, 4, 5, 6])
     return {"full": bytes([0]) + calls, "budget": budget + calls, "rotary": bytes([5, 8]) + calls,
-            "tokenize": tokenize + calls}  # fmt: skip
+            "tokenize": tokenize + calls, "archive": archive + calls + calls,
+            "penalties": bytes([1]) + plain + penalties + calls,
+            "steps": bytes([1]) + plain + steps + calls}  # fmt: skip
 
 
 def stop_string_seeds() -> dict[str, bytes]:
