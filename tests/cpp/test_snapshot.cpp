@@ -216,7 +216,18 @@ TEST_CASE("a snapshot loads into a session with the same archived heads only") {
         rig.good());
 }
 
-// Layers with a window archive nothing, so a head may have no archived tokens.
+TEST_CASE("layers with a window archive nothing, and their snapshots load") {
+  const auto model = load(H2O_SOURCE_DIR "/tests/data/golden/gemma2.gguf", 1);
+  const SessionOptions archiving = ArchivedHeads::with_heads({});
+  Session source(model, archiving), copy(model, archiving);
+  const std::vector<std::byte> bytes = snapshot_of(source, 20);
+  CHECK(source.archive_bytes() > 0);
+  CHECK(copy.load(0, bytes).n_read == 20);
+  CHECK(copy.archive_bytes() == source.archive_bytes());
+  CHECK(same_bits(feed(copy, 0, {5, 6, 7}), feed(source, 0, {5, 6, 7})));
+}
+
+// As in a layer with a window.
 TEST_CASE("a head whose pages are all empty recalls nothing") {
   ArchivedHeads rig;
   std::vector<std::byte> bytes = rig.with(rig.counts(), {0, 0});
