@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/error.h"
 
@@ -27,6 +28,19 @@ std::vector<int32_t> largest(std::span<const float> logits, size_t n) {
   return heap;
 }
 
+// As the sampler reads them: NaN is -infinity, and if the largest is infinite, the tokens that have
+// it are equally likely.
+std::vector<float> without_nan(std::span<const float> logits) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  std::vector<float> made(logits.begin(), logits.end());
+  for (float& logit : made) logit = logit == logit ? logit : -kInfinity;
+  const float largest = std::ranges::max(made);
+  if (std::isinf(largest)) {
+    for (float& logit : made) logit = logit == largest ? 0 : -kInfinity;
+  }
+  return made;
+}
+
 }  // namespace
 
 Trace::Trace(const TraceOptions& options) : options_(options) {
@@ -36,8 +50,9 @@ Trace::Trace(const TraceOptions& options) : options_(options) {
   require(options.kept_every >= 0, "kept_every is ", options.kept_every, ", expected 1 or more");
 }
 
-void Trace::add(std::span<const float> logits, int32_t token) {
-  const double most = *std::ranges::max_element(logits);
+void Trace::add(std::span<const float> given, int32_t token) {
+  const std::vector<float> logits = without_nan(given);
+  const double most = std::ranges::max(logits);
   double sum = 0;
   for (const float logit : logits) sum += std::exp(logit - most);
   const double normal = most + std::log(sum);

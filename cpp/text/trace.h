@@ -42,7 +42,7 @@ class Trace {
   const TraceOptions& options() const { return options_; }
   bool wants_logits() const { return options_.n_top >= 0; }
 
-  // Records a token with the logits before it [n_vocab].
+  // Records a token with the logits before it [n_vocab], which need not be finite; see Sampler.
   void add(std::span<const float> logits, int32_t token);
 
   // Records what a sequence keeps now.
