@@ -180,8 +180,7 @@ const char* h2o_request_error(const h2o_request* request) noexcept {
 }
 
 h2o_status h2o_request_result(h2o_request* request, h2o_generation* generation) noexcept {
-  return call(request,
-              [&](h2o_request& r) { give(result_of(r.generation->progress()), generation); });
+  return call(request, [&](h2o_request& r) { give(result_of(*r.generation), generation); });
 }
 
 h2o_status h2o_request_text(h2o_request* request, char* text, size_t capacity,

@@ -341,8 +341,10 @@ typedef struct h2o_generation {
   int32_t n_generated;   /* tokens generated */
   double prompt_seconds; /* for the prompt and the first token */
   double decode_seconds; /* for the tokens after the first */
+  int32_t stop;          /* index of the stop string that ended the text; -1: none did */
+  int32_t reserved;      /* 0 */
 } h2o_generation;
-#define H2O_GENERATION {sizeof(h2o_generation), 0, 0, 0, 0, 0}
+#define H2O_GENERATION {sizeof(h2o_generation), 0, 0, 0, 0, 0, -1, 0}
 
 /* Adds the prompt to the sequence, then generates. The prompt may be empty if the sequence is not.
  * Prompt and generated tokens stay in the sequence, so that the next stream continues from there; a

@@ -189,13 +189,18 @@ StreamOptions stream_options(const h2o_stream_options* options) {
   return made;
 }
 
-h2o_generation result_of(const Progress& progress) {
+h2o_generation result_of(const Generation& generation) {
+  const Progress progress = generation.progress();
+  const std::vector<std::string>& stop = generation.request().stop;
+  const auto found = std::ranges::find(stop, progress.stop_string);
   return {.size = sizeof(h2o_generation),
           .finish = finish_of(progress.finish),
           .n_prompt = progress.n_prompt,
           .n_generated = progress.n_generated,
           .prompt_seconds = progress.prompt_seconds,
-          .decode_seconds = progress.decode_seconds};
+          .decode_seconds = progress.decode_seconds,
+          .stop = found == stop.end() ? -1 : static_cast<int32_t>(found - stop.begin()),
+          .reserved = 0};
 }
 
 uint64_t random_seed() {

@@ -12,7 +12,7 @@ PrefixCacheOptions prefix_options(const h2o_session_options* options);
 SamplerOptions sampler_options(const h2o_sampling& sampling);
 StreamOptions stream_options(const h2o_stream_options* options);
 
-h2o_generation result_of(const Progress& progress);
+h2o_generation result_of(const Generation& generation);
 
 // A non-deterministic seed.
 uint64_t random_seed();

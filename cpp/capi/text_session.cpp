@@ -67,7 +67,7 @@ h2o_generation TextSession::stream(std::string_view prompt, const StreamOptions&
     if (!held.empty()) sink(held);
   }
   clear_cancel();  // one that came too late for this stream does not end the next
-  h2o_generation result = result_of(generation->progress());
+  h2o_generation result = result_of(*generation);
   if (!done) result.finish = H2O_FINISH_CANCELLED;
   if (!generation->began()) result.n_prompt = static_cast<int32_t>(n_unread());
   return result;

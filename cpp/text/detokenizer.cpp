@@ -1,5 +1,7 @@
 #include "text/detokenizer.h"
 
+#include <utility>
+
 #include "text/tokenizer/utf8.h"
 
 namespace h2o {
@@ -36,15 +38,14 @@ std::string Detokenizer::finish() {
 }
 
 std::string Detokenizer::release(std::string_view text) {
-  if (stopped_) return {};
+  if (stopped()) return {};
   for (const char c : text) {
     text_ += c;
     state_ = stop_.next(state_, static_cast<unsigned char>(c));
     if (const size_t n = stop_.complete(state_); n > 0) {
-      stopped_ = true;
-      std::string before = text_.substr(0, text_.size() - n);
-      text_.clear();
-      return before;
+      stop_string_ = text_.substr(text_.size() - n);
+      text_.resize(text_.size() - n);
+      return std::exchange(text_, {});
     }
   }
   // Held-back text starts at a character boundary, as stop strings do.

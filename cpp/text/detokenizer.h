@@ -24,8 +24,9 @@ class Detokenizer {
   // Returns the text held back. An incomplete character becomes U+FFFD.
   std::string finish();
 
-  // Has a stop string appeared?
-  bool stopped() const { return stopped_; }
+  // The stop string that appeared; "" if none has.
+  const std::string& stop_string() const { return stop_string_; }
+  bool stopped() const { return !stop_string_.empty(); }
 
   // Held back: text that may begin a stop string, then bytes of an incomplete character. Pushing
   // both to another Detokenizer continues from here.
@@ -39,7 +40,7 @@ class Detokenizer {
   StopStrings::State state_ = 0;  // of the output so far
   std::string text_;
   std::string bytes_;
-  bool stopped_ = false;
+  std::string stop_string_;
 };
 
 }  // namespace h2o

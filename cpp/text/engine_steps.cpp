@@ -202,6 +202,7 @@ void Engine::publish(StepOutput& output) {
   progress.finish_message = std::move(output.finish_message);
   if (output.error != nullptr) g.error_ = output.error;
   if (output.finish != Finish::none) {
+    progress.stop_string = g.detokenizer_.stop_string();
     finish(output.generation, output.finish);
     remove(active_, output.generation);
   }

@@ -35,6 +35,7 @@ struct Piece {
 struct Progress {
   Finish finish = Finish::none;
   std::string finish_message = {};  // why the context ended, or ""
+  std::string stop_string = {};     // that ended the text, or ""
   int32_t n_prompt = 0;             // tokens read before the first was generated
   int32_t n_cached = 0;             // tokens before those that were found in a cache
   int32_t n_generated = 0;

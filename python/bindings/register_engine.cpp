@@ -345,6 +345,7 @@ void register_engine(py::module_& m) {
           "finish_reason",
           [](const Handle& h) { return finish_reason(h.generation->progress().finish); })
       .def_property_readonly("finish_message", progress(&Progress::finish_message))
+      .def_property_readonly("stop_string", progress(&Progress::stop_string))
       .def_property_readonly("prompt_tokens", progress(&Progress::n_prompt))
       .def_property_readonly("cached_tokens", progress(&Progress::n_cached))
       .def_property_readonly("n_generated", progress(&Progress::n_generated))

@@ -291,7 +291,7 @@ ENDS_WITH(h2o_model_info, eos);
 ENDS_WITH(h2o_session_options, archive_dir);
 ENDS_WITH(h2o_sampling, logit_bias);
 ENDS_WITH(h2o_stream_options, stop);
-ENDS_WITH(h2o_generation, decode_seconds);
+ENDS_WITH(h2o_generation, reserved);
 ENDS_WITH(h2o_session_stats, archive_bytes);
 
 TEST_CASE("programs built with an older header use shorter structures") {

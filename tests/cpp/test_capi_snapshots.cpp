@@ -88,13 +88,14 @@ TEST_CASE("snapshots are interchangeable with the Python package") {
   CHECK(again.save() == before);
   CHECK(streamed(session, "", up_to(5)).starts_with("na"));
   CHECK(!streamed(session, "", up_to(5)).starts_with("na"));
-  const char* const stops[] = {"na"};
+  const char* const stops[] = {"nowhere", "na"};
   h2o_stream_options options = up_to(5);
-  options.n_stop = 1;
+  options.n_stop = 2;
   options.stop = stops;
   h2o_generation generation = H2O_GENERATION;
   CHECK(streamed(again, "", options, &generation).empty());
   CHECK(generation.finish == H2O_FINISH_STOP);
+  CHECK(generation.stop == 1);
   CHECK(generation.n_generated == 0);
 }
 

@@ -121,6 +121,7 @@ TEST_CASE("only text that may begin a stop string is held back") {
   CHECK(!pieces.stopped());
   CHECK(pieces.push("yEN") == "yE");
   CHECK(pieces.stopped());
+  CHECK(pieces.stop_string() == "N");
   CHECK(pieces.push("D. more") == "");
   CHECK(pieces.finish() == "");
 }

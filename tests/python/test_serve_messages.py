@@ -61,6 +61,17 @@ class TestMessages:
         assert found["stop_reason"] == "max_tokens"
         assert found["usage"]["output_tokens"] == 3
 
+    def test_stop_sequence(self, server: Server) -> None:
+        change = {"stop_sequences": ["nowhere", "me see"]}
+        found = ask(server, "/v1/messages", **change)
+        assert found["content"][-1] == {"type": "text", "text": "Let "}
+        assert (found["stop_reason"], found["stop_sequence"]) == ("stop_sequence", "me see")
+        events = read_events(
+            server.ask("/v1/messages", {**MESSAGES, **change, "stream": True}).body
+        )
+        assert events[0]["message"]["stop_sequence"] is None
+        assert events[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "me see"}
+
     def test_conversation(self, tmp_path: Path) -> None:
         prompt = (
             '1sBe\nbrief;uHi;aI look<tool_call>{"name": "weather", "arguments": {"x": 1}};t4;uOk;'

@@ -29,13 +29,18 @@ def split(data: bytes, cuts: list[int]) -> list[bytes]:
     return [data[begin:end] for begin, end in pairwise(ends)]
 
 
-def truncate(text: str, stop: list[str]) -> str:
-    """The text before the stop string that ends first; of several, before the longest."""
+def cut(text: str, stop: list[str]) -> tuple[str, str]:
+    """The text before the stop string that ends first, of several the longest; that string."""
     for end in range(1, len(text) + 1):
         found = [s for s in stop if text[:end].endswith(s)]
         if found:
-            return text[: end - len(max(found, key=len))]
-    return text
+            longest = max(found, key=len)
+            return text[: end - len(longest)], longest
+    return text, ""
+
+
+def truncate(text: str, stop: list[str]) -> str:
+    return cut(text, stop)[0]
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +117,7 @@ class TestOutputText:
         generator = scripted(folder, text.encode())
         stream = generator.stream(PROMPT, temperature=0, stop=stop)
         pieces = list(stream)
-        assert "".join(pieces) == truncate(text, stop)
+        assert ("".join(pieces), stream.stop_string) == cut(text, stop)
         assert stream.finish_reason == "stop"
         assert all(pieces)  # none is empty
         data = bytes(list(stream.tokens))
@@ -158,7 +163,8 @@ class TestOutputText:
 
     def test_incomplete_stop_string_is_output_at_the_end(self, folder: Path) -> None:
         generator = scripted(folder, b"ab")
-        assert generator.generate(PROMPT, temperature=0, stop="abc").text == "ab"
+        result = generator.generate(PROMPT, temperature=0, stop="abc")
+        assert (result.text, result.stop_string) == ("ab", "")
         result = generator.generate(PROMPT, temperature=0, stop="abc", max_tokens=1)
         assert (result.text, result.finish_reason) == ("a", "length")
 
@@ -215,7 +221,7 @@ class TestEnd:
 
     def test_stop_string_in_the_last_token(self, folder: Path) -> None:
         result = scripted(folder, b"abcd").generate(PROMPT, temperature=0, max_tokens=3, stop="c")
-        assert (result.text, result.finish_reason) == ("ab", "stop")
+        assert (result.text, result.finish_reason, result.stop_string) == ("ab", "stop", "c")
 
     def test_cancelled(self, folder: Path) -> None:
         stream = scripted(folder, b"abcd").stream(PROMPT, temperature=0)

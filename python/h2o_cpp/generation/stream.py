@@ -21,6 +21,7 @@ class Generation:
 
     finish_reason is "stop" (end of text, or a stop string), "length" (max_tokens, or the end of
     the context) or "cancelled". finish_message explains an end of the context; otherwise it is "".
+    stop_string is the one that ended the text, or "".
     """
 
     text: str
@@ -31,6 +32,7 @@ class Generation:
     prompt_seconds: float
     decode_seconds: float
     cached_tokens: int = 0  # prompt tokens from the prefix cache
+    stop_string: str = ""
 
     def __str__(self) -> str:
         return self.text
@@ -47,6 +49,7 @@ class Generation:
             prompt_seconds=state.prompt_seconds,
             decode_seconds=state.decode_seconds,
             cached_tokens=state.cached_tokens,
+            stop_string=state.stop_string,
         )
 
 
@@ -147,6 +150,11 @@ class Stream(Iterator[str], GenerationHandle):
     def finish_message(self) -> str:
         """As in Generation."""
         return self._state.finish_message
+
+    @property
+    def stop_string(self) -> str:
+        """As in Generation."""
+        return self._state.stop_string
 
     @property
     def prompt_tokens(self) -> int:

@@ -39,8 +39,8 @@ class AnthropicResponse(BaseModel):
     role: Literal["assistant"] = "assistant"
     model: str
     content: list[dict[str, Any]]
-    stop_reason: Literal["end_turn", "max_tokens", "tool_use"] | None
-    stop_sequence: None = None
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
+    stop_sequence: str | None = None
     usage: MessageUsage
 
 
@@ -93,7 +93,7 @@ class _Message(GenerationResponse):
             id=self._id,
             model=self._model,
             content=content,
-            stop_reason=None if output.generation is None else _stop_reason(output),
+            **_ending(output),
             usage=_usage(output),
         )
 
@@ -101,7 +101,8 @@ class _Message(GenerationResponse):
         """The event with the empty message."""
         [output] = self._outputs.all
         message = self._response([], output).model_dump()
-        message |= {"stop_reason": None, "usage": {**message["usage"], "output_tokens": 0}}
+        message |= {"stop_reason": None, "stop_sequence": None}
+        message["usage"]["output_tokens"] = 0
         return _event("message_start", message=message)
 
     def event(self, output: Output, piece: str) -> bytes:
@@ -111,9 +112,8 @@ class _Message(GenerationResponse):
     def end(self) -> bytes:
         """The events with the stop reason and the usage."""
         [output] = self._outputs.all
-        delta = {"stop_reason": _stop_reason(output), "stop_sequence": None}
         usage = _usage(output).model_dump()
-        return _event("message_delta", delta=delta, usage=usage) + _event("message_stop")
+        return _event("message_delta", delta=_ending(output), usage=usage) + _event("message_stop")
 
     def failed(self, error: ApiError) -> bytes:
         return sse(error.body("/v1/messages").encode(), "error")
@@ -128,10 +128,14 @@ def _usage(output: Output) -> MessageUsage:
     )
 
 
-def _stop_reason(output: Output) -> Literal["end_turn", "max_tokens", "tool_use"]:
-    if output.finish_reason == "tool_calls":
-        return "tool_use"
-    return "end_turn" if output.finish_reason == "stop" else "max_tokens"
+def _ending(output: Output) -> dict[str, Any]:
+    if output.generation is None:
+        return {"stop_reason": None, "stop_sequence": None}
+    stop_string = output.generation.stop_string or None
+    if output.finish_reason == "stop" and stop_string is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": stop_string}
+    reasons = {"tool_calls": "tool_use", "stop": "end_turn", "length": "max_tokens"}
+    return {"stop_reason": reasons[output.finish_reason or "length"], "stop_sequence": None}
 
 
 def _content(block: Block) -> dict[str, Any]:
