@@ -56,7 +56,7 @@ def make_body(response: GenerationResponse, output: Output, text: str, cuts: lis
     for a, b in pairwise(ends):
         body += response.event(output, text[a:b])
     generation: Any = SimpleNamespace(
-        text=text, finish_reason="stop", completion_tokens=9, cached_tokens=0
+        text=text, finish_reason="stop", stop_string="", completion_tokens=9, cached_tokens=0
     )
     output.generation = generation
     return body + response.event(output, "") + response.end()
