@@ -178,12 +178,15 @@ class Generator(StreamingModel):
         self,
         messages: Sequence[Message],
         *,
+        continue_final_message: bool = False,
         template: str | None = None,
         **options: Unpack[StreamOptions],
     ) -> Stream:
         """Stream the assistant's reply to `messages`; options as for stream().
 
         messages: the conversation; each message is a mapping with "role" and "content".
+        continue_final_message: the last message is the beginning of the assistant's reply, and the
+            output is the rest.
         template: a Jinja2 chat template, its file, or the name of a built-in one; default: the
             model file's.
 
@@ -191,7 +194,9 @@ class Generator(StreamingModel):
 
         Raises ValueError if there is no template or it rejects the messages, and as stream() does.
         """
-        return self.stream(self.chat_template(template).tokens(messages), **options)
+        chat = self.chat_template(template)
+        prompt = chat.prompt(messages, continue_final_message=continue_final_message)
+        return self.stream(prompt.tokens, **options)
 
     @show_options
     def reply(
@@ -201,6 +206,7 @@ class Generator(StreamingModel):
         tools: Sequence[Tool] | None = None,
         tool_choice: str | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
         template: str | None = None,
         tool_parser: str | None = None,
         **options: Unpack[StreamOptions],
@@ -212,6 +218,8 @@ class Generator(StreamingModel):
         tool_choice: "required", or the name of the tool to call, which need the extra `grammar`;
             "none": the prompt has no tools. Default, "auto": the model decides.
         documents: passed to the template.
+        continue_final_message: as for chat(); the last message decides how the rest is parsed, and
+            a tool call that begins there is returned complete.
         tool_parser: the format of tool calls, a name from h2o_cpp.reply; default: from the
             template.
 
@@ -221,14 +229,20 @@ class Generator(StreamingModel):
         if tool_choice == "none":
             tools = None
         schemas = tool_schemas(tools)
-        prompt = chat.prompt(messages, tools=tools, documents=documents)
+        prompt = chat.prompt(
+            messages,
+            tools=tools,
+            documents=documents,
+            continue_final_message=continue_final_message,
+        )
         runtime = self._runtime()
-        around_form = chat.form_grammar(thinking=prompt.thinking)
+        inside: Any = {"thinking": prompt.thinking, "begun": prompt.begun}
+        around_form = chat.form_grammar(**inside)
         if tool_choice not in (None, "auto", "none"):
             if form := form_of(options):
                 raise ValueError(f"give either tool_choice or {form[0]}, not both")
             name = None if tool_choice == "required" else tool_choice
-            options["grammar"] = chat.call_grammar(tools or (), name=name, thinking=prompt.thinking)
+            options["grammar"] = chat.call_grammar(tools or (), name=name, **inside)
             around_form = None  # that grammar is of the whole reply
         request = make_request(
             runtime,
@@ -239,9 +253,7 @@ class Generator(StreamingModel):
             around_form=around_form,
         )
         with Stream(self._runtime, request) as stream:
-            return parse_reply(
-                "".join(stream), chat.format, tools=schemas, thinking=prompt.thinking
-            )
+            return parse_reply("".join(stream), chat.format, tools=schemas, **inside)
 
     def chat_template(
         self, template: str | None = None, *, tool_parser: str | None = None

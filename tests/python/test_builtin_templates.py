@@ -83,3 +83,16 @@ def test_conversation_prefix_is_stable(name: str) -> None:
     assert after[: len(before)] == before
     rest = template.tokens_after_reply(CONVERSATION[:2], user("Who are you?"))
     assert after[-len(rest) :] == rest
+
+
+@pytest.mark.parametrize("name", BUILTIN_TEMPLATES)
+def test_final_message_is_continued(name: str) -> None:
+    """The prompt is the beginning of the conversation with the message."""
+    t = tokenizer(sentence_pieces(add_bos_token=False))
+    template = ChatTemplate(name, t)
+    messages = [*CONVERSATION[:2], {"role": "assistant", "content": "Hi, I"}]
+    whole = template.text([*messages, *user("Who?")])
+    expected = whole.partition("Hi, I")[0] + "Hi, I"
+    assert template.text(messages, continue_final_message=True) == expected
+    prompt = template.prompt(messages, continue_final_message=True)
+    assert prompt.tokens == t.encode(expected, add_special=False, parse_special=True)

@@ -160,6 +160,141 @@ class TestMessageTextIsNotSpecial:
         assert ChatTemplate("a{{ messages[0].content }}", t).tokens(user("b")) == [257]
 
 
+# As in Qwen3, DeepSeek-R1 and gpt-oss; abridged.
+CLOSED = """{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.role == 'assistant' and loop.last %}<think>
+{{ m.reasoning_content or '' }}
+</think>
+
+{% endif %}{{ m.content.lstrip('\n') }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is false %}<think>
+
+</think>
+
+{% endif %}{% endif %}"""
+OPENED = CHATML.replace("assistant\n' }}", "assistant\n<think>\n' }}") + "{# </think> #}"
+HARMONY = """{% for m in messages %}<|start|>{{ m.role }}
+{%- if m.role == 'assistant' %}<|channel|>final{% endif %}<|message|>{{ m.content }}<|end|>
+{%- endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
+BEGIN = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+NO_THOUGHT = "<think>\n\n</think>\n\n"
+
+
+class TestFinalMessageIsContinued:
+    """The prompt ends after its text."""
+
+    def chat(self, template: str) -> ChatTemplate:
+        return ChatTemplate(template, tokenizer(CHATML_VOCABULARY))
+
+    def text(self, template: str, content: str, **options: Any) -> str:
+        messages = [*user("Hi"), {"role": "assistant", "content": content}]
+        return self.chat(template).text(messages, continue_final_message=True, **options)
+
+    @pytest.mark.parametrize("content", ["ab", " \n ab \n", "\n", "<|im_end|>", "</think>"])
+    def test_text_is_exact(self, content: str) -> None:
+        """Even if the template strips it."""
+        assert self.text(CHATML, content) == BEGIN + content
+        stripped = CHATML.replace("message['content']", "message['content'] | trim")
+        assert self.text(stripped, content) == BEGIN + content
+
+    def test_text_without_effect(self) -> None:
+        assert self.text(CHATML, "") == self.chat(CHATML).text(user("Hi")) == BEGIN
+
+    @pytest.mark.parametrize(
+        ("template", "text", "variables", "expected", "thinking"),
+        [
+            # Reasoning is over where the text begins, however the template says so.
+            (CLOSED, "ab", {}, BEGIN + NO_THOUGHT + "ab", False),
+            (CLOSED, "ab", {"enable_thinking": False}, BEGIN + NO_THOUGHT + "ab", False),
+            (OPENED, "ab", {}, BEGIN + "ab", False),
+            # Reasoning is continued.
+            (CLOSED, "<think>\nHm", {}, BEGIN + "<think>\nHm", True),
+            (OPENED, "<think>\nHm", {}, BEGIN + "<think>\nHm", True),
+            (CLOSED, "<think>Hm</think>ab", {}, BEGIN + "<think>Hm</think>ab", False),
+            # The generation prompt is not left out.
+            (
+                CHATML.replace("assistant\n' }}", "assistant\n<think></think>' }}"),
+                "ab",
+                {},
+                BEGIN + "<think></think>ab",
+                False,
+            ),
+        ],
+    )
+    def test_reasoning(
+        self, template: str, text: str, variables: Any, expected: str, thinking: bool
+    ) -> None:
+        assert self.text(template, text, variables=variables) == expected
+        messages = [*user("Hi"), {"role": "assistant", "content": text}]
+        prompt = self.chat(template).prompt(
+            messages, variables=variables, continue_final_message=True
+        )
+        assert prompt.thinking == thinking
+
+    def test_reasoning_before_the_text(self) -> None:
+        reply = {"role": "assistant", "content": "ab", "reasoning_content": "Hm"}
+        text = self.chat(CLOSED).text([*user("Hi"), reply], continue_final_message=True)
+        assert text == BEGIN + "<think>\nHm\n</think>\n\nab"
+
+    def test_header_of_the_message(self) -> None:
+        reply = {"role": "assistant", "content": "ab"}
+        prompt = self.chat(HARMONY).prompt([*user("Hi"), reply], continue_final_message=True)
+        assert prompt.begun == "<|channel|>final<|message|>ab"
+
+    def test_special_tokens_are_markers_of_the_reply(self) -> None:
+        """Also after text that is tokenized with the template's."""
+        t = tokenizer(byte_pairs(("<|im_end|>", 3), ("<tool_call>", 3), ("</think>", 4)))
+        reply = {"role": "assistant", "content": "b<tool_call><|im_end|></think>"}
+        messages = [*user("<tool_call>"), reply]
+        source = (
+            "{{ messages[0].content }}a{% if messages[1] %}{{ messages[1].content }}{% endif %}"
+        )
+        for comment, tokens in (("<tool_call></think>", [257, 259, 260]), ("</think>", [257, 260])):
+            template = ChatTemplate(f"{source}{{# {comment} #}}", t)
+            prompt = template.prompt(messages, continue_final_message=True)
+            assert template.text(messages, continue_final_message=True) == (
+                "<tool_call>ab<tool_call><|im_end|></think>"
+            )
+            assert [i for i in prompt.tokens if i > 256] == tokens
+
+    @pytest.mark.parametrize(
+        ("messages", "message"),
+        [
+            (user("Hi"), r"messages\[0\] cannot be continued: its role is 'user', expected"),
+            ([{"role": "assistant", "content": "a"}], "there is no message before it"),
+            (
+                [*user("Hi"), *[{"role": "assistant", "content": "a"}] * 2],
+                r"messages\[2\] cannot be continued: the message before it is also the assistant's",
+            ),
+            (
+                [*user("Hi"), {"role": "assistant", "content": "a", "tool_calls": [{}]}],
+                r"messages\[1\] cannot be continued: it has tool calls",
+            ),
+            ([*user("Hi"), {"role": "assistant"}], "its content is None, expected text"),
+            (
+                [*user("Hi"), {"role": "assistant", "content": "", "reasoning_content": "a"}],
+                "it has reasoning but no text",
+            ),
+        ],
+    )
+    def test_messages_that_cannot_be_continued(self, messages: Any, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            self.chat(CHATML).prompt(messages, continue_final_message=True)
+
+    def test_wrong_arguments(self) -> None:
+        with pytest.raises(TypeError, match="continue_final_message='yes', expected True or False"):
+            self.chat(CHATML).prompt(user("Hi"), continue_final_message="yes")  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        "template", ["{{ messages[0].content }}", "{{ messages[-1].content * 2 }}"]
+    )
+    def test_template_that_cannot_continue(self, template: str) -> None:
+        with pytest.raises(ValueError, match="cannot continue a message"):
+            self.text(template, "ab")
+
+
 class TestTemplates:
     def render(self, source: str, content: str = "a") -> str:
         t = tokenizer(byte_pairs())

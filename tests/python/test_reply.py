@@ -174,6 +174,33 @@ def test_known_replies_at_every_split(name: str, text: str, expected: Reply) -> 
         assert read(format, [text[:i], text[i:]]) == expected
 
 
+@pytest.mark.parametrize(("name", "text", "expected"), CASES)
+def test_known_replies_begun_in_the_prompt(name: str, text: str, expected: Reply) -> None:
+    """Only what follows the beginning is emitted, but calls completely."""
+    format = ALL[name]
+    for i in range(1, len(text) + 1):
+        begun, rest = text[:i], text[i:]
+        before = parse_reply(begun, format, tools=NAMES)
+        sent = Reply()
+        sent.add(ReplyParser(format, tools=NAMES).push(begun))
+        for pieces in ([rest], [*rest]):
+            found = read(format, pieces, begun=begun)
+            assert found.calls == expected.calls
+            assert found.reasoning == without(before.reasoning, expected.reasoning)
+            new = without(before.content, expected.content)
+            if not expected.calls:
+                assert found.content == new
+            else:  # the end of the beginning may be a call's, and not content
+                after = {new.strip(), expected.content[len(sent.content) :].strip()}
+                assert found.content.strip() in after
+
+
+def without(beginning: str, text: str) -> str:
+    """The text after what it has in common with the beginning."""
+    n = next((i for i, (a, b) in enumerate(zip(beginning, text, strict=False)) if a != b), None)
+    return text[min(len(beginning), len(text)) if n is None else n :]
+
+
 # Parts of the formats, in any order.
 WORDS = [
     *sorted({marker for format in FORMATS.values() for marker in format.markers}),

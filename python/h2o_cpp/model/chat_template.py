@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from h2o_cpp.model.arguments import check_str, short
+from h2o_cpp.model.arguments import check_bool, check_str, short
 from h2o_cpp.model.builtin_templates import BUILTIN_TEMPLATES
+from h2o_cpp.model.final_message import text_to_continue
 from h2o_cpp.model.jinja_template import JinjaTemplate
 from h2o_cpp.model.special_escape import SpecialTokenEscape, unused_characters
 from h2o_cpp.model.text_files import read_text
@@ -54,16 +57,34 @@ def read_template(template: str, folder: str | os.PathLike[str] = "") -> str:
 
 
 class ChatPrompt(NamedTuple):
-    """A tokenized conversation; thinking: whether the reply begins inside reasoning."""
+    """A tokenized conversation.
+
+    thinking: whether the output begins inside reasoning.
+    begun: the beginning of the reply in the prompt, as for ReplyParser.
+    """
 
     tokens: list[int]
     thinking: bool
+    begun: str = ""
+
+
+class _Rendered(NamedTuple):
+    """A conversation in which special tokens are the template's; then `final`, the text of the
+    message to continue."""
+
+    text: str
+    escaping: SpecialTokenEscape
+    thinking: bool
+    final: str = ""
+    begun: str = ""
 
 
 class ChatTemplate:
     """A Jinja2 template with the environment of Hugging Face transformers, run in a subprocess.
 
-    Special tokens come only from the template's own text, never from messages and tools.
+    Special tokens come only from the template's own text, never from messages and tools. In the
+    text of a message that is continued, the markers of reasoning and of tool calls are tokens too,
+    as in a reply.
 
     Attributes: `source`; `format`, the format of reasoning and tool calls; `has_tools`, whether the
     template supports tools.
@@ -99,8 +120,11 @@ class ChatTemplate:
     @property
     def spelled(self) -> list[int]:
         """The special tokens of the format's markers."""
-        tokens = map(self._special_token, self.format.markers)
-        return [token for token in tokens if token is not None]
+        return [*self._marker_tokens().values()]
+
+    def _marker_tokens(self) -> dict[str, int]:
+        tokens = ((marker, self._special_token(marker)) for marker in self.format.markers)
+        return {marker: token for marker, token in tokens if token is not None}
 
     def call_grammar(
         self,
@@ -109,14 +133,21 @@ class ChatTemplate:
         name: str | None = None,
         parallel: bool = True,
         thinking: bool = False,
+        begun: str = "",
     ) -> str:
         """A grammar of replies that are optional reasoning followed by tool calls.
 
-        name: the tool to call; default: any. parallel: allow several calls. thinking: as in
+        name: the tool to call; default: any. parallel: allow several calls. thinking, begun: as in
             ChatPrompt.
 
-        Raises ValueError for tools that cannot be called.
+        Raises ValueError for tools that cannot be called, and after the beginning of a reply,
+        unless that is reasoning.
         """
+        if begun and not thinking:
+            raise ValueError(
+                "a required tool call cannot continue the final message, expected a new reply "
+                "(continue_final_message=False)"
+            )
         schemas = tool_schemas(tools)
         if name is not None:
             if name not in schemas:
@@ -133,8 +164,10 @@ class ChatTemplate:
             thinking=thinking,
         )
 
-    def form_grammar(self, *, thinking: bool) -> str | None:
-        """`around_form` of Engine.submit; thinking: as in ChatPrompt."""
+    def form_grammar(self, *, thinking: bool, begun: str = "") -> str | None:
+        """`around_form` of Engine.submit; thinking, begun: as in ChatPrompt."""
+        if begun and not thinking:  # nothing precedes the rest of the content
+            return None
         return form_grammar(
             self.format,
             token_of=self._special_token,
@@ -158,31 +191,32 @@ class ChatTemplate:
         tools: Sequence[Tool] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
         most: int | None = None,
     ) -> ChatPrompt:
         """A conversation up to the assistant's next reply, tokenized.
 
         tools, documents, variables: for the template, as in transformers' apply_chat_template;
             variables are its keyword arguments, such as enable_thinking.
+        continue_final_message: the last message is the assistant's, and the prompt ends after its
+            text, for the model to continue it.
         most: as for Tokenizer.encode.
 
-        Raises ValueError if the template rejects them.
+        Raises ValueError if the template rejects them, and for a message that cannot be continued.
         """
-        rendered, escaping = self._given(messages, tools, documents, variables)
-        parts = self._parts(rendered, escaping)
-        think = self.format.think
-        thinking = think is not None and rendered.rstrip().endswith(think[0])
-        return ChatPrompt(self._tokenizer.encode_chat(parts, most=most), thinking)
+        given = self._given(messages, tools, documents, variables, continue_final_message)
+        parts = [*self._parts(given.text, given.escaping), *self._final_parts(given.final)]
+        tokens = self._tokenizer.encode_chat(_joined(parts), most=most)
+        return ChatPrompt(tokens, given.thinking, given.begun)
 
     def tokens_after_reply(self, before: Sequence[Message], after: Sequence[Message]) -> list[int]:
         """The tokens that follow a reply between `before` and `after`.
 
         The reply itself is not rendered, so that it stays as the model generated it.
         """
-        unused = unused_characters([self.source, *_texts(before), *_texts(after)])
-        mark = next(unused)
+        escaping, mark = self._escaping([before, after])
         reply = {"role": "assistant", "content": mark}
-        parts = self._parts(*self._render([*before, reply, *after], unused, {}))
+        parts = self._parts(self._render([*before, reply, *after], escaping, {}), escaping)
         rest: list[int | str] = []
         found = 0
         for part in parts:
@@ -206,10 +240,11 @@ class ChatTemplate:
         tools: Sequence[Tool] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
     ) -> str:
         """The rendered conversation, in which text from messages may look like special tokens."""
-        rendered, escaping = self._given(messages, tools, documents, variables)
-        return escaping.unescape(rendered)
+        given = self._given(messages, tools, documents, variables, continue_final_message)
+        return given.escaping.unescape(given.text) + given.final
 
     def _given(
         self,
@@ -217,19 +252,51 @@ class ChatTemplate:
         tools: Sequence[Tool] | None,
         documents: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any] | None,
-    ) -> tuple[str, SpecialTokenEscape]:
+        continued: bool,
+    ) -> _Rendered:
         _check_messages(messages)
         given = {**(variables or {}), "tools": tools or None, "documents": documents or None}
-        unused = unused_characters([self.source, *_texts(messages), *_texts(given)])
-        return self._render(messages, unused, given)
+        escaping, mark = self._escaping([messages, given])
+        final = ""
+        before = messages
+        if check_bool("continue_final_message", continued):
+            final = text_to_continue(messages)
+            before = messages[:-1]
+            given["add_generation_prompt"] = True
+        prompt = self._render(before, escaping, given)
+        think = self.format.think
+        thinking = think is not None and prompt.rstrip().endswith(think[0])
+        if not final:
+            return _Rendered(prompt, escaping, thinking)
+        if think is not None and final.lstrip().startswith(think[0]):
+            # It is the reasoning that the generation prompt may begin.
+            text = prompt.rstrip().removesuffix(think[0]) if thinking else prompt
+            return _Rendered(text, escaping, think[1] not in final, final, final)
+        given["add_generation_prompt"] = False
+        text = self._render([*before, {**messages[-1], "content": mark}], escaping, given)
+        text, *rest = text.split(mark)
+        if len(rest) != 1:
+            raise ValueError(
+                "the chat template cannot continue a message: it must render its text exactly once"
+            )
+        if not thinking and prompt.startswith(text):  # what follows belongs before any reply
+            text = prompt
+        header = text[len(prompt) :] if text.startswith(prompt) else ""
+        return _Rendered(text, escaping, False, final, escaping.unescape(header) + final)
+
+    def _escaping(self, used: Any) -> tuple[SpecialTokenEscape, str]:
+        """The escaping of special tokens in `used`, and a character that is not in it."""
+        unused = unused_characters([self.source, *_texts(used)])
+        mark = next(unused)
+        # Texts that the template searches for in messages, such as "<think>", must stay unchanged.
+        special, kept = self._tokenizer.special_texts, self._template.literals
+        return SpecialTokenEscape(special, unused, kept=kept), mark
 
     def _render(
-        self, messages: Sequence[Message], unused: Iterator[str], given: Mapping[str, Any]
-    ) -> tuple[str, SpecialTokenEscape]:
+        self, messages: Sequence[Message], escaping: SpecialTokenEscape, given: Mapping[str, Any]
+    ) -> str:
         """Render a conversation so that only the template's own special tokens are recognized."""
         tokenizer = self._tokenizer
-        # Texts that the template searches for in messages, such as "<think>", must stay unchanged.
-        escaping = SpecialTokenEscape(tokenizer.special_texts, unused, kept=self._template.literals)
         variables: dict[str, Any] = {
             "tools": None,
             "documents": None,
@@ -239,12 +306,30 @@ class ChatTemplate:
             **_map_texts(given, escaping.escape, escaping.escape_key),
             "messages": _map_texts(messages, escaping.escape, escaping.escape_key),
         }
-        return self._template.render(variables), escaping
+        return self._template.render(variables)
 
     def _parts(self, rendered: str, escaping: SpecialTokenEscape) -> Iterator[int | str]:
         """A rendered conversation as special tokens and the text between them."""
         for part in self._tokenizer.split_special(rendered):
             yield escaping.unescape(part) if isinstance(part, str) else part
+
+    def _final_parts(self, text: str) -> Iterator[int | str]:
+        """The text of a message to continue, as markers and the text between them."""
+        tokens: dict[str, int] = {}
+        if self.format.name != "harmony":  # its markers end the message
+            tokens = self._marker_tokens()
+        markers = "|".join(map(re.escape, tokens)) or "(?!)"
+        for part in re.split(f"({markers})", text):
+            yield tokens.get(part, part)
+
+
+def _joined(parts: Iterable[int | str]) -> Iterator[int | str]:
+    """Parts with adjacent texts joined, because they are tokenized together."""
+    for kind, group in groupby(parts, type):
+        if kind is str:
+            yield "".join(map(str, group))
+        else:
+            yield from group
 
 
 def tool_schemas(tools: Sequence[Tool] | None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
+from h2o_cpp.reply.begun import Begun
 from h2o_cpp.reply.calls import Tools
 from h2o_cpp.reply.formats import ReplyFormat
 from h2o_cpp.reply.scanner import Call, Content, NoCall, Part, Reasoning, Scanner, Steps
@@ -52,31 +53,43 @@ class ReplyParser:
         *,
         tools: Collection[str] | None = None,
         thinking: bool = False,
+        begun: str = "",
     ) -> None:
         """format: from format_of(), for the model's chat template.
 
         tools: names of the tools in the prompt, or their schemas by name, which determine the types
             of values in formats without quotes. None: any tool.
         thinking: the prompt ends inside reasoning, so the reply begins there.
+        begun: the beginning of the reply, which the prompt contains. It decides how the rest is
+            parsed, but only a call that begins in it is emitted.
         """
         if not isinstance(format, ReplyFormat):
             raise TypeError(f"format={format!r}, expected a ReplyFormat, as from format_of()")
         self._scanner = Scanner()
-        self._steps = _steps(self._scanner, format, Tools(tools), thinking)
+        self._steps = _steps(self._scanner, format, Tools(tools), thinking and not begun)
+        self._begun: Begun | None = None
         next(self._steps, None)
+        if begun:
+            alone = ReplyParser(format, tools=tools)
+            whole = [*alone.push(begun), *alone.finish()]
+            self._begun = Begun(self.push(begun), whole)
 
     def push(self, text: str) -> list[Part]:
         """Parse another piece of text."""
         for begin in range(0, len(text), _AT_ONCE):
             self._scanner.rest += text[begin : begin + _AT_ONCE]
             next(self._steps, None)
-        return self._scanner.fetch()
+        return self._fetch()
 
     def finish(self) -> list[Part]:
         """Parse the rest at the end of the text."""
         self._scanner.ended = True
         next(self._steps, None)
-        return self._scanner.fetch()
+        return self._fetch()
+
+    def _fetch(self) -> list[Part]:
+        found = self._scanner.fetch()
+        return found if self._begun is None else [*self._begun.rest(found)]
 
 
 def parse_reply(
@@ -85,9 +98,10 @@ def parse_reply(
     *,
     tools: Collection[str] | None = None,
     thinking: bool = False,
+    begun: str = "",
 ) -> Reply:
     """Parse a complete reply; arguments as for ReplyParser."""
-    parser = ReplyParser(format, tools=tools, thinking=thinking)
+    parser = ReplyParser(format, tools=tools, thinking=thinking, begun=begun)
     reply = Reply()
     reply.add(parser.push(text))
     reply.add(parser.finish())

@@ -63,6 +63,7 @@ def submit_chat(service: Service, body: ChatRequest, *, truncate: bool = False) 
         raise ApiError(400, "tool_choice requires a tool call, but tools is empty", param="tools")
     prompt = prompt_of(service, body, truncate=truncate)
     template = service.chat_template()
+    inside: Any = {"thinking": prompt.thinking, "begun": prompt.begun}
     grammar = None
     if body.must_call:
         try:
@@ -70,7 +71,7 @@ def submit_chat(service: Service, body: ChatRequest, *, truncate: bool = False) 
                 tools,
                 name=body.called_tool,
                 parallel=body.parallel_tool_calls is not False,
-                thinking=prompt.thinking,
+                **inside,
             )
         except ValueError as error:
             raise ApiError(400, str(error), param="tool_choice") from error
@@ -83,10 +84,10 @@ def submit_chat(service: Service, body: ChatRequest, *, truncate: bool = False) 
         n_top=(body.top_logprobs or 0) if body.logprobs else None,
         spelled=template.spelled if parses else (),
         grammar=grammar,
-        around_form=None if grammar else template.form_grammar(thinking=prompt.thinking),
+        around_form=None if grammar else template.form_grammar(**inside),
     )
     for output in outputs if parses else ():
-        output.parser = ReplyParser(form, tools=tool_schemas(tools), thinking=prompt.thinking)
+        output.parser = ReplyParser(form, tools=tool_schemas(tools), **inside)
         output.max_calls = 1 if body.parallel_tool_calls is False else None
     body.messages, body.tools = [], None  # may be large
     return outputs
