@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from h2o_cpp import Generator
-from support.chatty import user
+from support.chatty import CHATML, user
 from support.dialects import MESSAGES, N_PROMPT, POSTS, ask, read_events
-from support.serving import serving, wait_until
-from support.tool_talk import THINKS, talking
+from support.serving import events, serving, wait_until
+from support.tool_talk import THINKS, WEATHER, talking
 
 
 def test_oldest_turns_are_left_out(tmp_path: Path) -> None:
@@ -36,6 +36,9 @@ def test_oldest_turns_are_left_out(tmp_path: Path) -> None:
         chat = {"messages": messages, "options": {"temperature": 0}, "stream": False}
         answer = server.ask("/api/chat", chat).json()
         assert (answer["message"]["content"], answer["prompt_eval_count"]) == ("Yes.", expected)
+        begun = [*messages, {"role": "assistant", "content": "a"}]
+        answer = server.ask("/api/chat", {**chat, "messages": begun}).json()
+        assert answer["prompt_eval_count"] == expected + len("aa")
         assert server.ask("/api/chat", {**chat, "truncate": False}).status == 400
         for text, status in (("a" * 98, 200), ("a" * 99, 400)):  # "u", text and ";"
             body = {"input": [*turns, *user(text)], "truncation": "auto"}
@@ -85,6 +88,114 @@ def test_cached_tokens_are_reported(tmp_path: Path) -> None:
         change = {"input": messages, "tools": None, "max_output_tokens": 4}
         answer = ask(server, "/v1/responses", **change)
         assert answer["usage"]["input_tokens_details"]["cached_tokens"] == n_prompt - 1
+
+
+BEGUN = [*user("Hi"), {"role": "assistant", "content": "Let me"}]
+CONTINUED: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": BEGUN, "temperature": 0},
+    "/v1/messages": {"messages": BEGUN, "temperature": 0, "max_tokens": 900},
+    "/api/chat": {"messages": BEGUN, "options": {"temperature": 0}},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_final_message_of_the_assistant_is_continued(tmp_path: Path, stream: bool) -> None:
+    """Only the rest is sent. The Responses API has a new reply."""
+    model = talking(tmp_path, {len("uHi;aLet me"): " see. "})
+    with Generator(model) as generator, serving(generator) as server:
+        bodies = [
+            server.ask(path, {**body, "stream": stream}).body for path, body in CONTINUED.items()
+        ]
+        counted = server.ask("/v1/messages/count_tokens", {"messages": BEGUN}).json()
+        answer = server.ask("/v1/responses", {"input": BEGUN, "temperature": 0}).json()
+    if stream:
+        *chunks, _ = events(bodies[0])
+        found = [
+            "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks),
+            "".join(event.get("delta", {}).get("text", "") for event in read_events(bodies[1])),
+            "".join(json.loads(line)["message"]["content"] for line in bodies[2].splitlines()),
+        ]
+    else:
+        answers = [json.loads(body) for body in bodies]
+        found = [
+            answers[0]["choices"][0]["message"]["content"],
+            answers[1]["content"][0]["text"],
+            answers[2]["message"]["content"],
+        ]
+    assert found == [" see. "] * 3
+    assert counted == {"input_tokens": len("uHi;aLet me")}
+    assert answer["usage"]["input_tokens"] == len("uHi;aLet me;")
+
+
+@pytest.mark.parametrize("path", CONTINUED)
+def test_final_messages_that_cannot_be_continued(tmp_path: Path, path: str) -> None:
+    """An empty one has no effect."""
+    refused = [(["Let", "me"], "messages[2] cannot be continued: the message before it is also")]
+    accepted = [[""]]
+    if path == "/v1/messages":
+        refused.append((["Let\n"], "ends in white space"))
+    else:
+        accepted.append(["Let\n"])
+
+    def ask(contents: list[Any], **fields: Any) -> Any:
+        replies = [{"role": "assistant", "content": content, **fields} for content in contents]
+        return server.ask(path, {**CONTINUED[path], "messages": [*user("Hi"), *replies]})
+
+    with Generator(talking(tmp_path, {}), n_ctx=32) as generator, serving(generator) as server:
+        for contents, message in refused:
+            answer = ask(contents)
+            assert answer.status == 400
+            assert message in answer.body.decode()
+        for contents in accepted:
+            assert ask(contents).status == 200
+        if path == "/v1/messages":
+            answer = ask([[{"type": "tool_use", "id": "a", "name": "f", "input": {}}]])
+        else:
+            function = {"name": "f", "arguments": {} if path == "/api/chat" else "{}"}
+            call = {"id": "a", "type": "function", "function": function}
+            answer = ask(["Let"], tool_calls=[call])
+        assert answer.status == 400
+        assert "messages[1] cannot be continued: it has tool calls" in answer.body.decode()
+
+
+@pytest.mark.parametrize(
+    ("fields", "continues"),
+    [
+        ({}, True),
+        ({"continue_final_message": True, "add_generation_prompt": False}, True),
+        ({"continue_final_message": True}, True),
+        ({"continue_final_message": False}, False),
+        ({"add_generation_prompt": True}, False),
+        ({"add_generation_prompt": True, "continue_final_message": False}, False),
+    ],
+)
+def test_clients_of_llama_cpp_and_vllm_continue(
+    tmp_path: Path, fields: dict[str, bool], continues: bool
+) -> None:
+    """The former without a field, the latter with two."""
+    begun = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nLet me"
+    new = f"{begun}<|im_end|>\n<|im_start|>assistant\n"
+    with Generator(talking(tmp_path, {}, CHATML)) as generator, serving(generator) as server:
+        answer = server.ask("/apply-template", {"messages": BEGUN, **fields}).json()
+        assert answer == {"prompt": begun if continues else new}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"messages": user("Hi")}, "messages[0] cannot be continued: its role is 'user'"),
+        ({"add_generation_prompt": True}, "give either continue_final_message or add_generation"),
+        ({"tools": [WEATHER], "tool_choice": "required"}, "a required tool call cannot continue"),
+    ],
+)
+def test_requests_that_cannot_continue(
+    tmp_path: Path, fields: dict[str, Any], message: str
+) -> None:
+    body = {"messages": BEGUN, "continue_final_message": True, **fields}
+    with Generator(talking(tmp_path, {})) as generator, serving(generator) as server:
+        answer = server.ask("/v1/chat/completions", body)
+    assert answer.status == 400
+    assert message in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", POSTS)

@@ -103,6 +103,26 @@ def test_call_without_tools_is_content(server: Server, tools: Any) -> None:
     assert "tool_calls" not in choice["message"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_call_that_begins_in_the_final_message(tmp_path: Path, stream: bool) -> None:
+    """It is sent completely, the text before it is not."""
+    beginning, rest = "I look. <tool_call>{", CALL.partition("{")[2]
+    messages = [*user("Hi"), {"role": "assistant", "content": beginning}]
+    model = talking(tmp_path, {len(spell(f"1uHi;a{beginning}")): rest}, THINKS)
+    with Generator(model) as generator, serving(generator) as server:
+        answer = server.ask(PATH, {**REQUEST, "messages": messages, "stream": stream})
+    if stream:
+        found = deltas(answer.body)
+        [call] = called(found)
+        assert not any(delta.get("content") for delta in found)
+    else:
+        [choice] = answer.json()["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["content"] is None
+        [call] = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": ARGUMENTS}
+
+
 def test_truncated_call_is_content(server: Server) -> None:
     n_tokens = len(spell(OUTPUT)) - len(spell(CALL)) - 5
     [choice] = server.ask(PATH, {**REQUEST, "max_tokens": n_tokens}).json()["choices"]

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from h2o_cpp import Generator
-from h2o_cpp.model.builtin_templates import BUILTIN_TEMPLATES
 from h2o_cpp.model.chat_template import ChatTemplate, tool_schemas
 from h2o_cpp.reply import Reply, ToolCall
 from support.chatty import user
@@ -76,24 +75,6 @@ def test_templates_render_as_in_transformers(
         CONVERSATION, tools=tools, documents=documents, variables=variables
     )
     assert tokenizer.decode(prompt.tokens) == expected
-
-
-@packages("transformers")
-@pytest.mark.parametrize("template", [*BUILTIN_TEMPLATES.values(), HERMES, LLAMA, TOOLS, THINKS])
-@pytest.mark.parametrize("text", ["ab", "ab <tool_call>", "a\n b, <b>"])
-def test_continued_message_as_in_transformers(template: str, text: str) -> None:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    messages = [*user("Hi"), {"role": "assistant", "content": text}]
-    rendered: Any = render_jinja_template(
-        conversations=[messages],
-        chat_template=template,
-        continue_final_message=True,
-        bos_token="",
-        eos_token="</s>",
-    )
-    chat = ChatTemplate(template, tokenizer_of(byte_pairs()))
-    assert [chat.text(messages, continue_final_message=True)] == rendered[0]
 
 
 def test_special_tokens_within_tools_are_text() -> None:
@@ -170,70 +151,6 @@ def test_output_format_is_the_final_message_of_harmony(tmp_path: Path) -> None:
             reply = generator.reply(user("Hi"), **form)
             assert reply.reasoning == reasoning
             assert reply.content in form["choice"]
-
-
-def begun(text: str) -> list[dict[str, Any]]:
-    return [*user("Hi"), {"role": "assistant", "content": text}]
-
-
-CALLED = ToolCall("weather", '{"city": "Graz"}')
-
-
-@pytest.mark.parametrize(
-    ("beginning", "tools", "output", "expected"),
-    [
-        ("Let me", [], " see.", Reply(" see.")),
-        ("Let me <tool", [WEATHER], "box>", Reply("box>")),
-        ("Ok <tool_call>{", [WEATHER], CALL.partition("{")[2], Reply(calls=[CALLED])),
-        ("<think>Hm", [], " hm.</think>Hello", Reply("Hello", " hm.")),
-        ("<think></think>Let", [], " go", Reply(" go")),
-    ],
-)
-def test_continued_reply(
-    tmp_path: Path, beginning: str, tools: Any, output: str, expected: Reply
-) -> None:
-    """Only the rest is returned; a call that begins in the message is complete."""
-    is_reasoning = beginning.startswith("<think>")
-    prompt = f"{'1' if tools else ''}uHi;{'' if is_reasoning else 'a'}{beginning}"
-    options: Any = {"tools": tools, "temperature": 0}
-    with Generator(talking(tmp_path, {len(spell(prompt)): output}, THINKS)) as generator:
-        messages = begun(beginning)
-        assert generator.reply(messages, continue_final_message=True, **options) == expected
-        assert generator.reply(messages, **options) != expected
-
-
-def test_continued_chat(tmp_path: Path) -> None:
-    with Generator(talking(tmp_path, {len("uHi;aLet me"): " see."})) as generator:
-        stream = generator.chat(begun("Let me"), continue_final_message=True, temperature=0)
-        assert "".join(stream) == " see."
-        assert generator.tokenizer.decode(stream.history) == "uHi;aLet me see."
-
-
-@packages("llguidance")
-def test_output_format_of_a_continued_reply(tmp_path: Path) -> None:
-    """It constrains what is generated, from the beginning unless that is reasoning."""
-    path = talking(tmp_path, {len("uHi;<think>Hm"): "yes.</think>Hello"}, THINKS)
-    form: Any = {"choice": ["no", "yes"], "continue_final_message": True, "temperature": 0}
-    with Generator(path) as generator:
-        reply = generator.reply(begun("<think>Hm"), **form)
-        assert reply.reasoning == "yes."
-        assert reply.content in form["choice"]
-        assert generator.reply(begun("Say:"), **form).content in form["choice"]
-        harmony = "{{ messages[0].content }}{% if not add_generation_prompt %}<|channel|>final"
-        harmony += "<|message|>{{ messages[1].content }}{% endif %}"
-        reply = generator.reply(begun("Say:"), template=harmony, **form)
-        assert reply.content in form["choice"]
-
-
-@packages("llguidance")
-def test_required_call_after_the_beginning_of_a_reply(tmp_path: Path) -> None:
-    with Generator(talking(tmp_path, {}, THINKS)) as generator:
-        given: Any = {"tools": [WEATHER], "tool_choice": "required", "max_tokens": 100}
-        given |= {"continue_final_message": True, "temperature": 0}
-        with pytest.raises(ValueError, match="a required tool call cannot continue the final"):
-            generator.reply(begun("Let me"), **given)
-        reply = generator.reply(begun("<think>Hm"), **given)
-        assert reply.content == ""
 
 
 def test_tool_parser(tmp_path: Path) -> None:

@@ -176,6 +176,12 @@ class CountRequest(ModelRequest):
         messages = [{"role": "system", "content": _text(self.system)}] if self.system else []
         for message in self.messages:
             messages += _plain(message)
+        if messages[-1]["role"] == "assistant" and messages[-1]["content"][-1:].isspace():
+            raise ApiError(
+                400,
+                "the final message of the assistant ends in white space, which cannot be continued",
+                param="messages",
+            )
         choice = self.tool_choice or ToolChoice(type="auto")
         return check(
             ChatRequest,

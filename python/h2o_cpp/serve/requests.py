@@ -266,6 +266,11 @@ class ChatRequest(GenerationRequest):
     add_generation_prompt: bool | None = Field(
         None, description="passed to the chat template; false: the prompt does not begin a reply"
     )
+    continue_final_message: bool | None = Field(
+        None,
+        description="continue the last message; default: if it is the assistant's and "
+        "add_generation_prompt is not given",
+    )
 
     # OpenAI's fields, accepted only with values that have no effect.
     functions: Empty | None = None
@@ -284,6 +289,22 @@ class ChatRequest(GenerationRequest):
                         {"name": repr(name), "known": ", ".join(known)},
                     )
         return self
+
+    @model_validator(mode="after")
+    def _continues_or_begins(self) -> ChatRequest:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise PydanticCustomError(
+                "continues",
+                "give either continue_final_message or add_generation_prompt, not both",
+            )
+        return self
+
+    @property
+    def continues(self) -> bool:
+        """Whether the reply continues the last message."""
+        if self.continue_final_message is None and self.add_generation_prompt is None:
+            return self.messages[-1].role == "assistant"
+        return bool(self.continue_final_message)
 
     @property
     def must_call(self) -> bool:
@@ -320,4 +341,5 @@ class ChatRequest(GenerationRequest):
             "tools": self.shown_tools(),
             "documents": self.documents,
             "variables": {**variables, **(self.chat_template_kwargs or {})},
+            "continue_final_message": self.continues,
         }

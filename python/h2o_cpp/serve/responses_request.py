@@ -235,6 +235,7 @@ class ResponsesRequest(ModelRequest):
             ChatRequest,
             {
                 "messages": messages,
+                "continue_final_message": False,  # as OpenAI's
                 "tools": [{"type": "function", "function": one} for one in functions],
                 "tool_choice": _choice(self.tool_choice),
                 "parallel_tool_calls": self.parallel_tool_calls,
