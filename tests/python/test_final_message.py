@@ -166,12 +166,13 @@ class TestFinalMessageIsContinued:
         with pytest.raises(TypeError, match="continue_final_message='yes', expected True or False"):
             self.chat(CHATML).prompt(user("Hi"), continue_final_message="yes")  # type: ignore[arg-type]
 
-    @pytest.mark.parametrize(
-        "template", ["{{ messages[0].content }}", "{{ messages[-1].content * 2 }}"]
-    )
-    def test_template_that_cannot_continue(self, template: str) -> None:
-        with pytest.raises(ValueError, match="cannot continue a message"):
-            self.text(template, "ab")
+    def test_template_that_renders_earlier_messages_differently(self) -> None:
+        """As Mistral's, which have the system's message before the last one only."""
+        template = """{% for m in messages if m.role != 'system' %}
+{{ (messages[0].content ~ ' ' if loop.last else '') ~ m.content }}{% endfor %}"""
+        messages = [{"role": "system", "content": "Be brief."}, *begun("ab")]
+        text = self.chat(template).text(messages, continue_final_message=True)
+        assert text == "Be brief. Hiab"
 
 
 @pytest.mark.parametrize(

@@ -268,21 +268,18 @@ class ChatTemplate:
         thinking = think is not None and prompt.rstrip().endswith(think[0])
         if not final:
             return _Rendered(prompt, escaping, thinking)
+        if thinking and think is not None:
+            prompt = prompt.rstrip().removesuffix(think[0])
         if think is not None and final.lstrip().startswith(think[0]):
-            # It is the reasoning that the generation prompt may begin.
-            text = prompt.rstrip().removesuffix(think[0]) if thinking else prompt
-            return _Rendered(text, escaping, think[1] not in final, final, final)
+            return _Rendered(prompt, escaping, think[1] not in final, final, final)
+        # The template may begin replies with more than the generation prompt, such as a space, an
+        # empty reasoning or a channel, but it may also render earlier messages differently.
         given["add_generation_prompt"] = False
-        text = self._render([*before, {**messages[-1], "content": mark}], escaping, given)
-        text, *rest = text.split(mark)
-        if len(rest) != 1:
-            raise ValueError(
-                "the chat template cannot continue a message: it must render its text exactly once"
-            )
-        if not thinking and prompt.startswith(text):  # what follows belongs before any reply
-            text = prompt
-        header = text[len(prompt) :] if text.startswith(prompt) else ""
-        return _Rendered(text, escaping, False, final, escaping.unescape(header) + final)
+        replied = self._render([*before, {**messages[-1], "content": mark}], escaping, given)
+        text, found, _ = replied.partition(mark)
+        header = text[len(prompt) :] if found and text.startswith(prompt) else ""
+        begun = escaping.unescape(header) + final
+        return _Rendered(prompt + header, escaping, False, final, begun)
 
     def _escaping(self, used: Any) -> tuple[SpecialTokenEscape, str]:
         """The escaping of special tokens in `used`, and a character that is not in it."""
