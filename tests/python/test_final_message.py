@@ -75,8 +75,9 @@ class TestFinalMessageIsContinued:
 
     @pytest.mark.parametrize("content", ["ab", " \n ab \n", "\n", "<|im_end|>", "</think>"])
     def test_text_is_exact(self, content: str) -> None:
-        """Even if the template strips it."""
+        """Even if the template strips it, or ends generation prompts with white space."""
         assert self.text(CHATML, content) == BEGIN + content
+        assert self.text(CHATML + "\n\n", content) == BEGIN + content
         stripped = CHATML.replace("message['content']", "message['content'] | trim")
         assert self.text(stripped, content) == BEGIN + content
 
@@ -90,6 +91,7 @@ class TestFinalMessageIsContinued:
             (CLOSED, "ab", {}, BEGIN + NO_THOUGHT + "ab", False),
             (CLOSED, "ab", {"enable_thinking": False}, BEGIN + NO_THOUGHT + "ab", False),
             (OPENED, "ab", {}, BEGIN + "ab", False),
+            (CLOSED + "<think>", "ab", {}, BEGIN + NO_THOUGHT + "ab", False),
             # Reasoning is continued.
             (CLOSED, "<think>\nHm", {}, BEGIN + "<think>\nHm", True),
             (OPENED, "<think>\nHm", {}, BEGIN + "<think>\nHm", True),

@@ -277,9 +277,10 @@ class ChatTemplate:
         given["add_generation_prompt"] = False
         replied = self._render([*before, {**messages[-1], "content": mark}], escaping, given)
         text, found, _ = replied.partition(mark)
-        header = text[len(prompt) :] if found and text.startswith(prompt) else ""
-        begun = escaping.unescape(header) + final
-        return _Rendered(prompt + header, escaping, False, final, begun)
+        if not found or not text.startswith(prompt.rstrip()):
+            return _Rendered(prompt, escaping, False, final, final)
+        header = escaping.unescape(text[len(prompt) :])
+        return _Rendered(text, escaping, False, final, header + final)
 
     def _escaping(self, used: Any) -> tuple[SpecialTokenEscape, str]:
         """The escaping of special tokens in `used`, and a character that is not in it."""
