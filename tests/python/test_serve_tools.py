@@ -289,39 +289,6 @@ def test_logprobs_of_a_stream_with_calls(server: Server) -> None:
     assert len(tokens) == len(spell(OUTPUT))
 
 
-def test_variables_of_the_template(tmp_path: Path) -> None:
-    template = (
-        "{{ documents | tojson }}{{ effort }}{{ reasoning_effort }}{{ enable_thinking }};"
-        "{% if add_generation_prompt %}a{% endif %}"
-    )
-    body = {
-        "messages": user("Hi"),
-        "documents": [{"title": "A"}],
-        "chat_template_kwargs": {"effort": 3},
-        "temperature": 0,
-    }
-    with (
-        Generator(talking(tmp_path, {}, template)) as generator,
-        serving(generator) as server,
-    ):
-        for effort, value in (("low", "low"), ("none", "False")):
-            answer = server.ask("/apply-template", {**body, "reasoning_effort": effort})
-            assert answer.json()["prompt"] == f'[{{"title": "A"}}]3{value};a'
-        answer = server.ask("/apply-template", {**body, "add_generation_prompt": False})
-        assert answer.json()["prompt"] == '[{"title": "A"}]3;'
-
-
-@pytest.mark.parametrize(
-    "variables",
-    [{"self": 1}, {"messages": []}, {"bos_token": "<|im_end|>"}, {"": {}}, {"a b": [{"c": None}]}],
-)
-def test_unusual_template_variables(server: Server, variables: Any) -> None:
-    """They are neither an error nor override the conversation."""
-    body = {"messages": user("Hi"), "chat_template_kwargs": variables}
-    answer = server.ask("/apply-template", body)
-    assert (answer.status, answer.json()) == (200, {"prompt": "uHi;"})
-
-
 class TestInvalidRequests:
     def error_message(self, server: Server, **fields: Any) -> str:
         answer = server.ask(PATH, {**REQUEST, **fields})
