@@ -75,7 +75,7 @@ async def loaded(catalog: CatalogOf) -> dict[str, Any]:
 
 @router.get("/version")
 async def version() -> dict[str, str]:
-    """The version of Ollama whose API this follows: clients require a least one."""
+    """The version of Ollama whose API this follows; clients check for a minimum."""
     return {"version": _API_VERSION}
 
 
