@@ -19,7 +19,7 @@ from h2o_bench.records import Record, Results, ResultsError
 from h2o_bench.texts import Texts, TooLongError
 from h2o_cpp import __version__, _core
 from h2o_cpp.measure.traffic import kv_bytes, prefill_flops, weights
-from h2o_cpp.model.policy import Policy, named_policy
+from h2o_cpp.model.policy import Policy, fraction_of, named_policy
 
 _BLOCK = 8  # steps of a policy before the next one's turn
 
@@ -163,7 +163,7 @@ def measure_scores(bench: Bench) -> None:
 def measure_prefill(bench: Bench, model: _core.Model, label: str, n: int) -> None:
     """Read n tokens, keeping all or a share."""
     plan = bench.plan
-    policies = {"full": Policy.full(), "h2o": named_policy("h2o", int(plan.share * n))}
+    policies = {"full": Policy.full(), "h2o": named_policy("h2o", fraction_of(n, plan.share))}
     everyone = {
         name: Texts(model, policy, n_ctx=n + 1, n_batch=n) for name, policy in policies.items()
     }

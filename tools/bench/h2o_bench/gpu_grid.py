@@ -10,7 +10,7 @@ from h2o_bench.gpu_sections import GRID, LONG, PREFILL, SCORES
 from h2o_bench.texts import Texts
 from h2o_cpp import _core
 from h2o_cpp.measure.traffic import decode_weight_bytes, kv_bytes, weights
-from h2o_cpp.model.policy import Policy, budget_policy
+from h2o_cpp.model.policy import Policy, budget_policy, fraction_of
 
 _SECONDS = 5.0  # that a measurement needs
 
@@ -39,7 +39,7 @@ def cells(bench: Bench, batch: int, contexts: tuple[int, ...]) -> Iterator[Cell]
         yield Cell(batch, context, "full", 0)
         if plan.fixed < context:
             yield Cell(batch, context, f"{plan.fixed} slots", plan.fixed)
-        yield Cell(batch, context, f"hh={plan.share}", int(plan.share * context))
+        yield Cell(batch, context, f"hh={plan.share}", fraction_of(context, plan.share))
 
 
 def measure_model(bench: Bench, shape: str, type_name: str) -> None:

@@ -23,7 +23,7 @@ from h2o_bench.accuracy.together import (
 )
 from h2o_cpp import _core
 from h2o_cpp.eval.tasks import load_task
-from h2o_cpp.model.policy import Policy, named_policy
+from h2o_cpp.model.policy import Policy, fraction_of, named_policy
 from h2o_cpp.model.session import open_session
 from h2o_cpp.model.tokenizer import Tokenizer
 
@@ -44,7 +44,7 @@ class Setting:
         """The policy for a request with this many tokens."""
         if self.policy == "full":
             return Policy.full()
-        return named_policy(self.policy, max(1, int(self.budget * n_tokens)))
+        return named_policy(self.policy, max(1, fraction_of(n_tokens, self.budget)))
 
 
 @dataclass(frozen=True)
