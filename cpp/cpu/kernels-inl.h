@@ -4,9 +4,10 @@
 //
 // Requires from vec_*.h: Vec, kWidth, zero, broadcast, load(float|F16|BF16|int8_t), store,
 // store_f16, load_first and store_first (fewer than kWidth), fma(a, b, c) = a * b + c, add, sub,
-// mul, div, max, min, sum, store_sums (of four), maximum, round, times_power_of_two; and of kWidth
-// int32: Ints, ints (broadcast), lanes (0, 1, ...), load_bytes (of uint8_t), add, sub, bit_and,
-// bit_or, shift_left and shift_right by another Ints, to_float, lookup(table of 16, indices).
+// mul, div, max, min, sum, store_sums (of four), kLaneOrder, transpose, maximum, round,
+// times_power_of_two; and of kWidth int32: Ints, ints (broadcast), lanes (0, 1, ...), load_bytes
+// (of uint8_t), add, sub, bit_and, bit_or, shift_left and shift_right by another Ints, to_float,
+// lookup(table of 16, indices).
 #pragma once
 
 #include "cpu/attention/archive_types-inl.h"
@@ -125,6 +126,7 @@ void encode_q5_0(std::byte* y, const float* x, int64_t n) {
 template <class Type, int C>
 void read_columns(const std::byte* row, int64_t c, Vec (&values)[C]) {
   if constexpr (Type::kBlock == kWidth) {
+#pragma GCC unroll 8
     for (int j = 0; j < C; ++j) values[j] = Type::block(row, c + j * kWidth).at(0);
   } else {
     static_assert(Type::kBlock == Type::kGroup && Type::kBlock == C * kWidth);
@@ -137,20 +139,27 @@ void read_columns(const std::byte* row, int64_t c, Vec (&values)[C]) {
 // does not depend on R and C.
 template <class Type, int R, int C>
 void add_rows_tile(const AddRows& a, int64_t r, int64_t c) {
+  // Unrolled here: otherwise GCC 12 stores all sums to memory in every step.
   Vec sums[R][C];
+#pragma GCC unroll 8
   for (int i = 0; i < R; ++i) {
+#pragma GCC unroll 8
     for (int j = 0; j < C; ++j) sums[i][j] = load(a.y + (r + i) * a.n + c + j * kWidth);
   }
   const float* p = a.p + r * a.p_stride;
   for (int64_t k = 0; k < a.n_rows; ++k) {
     Vec values[C];
     read_columns<Type, C>(a.rows + k * a.row_bytes, c, values);
+#pragma GCC unroll 8
     for (int i = 0; i < R; ++i) {
       const Vec weight = broadcast(p[i * a.p_stride + k]);
+#pragma GCC unroll 8
       for (int j = 0; j < C; ++j) sums[i][j] = fma(weight, values[j], sums[i][j]);
     }
   }
+#pragma GCC unroll 8
   for (int i = 0; i < R; ++i) {
+#pragma GCC unroll 8
     for (int j = 0; j < C; ++j) store(a.y + (r + i) * a.n + c + j * kWidth, sums[i][j]);
   }
 }
@@ -174,7 +183,7 @@ void add_rows_columns(const AddRows& a, int64_t c) {
 }
 
 template <class Type>
-void add_rows(const AddRows& a) {
+void add_rows_as_stored(const AddRows& a) {
   // A block, or as many vectors as fit in registers for several rows.
   constexpr int kVectors = Type::kBlock > kWidth ? Type::kBlock / kWidth : kWidth < 16 ? 2 : 4;
   int64_t c = 0;
@@ -192,6 +201,30 @@ void add_rows(const AddRows& a) {
       }
       store_first(a.y + r * a.n + c, total, a.n - c);
     }
+  }
+}
+
+// The floats that are decoded at a time for several tiles of outputs: half of an L1 cache.
+constexpr int64_t kDecodedFloats = 4096;
+
+template <class Type>
+void add_rows(const AddRows& a) {
+  constexpr int64_t kFew = 12;
+  if (__is_same(Type, Plain<float>) || a.n_out <= kFew || a.n > kDecodedFloats) {
+    return add_rows_as_stored<Type>(a);
+  }
+  alignas(64) float values[kDecodedFloats];
+  AddRows part = a;
+  part.rows = reinterpret_cast<const std::byte*>(values);
+  part.row_bytes = a.n * static_cast<int64_t>(sizeof(float));
+  const int64_t n_decoded = kDecodedFloats / a.n;
+  for (int64_t k = 0; k < a.n_rows; k += n_decoded) {
+    part.n_rows = a.n_rows - k < n_decoded ? a.n_rows - k : n_decoded;
+    part.p = a.p + k;
+    for (int64_t i = 0; i < part.n_rows; ++i) {
+      decode<Type>(values + i * a.n, a.rows + (k + i) * a.row_bytes, a.n);
+    }
+    add_rows_as_stored<Plain<float>>(part);
   }
 }
 

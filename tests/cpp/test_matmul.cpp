@@ -159,22 +159,24 @@ TEST_CASE("an output of matmul has the same bits in any batch or range, with a w
       CAPTURE(std::string_view(table->isa));
       CAPTURE(info(dtype).name);
       Random random(2);
-      for (int trial = 0; trial < 20; ++trial) {
-        const int64_t n_in = random_width(random, dtype);
+      for (int trial = 0; trial < 28; ++trial) {
+        // Many rows of whole vectors, as in attention, have a kernel of their own.
+        const bool many = trial >= 20;
+        const int64_t n_in = many ? 32 * random.integer(1, 5) : random_width(random, dtype);
         const int64_t n_out = random.integer(1, 27);
-        const int64_t n_rows = random.integer(1, 16);
+        const int64_t n_rows = random.integer(1, many ? 110 : 16);
         const Rows w = random_rows(random, dtype, n_out, n_in);
         const std::vector<float> x = random.reals(n_rows * n_in);
         const std::vector<float> bias = random.reals(n_out);
         Matmul m{.y = nullptr,
                  .x = x.data(),
                  .w = w.data(),
-                 .bias = trial % 2 == 0 ? bias.data() : nullptr,
+                 .bias = trial % 2 == 0 && !many ? bias.data() : nullptr,
                  .n_rows = n_rows,
                  .n_in = n_in,
                  .w_row_bytes = w.row_bytes,
                  .y_stride = n_out,
-                 .add = trial % 4 < 2};
+                 .add = trial % 4 < 2 && !many};
         const std::vector<float> before = random.reals(n_rows * n_out);
         std::vector<float> whole = before;
         m.y = whole.data();
@@ -215,11 +217,12 @@ TEST_CASE("add_rows is the weighted sum of rows, in order") {
       for (int trial = 0; trial < 200; ++trial) {
         const int64_t n =
             dtype == DType::q8_0 ? random_width(random, dtype) : random.integer(1, 150);
-        const int64_t n_rows = random.integer(1, 20);
+        const bool many = trial % 8 == 0;
+        const int64_t n_rows = random.integer(1, many ? 80 : 20);
         CAPTURE(n);
         CAPTURE(n_rows);
         const Rows rows = random_rows(random, dtype, n_rows, n);
-        const int64_t n_out = random.integer(1, 6);
+        const int64_t n_out = random.integer(1, many ? 30 : 6);
         const int64_t p_stride = n_rows + random.integer(0, 3);
         const std::vector<float> p = random.reals(n_out * p_stride);
         const std::vector<float> before = random.reals(n_out * n + 2);

@@ -84,40 +84,11 @@ std::byte* staged_at(std::byte* staged, int64_t step, int64_t column, int64_t n_
          column % kSplitColumns / kTile * kBoth;
 }
 
-void transpose(__m512i (&a)[kTile]) {
-  __m512i b[kTile];
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; i += 2) {
-    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
-    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; i += 4) {
-    a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
-    a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
-    a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
-    a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {  // quarters of vectors i, i + 4, i + 8, i + 12
-    const __m512i even = _mm512_shuffle_i32x4(a[i], a[i + 4], 0x88);
-    const __m512i odd = _mm512_shuffle_i32x4(a[i], a[i + 4], 0xdd);
-    const __m512i even_last = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0x88);
-    const __m512i odd_last = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0xdd);
-    b[i] = _mm512_shuffle_i32x4(even, even_last, 0x88);
-    b[i + 4] = _mm512_shuffle_i32x4(odd, odd_last, 0x88);
-    b[i + 8] = _mm512_shuffle_i32x4(even, even_last, 0xdd);
-    b[i + 12] = _mm512_shuffle_i32x4(odd, odd_last, 0xdd);
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) a[i] = b[i];
-}
-
 template <class Type>
 void stage_keys(std::byte* to, const std::byte* const* rows, int64_t n_rows, int64_t n) {
   for (int64_t o = 0; o < round_up(n_rows, kSplitColumns); o += kTile) {
     for (int64_t i = 0; i < n; i += kSplitStep) {
-      __m512i hi[kTile], lo[kTile];
+      Vec hi[kTile], lo[kTile];  // each lane a pair
 #pragma GCC unroll 1
       for (int64_t j = 0; j < kTile; ++j) {
         SplitPairs pairs{_mm512_setzero_si512(), _mm512_setzero_si512()};
@@ -125,14 +96,17 @@ void stage_keys(std::byte* to, const std::byte* const* rows, int64_t n_rows, int
           const std::byte* row = rows[o + j];
           pairs = split<kIsExact<Type>>(read<Type>(row, i, n), read<Type>(row, i + kWidth, n));
         }
-        hi[j] = pairs.hi;
-        lo[j] = pairs.lo;
+        hi[j] = {_mm512_castsi512_ps(pairs.hi)};
+        lo[j] = {_mm512_castsi512_ps(pairs.lo)};
       }
       transpose(hi);
       transpose(lo);
       std::byte* const tile = staged_at(to, i / kSplitStep, o, n_rows);
 #pragma GCC unroll 16
-      for (int64_t j = 0; j < kTile; ++j) store_split(tile + j * kTileRow, {hi[j], lo[j]});
+      for (int64_t j = 0; j < kTile; ++j) {
+        store_split(tile + j * kTileRow,
+                    {_mm512_castps_si512(hi[j].v), _mm512_castps_si512(lo[j].v)});
+      }
     }
   }
 }

@@ -44,14 +44,15 @@ void merge_sums(const CpuKernels& kernels, const Attention& attention, int64_t h
 
 class Tile {
  public:
-  // Query rows, over all heads of the group, that share reads of keys and values; more if these are
-  // split, as long as exponentials of `keys` keys stay in the L2 cache.
-  static constexpr int64_t kQueries = 24;
+  // Query rows, over all heads of the group, that share reads of keys and values: fewer where
+  // exponentials of `keys` keys would not stay in the L2 cache.
+  static constexpr int64_t kFewQueries = 24;
+  static constexpr int64_t kQueries = 48;
   static constexpr int64_t kSplitQueries = 96;
   static constexpr int64_t kCachedExps = 256 * 1024;
   static int64_t rows(int64_t group, bool split, int64_t keys) {
     const int64_t queries =
-        split ? std::clamp(kCachedExps / keys, kQueries, kSplitQueries) : kQueries;
+        std::clamp(kCachedExps / keys, kFewQueries, split ? kSplitQueries : kQueries);
     return group < queries ? queries / group : 1;
   }
 

@@ -201,21 +201,16 @@ void write_tile(const Matmul& m, const float* sums, int64_t r, int64_t n_rows, i
   const auto mask = static_cast<__mmask16>((1u << n_columns) - 1);
   const __m512 bias =
       m.bias != nullptr ? _mm512_maskz_loadu_ps(mask, m.bias + o) : _mm512_setzero_ps();
-  for (int64_t half = 0; half < n_rows; half += 8) {
-    Quants q[kTile / 2];
-    for (int64_t j = 0; j < kTile; ++j) {
-      __builtin_memcpy(reinterpret_cast<std::byte*>(q + j % 8) + j / 8 * 32,
-                       sums + j * kTile + half, 32);
-    }
-    alignas(64) float values[8][kTile];
-    transpose_quads(reinterpret_cast<int8_t*>(values), kTileRow, q);
-    for (int64_t i = half; i < half + 8 && i < n_rows; ++i) {
-      float* y = m.y + (r + i) * m.y_stride + o;
-      __m512 value = _mm512_load_ps(values[i - half]);
-      if (m.bias != nullptr) value = _mm512_add_ps(value, bias);
-      if (m.add) value = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, y), value);
-      _mm512_mask_storeu_ps(y, mask, value);
-    }
+  Vec of_rows[kTile];
+#pragma GCC unroll 16
+  for (int64_t j = 0; j < kTile; ++j) of_rows[j] = load(sums + j * kTile);
+  transpose(of_rows);
+  for (int64_t i = 0; i < n_rows; ++i) {
+    float* y = m.y + (r + i) * m.y_stride + o;
+    __m512 value = of_rows[i].v;
+    if (m.bias != nullptr) value = _mm512_add_ps(value, bias);
+    if (m.add) value = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, y), value);
+    _mm512_mask_storeu_ps(y, mask, value);
   }
 }
 

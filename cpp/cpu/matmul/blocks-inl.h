@@ -13,6 +13,8 @@
 #include "core/blocks.h"
 #include "cpu/elementwise-inl.h"
 
+#define H2O_INLINE [[gnu::always_inline]] inline
+
 namespace h2o {
 namespace {
 

@@ -20,8 +20,6 @@
 
 #include "cpu/matmul/blocks-inl.h"
 
-#define H2O_INLINE [[gnu::always_inline]] inline
-
 namespace h2o {
 namespace {
 

@@ -3,6 +3,7 @@
 
 #include "cpu/kernels.h"
 #include "cpu/matmul/blocks-inl.h"
+#include "cpu/matmul/short_rows-inl.h"
 
 namespace h2o {
 namespace {
@@ -124,6 +125,9 @@ void matmul(const Matmul& m, int64_t begin, int64_t end) {
     for (; o + 4 <= end; o += 4) matmul_tile<Type, 1, 4>(m, 0, o);
     for (; o < end; ++o) matmul_tile<Type, 1, 1>(m, 0, o);
     return;
+  }
+  if constexpr (kWidth > 1) {
+    if (has_short_rows(m)) return short_matmul<Type>(m, begin, end);
   }
   const int64_t n_tiles = kCachedFloats / (m.n_in * kTileRows);
   const int64_t n_cached = (n_tiles > 1 ? n_tiles : 1) * kTileRows;

@@ -85,6 +85,33 @@ float maximum(Vec a) {
   return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
 }
 
+// Lanes in the order of store_sums(): it adds pairs of them, then pairs of these, and so on.
+constexpr int8_t kLaneOrder[] = {0, 4, 2, 6, 1, 5, 3, 7};
+
+// Rows to columns.
+[[gnu::always_inline]] inline void transpose(Vec (&a)[kWidth]) {
+  __m256 b[kWidth];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i += 2) {
+    b[i] = _mm256_unpacklo_ps(a[i].v, a[i + 1].v);
+    b[i + 1] = _mm256_unpackhi_ps(a[i].v, a[i + 1].v);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i += 4) {
+    a[i].v = _mm256_shuffle_ps(b[i], b[i + 2], 0x44);
+    a[i + 1].v = _mm256_shuffle_ps(b[i], b[i + 2], 0xee);
+    a[i + 2].v = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0x44);
+    a[i + 3].v = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0xee);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    b[i] = _mm256_permute2f128_ps(a[i].v, a[i + 4].v, 0x20);
+    b[i + 4] = _mm256_permute2f128_ps(a[i].v, a[i + 4].v, 0x31);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) a[i].v = b[i];
+}
+
 struct Ints {
   __m256i v;
 };

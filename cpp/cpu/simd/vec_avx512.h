@@ -88,6 +88,41 @@ void store_sums(float* p, Vec a, Vec b, Vec c, Vec d) {
                        _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), s)));
 }
 
+// Lanes in the order of store_sums(): it adds pairs of them, then pairs of these, and so on.
+constexpr int8_t kLaneOrder[] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
+
+// Rows to columns.
+[[gnu::always_inline]] inline void transpose(Vec (&a)[kWidth]) {
+  __m512 b[kWidth];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; i += 2) {
+    b[i] = _mm512_unpacklo_ps(a[i].v, a[i + 1].v);
+    b[i + 1] = _mm512_unpackhi_ps(a[i].v, a[i + 1].v);
+  }
+  const auto low = [](__m512 x, __m512 y) { return _mm512_shuffle_ps(x, y, 0x44); };
+  const auto high = [](__m512 x, __m512 y) { return _mm512_shuffle_ps(x, y, 0xee); };
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; i += 4) {
+    a[i].v = low(b[i], b[i + 2]);
+    a[i + 1].v = high(b[i], b[i + 2]);
+    a[i + 2].v = low(b[i + 1], b[i + 3]);
+    a[i + 3].v = high(b[i + 1], b[i + 3]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {  // quarters of vectors i, i + 4, i + 8, i + 12
+    const __m512 even = _mm512_shuffle_f32x4(a[i].v, a[i + 4].v, 0x88);
+    const __m512 odd = _mm512_shuffle_f32x4(a[i].v, a[i + 4].v, 0xdd);
+    const __m512 even_last = _mm512_shuffle_f32x4(a[i + 8].v, a[i + 12].v, 0x88);
+    const __m512 odd_last = _mm512_shuffle_f32x4(a[i + 8].v, a[i + 12].v, 0xdd);
+    b[i] = _mm512_shuffle_f32x4(even, even_last, 0x88);
+    b[i + 4] = _mm512_shuffle_f32x4(odd, odd_last, 0x88);
+    b[i + 8] = _mm512_shuffle_f32x4(even, even_last, 0xdd);
+    b[i + 12] = _mm512_shuffle_f32x4(odd, odd_last, 0xdd);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) a[i].v = b[i];
+}
+
 struct Ints {
   __m512i v;
 };

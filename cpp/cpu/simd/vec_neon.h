@@ -64,6 +64,18 @@ void store_sums(float* p, Vec a, Vec b, Vec c, Vec d) {
   vst1q_f32(p, vpaddq_f32(vpaddq_f32(a.v, b.v), vpaddq_f32(c.v, d.v)));
 }
 
+// Lanes in the order of store_sums(): it adds pairs of them, then pairs of these, and so on.
+constexpr int8_t kLaneOrder[] = {0, 1, 2, 3};
+
+// Rows to columns.
+[[gnu::always_inline]] inline void transpose(Vec (&a)[kWidth]) {
+  const float32x4x2_t ab = vtrnq_f32(a[0].v, a[1].v), cd = vtrnq_f32(a[2].v, a[3].v);
+  a[0].v = vcombine_f32(vget_low_f32(ab.val[0]), vget_low_f32(cd.val[0]));
+  a[1].v = vcombine_f32(vget_low_f32(ab.val[1]), vget_low_f32(cd.val[1]));
+  a[2].v = vcombine_f32(vget_high_f32(ab.val[0]), vget_high_f32(cd.val[0]));
+  a[3].v = vcombine_f32(vget_high_f32(ab.val[1]), vget_high_f32(cd.val[1]));
+}
+
 struct Ints {
   int32x4_t v;
 };

@@ -88,6 +88,9 @@ void store_sums(float* p, Vec a, Vec b, Vec c, Vec d) {
   p[0] = a.v, p[1] = b.v, p[2] = c.v, p[3] = d.v;
 }
 
+constexpr int8_t kLaneOrder[] = {0};
+inline void transpose(Vec (&)[kWidth]) {}
+
 struct Ints {
   int32_t v;
 };
