@@ -114,6 +114,9 @@ class Backend {
   // Zeroed memory. Throws OutOfMemory.
   virtual Buffer allocate(size_t bytes) = 0;
 
+  // The same, for memory of which every part will be used.
+  virtual Buffer allocate_whole(size_t bytes) { return allocate(bytes); }
+
   // Zeroed host memory from which transfers are fastest (pinned for CUDA). Throws OutOfMemory.
   virtual Buffer allocate_host(size_t bytes) = 0;
 

@@ -6,6 +6,11 @@
 
 #include "core/error.h"
 
+#ifdef __linux__
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
 namespace h2o {
 namespace {
 
@@ -27,6 +32,18 @@ Buffer allocate_zeros(size_t bytes) {
             std::memcpy(&start, static_cast<char*>(p) - sizeof(start), sizeof(start));
             std::free(start);
           }};
+}
+
+Buffer allocate_huge(size_t bytes) {
+  Buffer buffer = allocate_zeros(bytes);
+#ifdef __linux__
+  // Only a hint. The range has whole pages.
+  static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = (reinterpret_cast<uintptr_t>(buffer.data()) + page - 1) / page * page;
+  const auto end = (reinterpret_cast<uintptr_t>(buffer.data()) + bytes) / page * page;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+  return buffer;
 }
 
 }  // namespace h2o

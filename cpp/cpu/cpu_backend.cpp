@@ -33,6 +33,7 @@ class CpuBackend final : public Backend {
   bool rows_are_independent() const override { return true; }
 
   Buffer allocate(size_t bytes) override { return allocate_zeros(bytes); }
+  Buffer allocate_whole(size_t bytes) override { return allocate_huge(bytes); }
   Buffer allocate_host(size_t bytes) override { return allocate(bytes); }
 
   bool maps_weights() const override { return true; }

@@ -7,13 +7,12 @@
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>
-#include <memory>
-#include <new>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 
 #include "core/error.h"
+#include "cpu/allocate.h"
 #include "cpu/thread_pool.h"
 
 #ifdef _WIN32
@@ -84,14 +83,12 @@ double read_bandwidth(size_t bytes, int n_threads, int n_passes) {
   const auto n_lines = static_cast<int64_t>(bytes / sizeof(Line));
   require(n_lines > 0 && n_threads > 0 && n_passes > 0, "[read_bandwidth] ", bytes, " bytes, ",
           n_threads, " threads, ", n_passes, " passes, expected 64 bytes, 1 and 1 or more");
-  const std::unique_ptr<Line[]> lines(new (std::nothrow) Line[n_lines]);
-  if (lines == nullptr) {
-    throw OutOfMemory(text("[read_bandwidth] cannot allocate ", bytes, " bytes"));
-  }
+  const Buffer buffer = allocate_huge(n_lines * sizeof(Line));  // as weights
+  Line* const lines = buffer.as<Line>();
   ThreadPool pool(n_threads);
   // First touch by the reading thread places pages on its NUMA node.
   pool.parallel_for(n_lines, [&](int, int64_t begin, int64_t end) {
-    std::fill(lines.get() + begin, lines.get() + end, Line{1});
+    std::fill(lines + begin, lines + end, Line{1});
   });
 
   double fastest = 0;
@@ -101,7 +98,7 @@ double read_bandwidth(size_t bytes, int n_threads, int n_passes) {
     pool.parallel_for(n_lines, [&](int, int64_t begin, int64_t end) {
       // which is faster depends on the CPU
       const auto add = pass % 2 == 0 ? sum<true> : sum<false>;
-      total.fetch_add(add(lines.get(), begin, end), std::memory_order_relaxed);
+      total.fetch_add(add(lines, begin, end), std::memory_order_relaxed);
     });
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begun;
     // The check also prevents the compiler from removing the reads.

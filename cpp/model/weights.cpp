@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_set>
+#include <utility>
 
 #include "core/error.h"
 #include "io/mapped_file.h"
@@ -236,9 +237,14 @@ size_t bytes_of(const std::vector<Tensor*>& tensors) {
   return n;
 }
 
+// In whole cache lines.
+size_t copied_bytes(const Backend& backend, const Tensor& tensor) {
+  return (backend.upload_bytes(tensor) + 63) / 64 * 64;
+}
+
 size_t bytes_of(const Backend& backend, const std::vector<Tensor*>& tensors) {
   size_t n = 0;
-  for (const Tensor* tensor : tensors) n += backend.upload_bytes(*tensor);
+  for (const Tensor* tensor : tensors) n += copied_bytes(backend, *tensor);
   return n;
 }
 
@@ -361,8 +367,17 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
     loaded += host.size();
     if (progress) progress(loaded, total);
   };
+  // On the CPU all copies are in one allocation, so that small tensors share huge pages.
+  std::byte* copies = nullptr;
+  if (max_resident == 0 && !in_place && backend.maps_weights() && on_backend > 0) {
+    w.owned.push_back(backend.allocate_whole(on_backend));
+    copies = w.owned.back().data();
+  }
   const auto to_stay = [&](const Tensor& host) {
-    return in_place ? backend.upload(host, nullptr) : backend.upload(host, w.owned);
+    if (in_place) return backend.upload(host, nullptr);
+    if (copies == nullptr) return backend.upload(host, w.owned);
+    const size_t bytes = copied_bytes(backend, host);
+    return backend.upload(host, bytes > 0 ? std::exchange(copies, copies + bytes) : nullptr);
   };
   for (Tensor* tensor : others) upload(*tensor, to_stay);
   for (int32_t l = 0; l < c.n_layers; ++l) {

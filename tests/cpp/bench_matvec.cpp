@@ -59,7 +59,7 @@ class Bench {
   Bench(int64_t bytes, int n_threads, int64_t n_rows)
       : backend_(make_cpu_backend(1, "")),
         pool_(n_threads),
-        weights_(backend_->allocate(bytes)),
+        weights_(backend_->allocate_whole(bytes)),
         workspaces_(backend_->allocate(n_threads * kInt8Workspace)),
         n_rows_(n_rows),
         x_(n_rows * kDepth),

@@ -1,7 +1,12 @@
 // Models with weights repacked on load, and read in place: bit-identical results.
 #include <doctest/doctest.h>
 
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
 #include <limits>
+#include <string>
 
 #include "cpu/cpu_backend.h"
 #include "cpu/machine.h"
@@ -46,6 +51,36 @@ TEST_CASE("repacked weights are bit-identical to those in the file") {
   CHECK_FALSE(is_repacked(*open(1, true, size_t{1} << 40)));
 #endif
 }
+
+#ifdef __linux__
+
+// The "VmFlags" of the mapping that contains `address`; empty if the system does not tell.
+std::string mapping_flags(const void* address) {
+  std::ifstream maps("/proc/self/smaps");
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  bool found = false;
+  for (std::string line; std::getline(maps, line);) {
+    uintptr_t begin = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " ", &begin, &end) == 2) {
+      found = begin <= at && at < end;
+    }
+    if (found && line.starts_with("VmFlags:")) return line;
+  }
+  return {};
+}
+
+TEST_CASE("small tensors of repacked weights share huge pages" *
+          doctest::skip(!std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled"))) {
+  const auto model = std::make_shared<Model>(kModel, make_cpu_backend(1, ""));
+  const std::byte* const weights = model->weights.layers[0].ffn_down.weight.data;
+  const std::string flags = mapping_flags(weights);
+  CAPTURE(flags);
+  CHECK((flags.empty() || flags.find(" hg") != flags.npos));
+  CHECK(reinterpret_cast<uintptr_t>(weights) % 64 == 0);
+  CHECK(std::abs(weights - model->weights.layers[1].ffn_down.weight.data) < 5 << 20);
+}
+
+#endif
 
 TEST_CASE("weights are not repacked if there is not enough memory") {
   const auto backend = make_cpu_backend(1, "");
