@@ -293,9 +293,16 @@ void amx_matmul(const Matmul& m, const Bf16Rows& x, int64_t begin, int64_t end,
       const Ahead ahead{after.column(j), left < ahead_per_pass ? left : ahead_per_pass,
                         m.w_row_bytes};
       const int64_t n_tiles = r + tiles.width < tiles.n_rows ? 2 : 1;
+      const bool is_last = part.k + kPanelDepth >= m.n_in;
+      // Outputs of different rows are far apart, which no hardware prefetcher follows.
+      for (int64_t i = r; is_last && i < r + rows_at_once && i < m.n_rows; ++i) {
+        const float* y = m.y + i * m.y_stride + part.o;
+        __builtin_prefetch(y, 1, 3);
+        __builtin_prefetch(y + kTile, 1, 3);
+      }
       (n_tiles == 2 ? amx_tiles<2> : amx_tiles<1>)(sums_of_rows, panel, x_tile, depth, tiles.width,
                                                    part.k == 0, ahead);
-      if (part.k + kPanelDepth < m.n_in) continue;
+      if (!is_last) continue;
       for (int64_t t = 0; t < 2 * n_tiles; ++t) {
         const int64_t row = r + t / 2 * tiles.width;
         const int64_t column = t % 2 * kTile;

@@ -164,10 +164,11 @@ H2O_INLINE void multiply_panels(const Matmul& m, const Int8Rows& x, int64_t begi
         from.scales += (r * m.n_in + k * tile.n) / kActivations;
         from.sums += (r * m.n_in + k * tile.n) / Type::kGroup;
         multiply(panel, from, panel.sums + r * kColumns, tile.n, n, k == 0);
+        for (int64_t i = r; k + n == m.n_in && i < r + tile.n; ++i) {
+          write_outputs(m, i, o, end - o < kColumns ? end - o : kColumns,
+                        panel.sums + i * kColumns);
+        }
       }
-    }
-    for (int64_t r = 0; r < m.n_rows; ++r) {
-      write_outputs(m, r, o, end - o < kColumns ? end - o : kColumns, panel.sums + r * kColumns);
     }
   }
 }
