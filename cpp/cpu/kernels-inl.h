@@ -135,6 +135,10 @@ void read_columns(const std::byte* row, int64_t c, Vec (&values)[C]) {
   }
 }
 
+// Values for few outputs take longer to arrive than to be multiplied. Hardware prefetchers stop at
+// the end of a page.
+constexpr int64_t kRowsAhead = 96;
+
 // Outputs [R rows from r] x [C vectors from c]. Values are accumulated in row order, so the result
 // does not depend on R and C.
 template <class Type, int R, int C>
@@ -149,7 +153,14 @@ void add_rows_tile(const AddRows& a, int64_t r, int64_t c) {
   const float* p = a.p + r * a.p_stride;
   for (int64_t k = 0; k < a.n_rows; ++k) {
     Vec values[C];
-    read_columns<Type, C>(a.rows + k * a.row_bytes, c, values);
+    const std::byte* row = a.rows + k * a.row_bytes;
+    if constexpr (R < kTileRows && Type::kBlock == kWidth) {
+#pragma GCC unroll 8
+      for (int j = 0; j < C; j += 2) {
+        Type::block(row, c + j * kWidth).prefetch(kRowsAhead * a.row_bytes);
+      }
+    }
+    read_columns<Type, C>(row, c, values);
 #pragma GCC unroll 8
     for (int i = 0; i < R; ++i) {
       const Vec weight = broadcast(p[i * a.p_stride + k]);

@@ -32,7 +32,7 @@ void matmul_tile(const Matmul& m, int64_t r, int64_t o, int64_t ahead = 0) {
 #pragma GCC unroll 8
     for (int j = 0; j < O; ++j) {
       const Type block = Type::block(w[j], k);
-      if constexpr (R == 1) block.prefetch(ahead);
+      if constexpr (R < kTileRows) block.prefetch(ahead);
       for (int64_t g = 0; g < Type::kBlock; g += Type::kGroup) {
         const auto group = block.group(g);
         for (int64_t l = 0; l < Type::kGroup; l += kWidth) {
@@ -74,13 +74,17 @@ void matmul_tile(const Matmul& m, int64_t r, int64_t o, int64_t ahead = 0) {
   }
 }
 
+constexpr int64_t kShortRowsAhead = 24;
+
 // The same for n <= R rows.
 template <class Type, int R, int O>
 void matmul_tile_of(int64_t n, const Matmul& m, int64_t r, int64_t o) {
   if constexpr (R > 1) {
     if (n < R) return matmul_tile_of<Type, R - 1, O>(n, m, r, o);
   }
-  matmul_tile<Type, R, O>(m, r, o);
+  // Hardware prefetchers stop at the end of a page, which short rows reach soon.
+  const int64_t ahead = m.n_in <= kShortRow ? kShortRowsAhead * m.w_row_bytes : 0;
+  matmul_tile<Type, R, O>(m, r, o, ahead);
 }
 
 // The part of x that stays in the L2 cache while iterating over columns.
