@@ -120,8 +120,7 @@ class Attend {
                          for_range(
                              begin, end, [](const Segment& segment) { return segment.n_rows; },
                              [&](const Segment& segment, int64_t row, int64_t) {
-                               if (attention_.rope.layout != RopeLayout::none)
-                                 rotate(segment, row, scratch);
+                               if (attention_.rope.layout != RopeLayout::none) rotate(segment, row);
                                for (int32_t kv_head = 0; kv_head < cache_.n_kv_heads; ++kv_head) {
                                  SegmentHead(cache_, segment, kv_head)
                                      .store(kernels_, attention_, static_cast<int32_t>(row),
@@ -131,15 +130,22 @@ class Attend {
                        });
   }
 
-  void rotate(const Segment& segment, int64_t row, float* rope_table) const {
+  void rotate(const Segment& segment, int64_t row) const {
+    const Rope& rope = attention_.rope;
     const int32_t before = segment.rolling
                                ? cache_.policies[segment.sequence].kept(segment.position)
                                : segment.position;
-    compute_rope_table(rope_table, attention_.rope, before + static_cast<int32_t>(row));
+    const RopeTag wanted{rope.frequencies.floats(), rope.magnitude,
+                         before + static_cast<int32_t>(row)};
+    float* const rope_table = work_.rope_table(segment.row + row);
+    if (RopeTag& tag = work_.rope_tag(segment.row + row); tag != wanted) {
+      compute_rope_table(rope_table, rope, wanted.position);
+      tag = wanted;
+    }
     const auto rotate_heads = [&](const Tensor& x) {
       float* const first = x.floats() + (segment.row + row) * x.cols;
       for (float* head = first; head < first + x.cols; head += cache_.head_dim) {
-        h2o::rotate(kernels_, head, rope_table, attention_.rope);
+        h2o::rotate(kernels_, head, rope_table, rope);
       }
     };
     rotate_heads(attention_.q);

@@ -35,6 +35,15 @@ struct TileSpace {
 // Avoids false sharing.
 constexpr int64_t whole_cache_lines(int64_t floats) { return (floats + 15) / 16 * 16; }
 
+// What the rotary table of a row was computed for; zeroed memory is none.
+struct RopeTag {
+  const float* frequencies;
+  float magnitude;
+  int32_t position;
+
+  bool operator==(const RopeTag&) const = default;
+};
+
 class Workspace {
  public:
   Workspace(const CpuKernels& kernels, const KvView& shape, int n_threads)
@@ -42,6 +51,7 @@ class Workspace {
         n_threads_(n_threads),
         group_(shape.n_heads / shape.n_kv_heads),
         head_dim_(shape.head_dim),
+        max_rows_(shape.max_rows),
         keys_(int64_t{shape.slots} + shape.max_rows),
         blocks_((keys_ + kKeyBlock - 1) / kKeyBlock),
         scores_(shape.scores != nullptr),
@@ -55,8 +65,15 @@ class Workspace {
   }
 
   size_t bytes() const {
-    return (n_threads_ * thread_floats() + n_tiles_ * tile_floats()) * sizeof(float);
+    return (rope_floats() + n_threads_ * thread_floats() + n_tiles_ * tile_floats()) *
+           sizeof(float);
   }
+
+  // Of a row of the batch. All layers share them, as they share the workspace.
+  RopeTag& rope_tag(int64_t row) const {
+    return *reinterpret_cast<RopeTag*>(rope_table(row) + head_dim_);
+  }
+  float* rope_table(int64_t row) const { return base_ + row * rope_row_floats(); }  // [n_rot]
 
   int64_t tile_rows() const { return tile_rows_; }
 
@@ -66,7 +83,7 @@ class Workspace {
   // Per thread.
   float* q(int thread) const { return at(thread).q; }  // [queries, head_dim]
   TileScratch scratch(int thread) const { return at(thread); }
-  // [keys] victims, importances or ranks; or a row of the RoPE table
+  // [keys] victims, importances or ranks
   std::byte* victims(int thread) const {
     return reinterpret_cast<std::byte*>(at(thread).rotated + rotated_floats());
   }
@@ -77,18 +94,23 @@ class Workspace {
   // Of a tile whose blocks are divided among threads. Without scores, its exponentials are not read
   // again.
   TileSpace of_tile(int64_t tile, int thread) const {
-    TileSpace shared = space(base_ + n_threads_ * thread_floats() + tile * tile_floats(), blocks_);
+    float* const tiles = base_ + rope_floats() + n_threads_ * thread_floats();
+    TileSpace shared = space(tiles + tile * tile_floats(), blocks_);
     if (!scores_) shared.exps = of_thread(thread).exps;
     return shared;
   }
 
  private:
   TileScratch at(int thread) const {
-    float* const begin = base_ + thread * thread_floats();
+    float* const begin = base_ + rope_floats() + thread * thread_floats();
     float* const q = begin + staged_floats();
     return {q, q + whole_cache_lines(queries_ * head_dim_), reinterpret_cast<std::byte*>(begin)};
   }
 
+  int64_t rope_row_floats() const {
+    return whole_cache_lines(head_dim_ + int64_t{sizeof(RopeTag) / sizeof(float)});
+  }
+  int64_t rope_floats() const { return max_rows_ * rope_row_floats(); }
   int64_t staged_floats() const {
     return splits_ ? split_scratch(head_dim_) / int64_t{sizeof(float)} : 0;
   }
@@ -127,6 +149,7 @@ class Workspace {
   int64_t n_tiles_;
   int64_t group_;
   int64_t head_dim_;
+  int64_t max_rows_;
   int64_t keys_;    // maximum
   int64_t blocks_;  // maximum
   bool scores_;
