@@ -29,11 +29,22 @@ void rotate(float* x, const float* rope_table, int64_t n_rot, bool pairs) {
   const int64_t half = n_rot / 2;
   const int64_t apart = pairs ? 1 : half;
   int64_t i = 0;
-  for (; !pairs && i + kWidth <= half; i += kWidth) {
-    const Vec a = load(x + i), b = load(x + half + i);
+  for (; i + kWidth <= half; i += kWidth) {
+    Vec a, b;
+    if (pairs) {
+      load_even_odd(x + 2 * i, a, b);
+    } else {
+      a = load(x + i), b = load(x + half + i);
+    }
     const Vec cosine = load(rope_table + i), sine = load(rope_table + half + i);
-    store(x + i, sub(mul(a, cosine), mul(b, sine)));
-    store(x + half + i, add(mul(a, sine), mul(b, cosine)));
+    const Vec first = sub(mul(a, cosine), mul(b, sine));
+    const Vec second = add(mul(a, sine), mul(b, cosine));
+    if (pairs) {
+      store_even_odd(x + 2 * i, first, second);
+    } else {
+      store(x + i, first);
+      store(x + half + i, second);
+    }
   }
   for (; i < half; ++i) {
     float* pair = x + (pairs ? 2 * i : i);
@@ -186,10 +197,10 @@ void rms_norm(float* y, const float* x, const float* weight, int64_t n, float ep
 
 // 1 / (1 + e^-z) without overflow: exponentials are of -|z| and min(z, 0).
 Vec sigmoid(Vec z) {
-  const Vec minus = sub(zero(), z);
-  const Vec below = sub(zero(), max(minus, zero()));
-  const Vec magnitude = max(z, minus);
-  return div(exp_negative(below), add(broadcast(1.0f), exp_negative(sub(zero(), magnitude))));
+  const Vec e = exp_negative(min(z, sub(zero(), z)));
+  // 1 where z > 0, except where z is so small that e is 1
+  const Vec positive = min(mul(z, broadcast(3.4e38f)), broadcast(1.0f));
+  return div(max(e, positive), add(broadcast(1.0f), e));
 }
 
 // x / 2 * (1 + tanh(u)) = x * sigmoid(2 u)

@@ -3,11 +3,11 @@
 // standard library: a shared inline function compiled here could end up in code for an older CPU.
 //
 // Requires from vec_*.h: Vec, kWidth, zero, broadcast, load(float|F16|BF16|int8_t), store,
-// store_f16, load_first and store_first (fewer than kWidth), fma(a, b, c) = a * b + c, add, sub,
-// mul, div, max, min, sum, store_sums (of four), kLaneOrder, transpose, maximum, round,
-// times_power_of_two; and of kWidth int32: Ints, ints (broadcast), lanes (0, 1, ...), load_bytes
-// (of uint8_t), add, sub, bit_and, bit_or, shift_left and shift_right by another Ints, to_float,
-// lookup(table of 16, indices).
+// store_f16, load_first and store_first (fewer than kWidth), load_even_odd, store_even_odd,
+// fma(a, b, c) = a * b + c, add, sub, mul, div, max, min, sum, store_sums (of four), kLaneOrder,
+// transpose, maximum, round, times_power_of_two; and of kWidth int32: Ints, ints (broadcast),
+// lanes (0, 1, ...), load_bytes (of uint8_t), add, sub, bit_and, bit_or, shift_left and
+// shift_right by another Ints, to_float, lookup(table of 16, indices).
 #pragma once
 
 #include "cpu/attention/archive_types-inl.h"

@@ -39,6 +39,22 @@ Vec load(const int8_t* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))};
 }
 void store(float* p, Vec a) { _mm256_storeu_ps(p, a.v); }
+// Elements 0, 2, 4, ... and 1, 3, 5, ... of 2 kWidth.
+void load_even_odd(const float* p, Vec& even, Vec& odd) {
+  const __m256 a = _mm256_loadu_ps(p), b = _mm256_loadu_ps(p + kWidth);
+  const __m256 first = _mm256_permute2f128_ps(a, b, 0x20);
+  const __m256 second = _mm256_permute2f128_ps(a, b, 0x31);
+  // each half of these has the elements of a half of the result, which are in order
+  even.v = _mm256_shuffle_ps(first, second, 0x88);
+  odd.v = _mm256_shuffle_ps(first, second, 0xdd);
+}
+void store_even_odd(float* p, Vec even, Vec odd) {
+  const __m256 lower = _mm256_unpacklo_ps(even.v, odd.v);
+  const __m256 upper = _mm256_unpackhi_ps(even.v, odd.v);
+  _mm256_storeu_ps(p, _mm256_permute2f128_ps(lower, upper, 0x20));
+  _mm256_storeu_ps(p + kWidth, _mm256_permute2f128_ps(lower, upper, 0x31));
+}
+
 void store_f16(F16* p, Vec a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                    _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

@@ -53,6 +53,21 @@ Vec load_first(const BF16* p, int64_t n) {
 }
 void store_first(float* p, Vec a, int64_t n) { _mm512_mask_storeu_ps(p, first_lanes(n), a.v); }
 
+// Elements 0, 2, 4, ... and 1, 3, 5, ... of 2 kWidth.
+void load_even_odd(const float* p, Vec& even, Vec& odd) {
+  const __m512i evens =
+      _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __m512 a = _mm512_loadu_ps(p), b = _mm512_loadu_ps(p + kWidth);
+  even.v = _mm512_permutex2var_ps(a, evens, b);
+  odd.v = _mm512_permutex2var_ps(a, _mm512_add_epi32(evens, _mm512_set1_epi32(1)), b);
+}
+void store_even_odd(float* p, Vec even, Vec odd) {
+  const __m512i lower = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i upper = _mm512_add_epi32(lower, _mm512_set1_epi32(8));
+  _mm512_storeu_ps(p, _mm512_permutex2var_ps(even.v, lower, odd.v));
+  _mm512_storeu_ps(p + kWidth, _mm512_permutex2var_ps(even.v, upper, odd.v));
+}
+
 void store_f16(F16* p, Vec a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                       _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

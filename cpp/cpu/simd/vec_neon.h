@@ -38,6 +38,13 @@ Vec load(const int8_t* p) {
   return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(words)))};
 }
 void store(float* p, Vec a) { vst1q_f32(p, a.v); }
+// Elements 0, 2, 4, ... and 1, 3, 5, ... of 2 kWidth.
+void load_even_odd(const float* p, Vec& even, Vec& odd) {
+  const float32x4x2_t both = vld2q_f32(p);
+  even.v = both.val[0], odd.v = both.val[1];
+}
+void store_even_odd(float* p, Vec even, Vec odd) { vst2q_f32(p, {even.v, odd.v}); }
+
 void store_f16(F16* p, Vec a) { vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32(a.v))); }
 
 Vec add(Vec a, Vec b) { return {vaddq_f32(a.v, b.v)}; }

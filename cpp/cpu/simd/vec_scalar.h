@@ -65,6 +65,10 @@ Vec load(const F16* p) { return {to_float(*p)}; }
 Vec load(const BF16* p) { return {bit_cast<float>(uint32_t{p->bits} << 16)}; }
 Vec load(const int8_t* p) { return {static_cast<float>(*p)}; }
 void store(float* p, Vec a) { *p = a.v; }
+// Elements 0 and 1.
+void load_even_odd(const float* p, Vec& even, Vec& odd) { even.v = p[0], odd.v = p[1]; }
+void store_even_odd(float* p, Vec even, Vec odd) { p[0] = even.v, p[1] = odd.v; }
+
 void store_f16(F16* p, Vec a) { *p = to_f16(a.v); }
 
 Vec add(Vec a, Vec b) { return {a.v + b.v}; }
