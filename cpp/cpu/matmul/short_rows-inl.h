@@ -1,8 +1,7 @@
 // Products of many rows of x with short rows of weights, such as queries with keys: bit-identical
 // to matmul-inl.h, whose outputs are sums over the lanes of a vector. Adding up these lanes takes
-// as long as the products of a row of 64 elements. Here the lanes are rows of x instead, and what
-// were lanes there are added one after another, in the order of store_sums(): halves, then halves
-// of these.
+// as long as the products of a row of 64 elements. Here the lanes are rows of x instead, and the
+// sums that were lanes there are added in the order of store_sums().
 #pragma once
 
 #include "cpu/kernels.h"
