@@ -244,7 +244,7 @@ size_t copied_bytes(const Backend& backend, const Tensor& tensor) {
 
 size_t bytes_of(const Backend& backend, const std::vector<Tensor*>& tensors) {
   size_t n = 0;
-  for (const Tensor* tensor : tensors) n += copied_bytes(backend, *tensor);
+  for (const Tensor* tensor : tensors) n += backend.upload_bytes(*tensor);
   return n;
 }
 
@@ -370,7 +370,9 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
   // On the CPU all copies are in one allocation, so that small tensors share huge pages.
   std::byte* copies = nullptr;
   if (max_resident == 0 && !in_place && backend.maps_weights() && on_backend > 0) {
-    w.owned.push_back(backend.allocate_whole(on_backend));
+    size_t n_tensors = others.size();
+    for (const LayerTensors& layer : layers) n_tensors += layer.size();
+    w.owned.push_back(backend.allocate_whole(on_backend + 64 * n_tensors));
     copies = w.owned.back().data();
   }
   const auto to_stay = [&](const Tensor& host) {
