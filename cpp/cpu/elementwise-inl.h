@@ -195,7 +195,7 @@ void rms_norm(float* y, const float* x, const float* weight, int64_t n, float ep
   for (int64_t i = whole; i < n; ++i) y[i] = x[i] * scale * weight[i];
 }
 
-// 1 / (1 + e^-z) without overflow: exponentials are of -|z| and min(z, 0).
+// 1 / (1 + e^-z) without overflow: with e = e^-|z|, that is 1 / (1 + e) or, below 0, e / (1 + e).
 Vec sigmoid(Vec z) {
   const Vec e = exp_negative(min(z, sub(zero(), z)));
   // 1 where z > 0, except where z is so small that e is 1

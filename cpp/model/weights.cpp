@@ -6,9 +6,9 @@
 #include <string>
 #include <string_view>
 #include <unordered_set>
-#include <utility>
 
 #include "core/error.h"
+#include "core/layout.h"
 #include "io/mapped_file.h"
 #include "model/copied_layer_offload.h"
 #include "model/expert_split.h"
@@ -237,11 +237,6 @@ size_t bytes_of(const std::vector<Tensor*>& tensors) {
   return n;
 }
 
-// In whole cache lines.
-size_t copied_bytes(const Backend& backend, const Tensor& tensor) {
-  return (backend.upload_bytes(tensor) + 63) / 64 * 64;
-}
-
 size_t bytes_of(const Backend& backend, const std::vector<Tensor*>& tensors) {
   size_t n = 0;
   for (const Tensor* tensor : tensors) n += backend.upload_bytes(*tensor);
@@ -368,18 +363,22 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
     if (progress) progress(loaded, total);
   };
   // On the CPU all copies are in one allocation, so that small tensors share huge pages.
+  Layout layout;
+  const auto place = [&](const Tensor* tensor) {
+    return layout.place(static_cast<int64_t>(backend.upload_bytes(*tensor)));
+  };
   std::byte* copies = nullptr;
-  if (max_resident == 0 && !in_place && backend.maps_weights() && on_backend > 0) {
-    size_t n_tensors = others.size();
-    for (const LayerTensors& layer : layers) n_tensors += layer.size();
-    w.owned.push_back(backend.allocate_whole(on_backend + 64 * n_tensors));
+  if (max_resident == 0 && !in_place && backend.maps_weights()) {
+    std::ranges::for_each(others, place);
+    for (const LayerTensors& layer : layers) std::ranges::for_each(layer, place);
+    w.owned.push_back(backend.allocate_whole(layout.size()));
     copies = w.owned.back().data();
+    layout = {};
   }
   const auto to_stay = [&](const Tensor& host) {
     if (in_place) return backend.upload(host, nullptr);
     if (copies == nullptr) return backend.upload(host, w.owned);
-    const size_t bytes = copied_bytes(backend, host);
-    return backend.upload(host, bytes > 0 ? std::exchange(copies, copies + bytes) : nullptr);
+    return backend.upload(host, backend.upload_bytes(host) > 0 ? copies + place(&host) : nullptr);
   };
   for (Tensor* tensor : others) upload(*tensor, to_stay);
   for (int32_t l = 0; l < c.n_layers; ++l) {

@@ -71,9 +71,11 @@ class Workspace {
 
   // Of a row of the batch. All layers share them, as they share the workspace.
   RopeTag& rope_tag(int64_t row) const {
-    return *reinterpret_cast<RopeTag*>(rope_table(row) + head_dim_);
+    return *reinterpret_cast<RopeTag*>(base_ + row * rope_row_floats());
   }
-  float* rope_table(int64_t row) const { return base_ + row * rope_row_floats(); }  // [n_rot]
+  float* rope_table(int64_t row) const {  // [n_rot]
+    return reinterpret_cast<float*>(&rope_tag(row) + 1);
+  }
 
   int64_t tile_rows() const { return tile_rows_; }
 
@@ -108,7 +110,7 @@ class Workspace {
   }
 
   int64_t rope_row_floats() const {
-    return whole_cache_lines(head_dim_ + int64_t{sizeof(RopeTag) / sizeof(float)});
+    return whole_cache_lines(int64_t{sizeof(RopeTag) / sizeof(float)} + head_dim_);
   }
   int64_t rope_floats() const { return max_rows_ * rope_row_floats(); }
   int64_t staged_floats() const {

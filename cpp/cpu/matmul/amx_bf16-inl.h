@@ -13,6 +13,8 @@
 #include "cpu/kernels.h"
 #include "cpu/matmul/amx_tiles.h"
 #include "cpu/matmul/bf16_avx512.h"
+// After the vector type it is written against:
+#include "cpu/matmul/blocks-inl.h"
 
 namespace h2o {
 namespace {
@@ -294,11 +296,8 @@ void amx_matmul(const Matmul& m, const Bf16Rows& x, int64_t begin, int64_t end,
                         m.w_row_bytes};
       const int64_t n_tiles = r + tiles.width < tiles.n_rows ? 2 : 1;
       const bool is_last = part.k + kPanelDepth >= m.n_in;
-      // Outputs of different rows are far apart, which no hardware prefetcher follows.
       for (int64_t i = r; is_last && i < r + rows_at_once && i < m.n_rows; ++i) {
-        const float* y = m.y + i * m.y_stride + part.o;
-        __builtin_prefetch(y, 1, 3);
-        __builtin_prefetch(y + kTile, 1, 3);
+        prefetch_to_write<kPanelColumns * 4>(m.y + i * m.y_stride + part.o);
       }
       (n_tiles == 2 ? amx_tiles<2> : amx_tiles<1>)(sums_of_rows, panel, x_tile, depth, tiles.width,
                                                    part.k == 0, ahead);

@@ -148,6 +148,16 @@ struct MXFP4 : OneGroup<MXFP4, BlockMXFP4> {
   Vec at(int64_t l) const { return mul(d, lookup(kMxfp4Values, nibbles(qs, l))); }
 };
 
+constexpr int64_t kLine = 64;  // bytes of a cache line
+
+// Outputs of one row before they are written: those of the next row are far away, which no hardware
+// prefetcher follows.
+template <int64_t kBytes>
+H2O_INLINE void prefetch_to_write(const float* to) {
+#pragma GCC unroll 4
+  for (int64_t at = 0; at < kBytes / 4; at += kLine / 4) __builtin_prefetch(to + at, 1, 3);
+}
+
 // Decodes n elements of a row to float.
 template <class Type>
 void decode(float* y, const std::byte* x, int64_t n) {

@@ -132,12 +132,6 @@ void pack_interleaved(const Panel& panel, const Matmul& m, int64_t begin, int64_
   }
 }
 
-template <int64_t kBytes>
-H2O_INLINE void prefetch_to_write(const float* to) {
-#pragma GCC unroll 4
-  for (int64_t at = 0; at < kBytes / 4; at += kLine / 4) __builtin_prefetch(to + at, 1, 3);
-}
-
 // Columns [begin, end) of a product, panel by panel and tile by tile. multiply(panel, x, sums,
 // n_rows, n, first) adds the products of the panel's n elements with a tile, whose x starts at the
 // panel's elements, to the tile's sums [n_rows, kColumns]; `first`: there are none yet.
@@ -153,10 +147,10 @@ H2O_INLINE void multiply_panels(const Matmul& m, const Int8Rows& x, int64_t begi
       } else {
         pack<Type>(panel, m, o, end, k, n);
       }
+      const bool is_last = k + n == m.n_in;
       for (int64_t r = 0; r < m.n_rows; r += Tile::kRows) {
         const Tile tile(r, m.n_rows);
-        // Outputs of different rows are far apart, which no hardware prefetcher follows.
-        for (int64_t i = r; k + n == m.n_in && i < r + tile.n; ++i) {
+        for (int64_t i = r; is_last && i < r + tile.n; ++i) {
           prefetch_to_write<kColumns * 4>(m.y + i * m.y_stride + o);
         }
         Int8Rows from = x;
@@ -164,7 +158,7 @@ H2O_INLINE void multiply_panels(const Matmul& m, const Int8Rows& x, int64_t begi
         from.scales += (r * m.n_in + k * tile.n) / kActivations;
         from.sums += (r * m.n_in + k * tile.n) / Type::kGroup;
         multiply(panel, from, panel.sums + r * kColumns, tile.n, n, k == 0);
-        for (int64_t i = r; k + n == m.n_in && i < r + tile.n; ++i) {
+        for (int64_t i = r; is_last && i < r + tile.n; ++i) {
           write_outputs(m, i, o, end - o < kColumns ? end - o : kColumns,
                         panel.sums + i * kColumns);
         }

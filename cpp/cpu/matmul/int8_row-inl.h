@@ -22,7 +22,6 @@ namespace {
 
 constexpr int64_t kQuad = 4;          // bytes that one lane multiplies at a time
 constexpr int64_t kActivations = 32;  // elements of x that share a scale
-constexpr int64_t kLine = 64;         // bytes of a cache line
 constexpr int64_t kQuantVectors = kWidth / kQuantColumns;
 
 template <class Type>
