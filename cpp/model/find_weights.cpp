@@ -1,0 +1,210 @@
+#include "model/find_weights.h"
+
+#include <string>
+#include <string_view>
+#include <unordered_set>
+
+#include "core/error.h"
+
+namespace h2o {
+namespace {
+
+// Looks up tensors by name and records which ones were used.
+class Finder {
+ public:
+  Finder(const GgufShards& model, const Config& config) : model_(model), config_(config) {}
+
+  // One matrix, or n matrices of the same shape, in any supported type; empty if missing.
+  Tensor matrix_or_none(const std::string& name, int64_t rows, int64_t cols, int64_t n = 1) {
+    const Tensor tensor = model_.tensor(name, n);
+    rows *= n;
+    if (tensor && (tensor.rows != rows || tensor.cols != cols)) {
+      fail(name, text("has shape [", tensor.rows, ", ", tensor.cols, "], expected [", rows, ", ",
+                      cols, "]"));
+    }
+    if (tensor) used_.insert(name);
+    return tensor;
+  }
+
+  Tensor matrix(const std::string& name, int64_t rows, int64_t cols) {
+    return present(name, matrix_or_none(name, rows, cols));
+  }
+
+  // A tensor that GGUF stores in f32: norms, biases, learned positions.
+  Tensor floats_or_none(const std::string& name, int64_t rows, int64_t cols) {
+    const Tensor tensor = matrix_or_none(name, rows, cols);
+    if (tensor && tensor.dtype != DType::f32) {
+      fail(name, text("has type ", info(tensor.dtype).name, ", expected F32"));
+    }
+    return tensor;
+  }
+
+  Tensor floats(const std::string& name, int64_t rows, int64_t cols) {
+    return present(name, floats_or_none(name, rows, cols));
+  }
+
+  // All experts' matrices, stacked vertically; shape [n, rows, cols] in the file.
+  Affine experts(const std::string& name, int64_t n, int64_t out, int64_t in, bool needs_bias) {
+    const Tensor weight = present(name + ".weight", matrix_or_none(name + ".weight", out, in, n));
+    const Tensor bias = floats_or_none(name + ".bias", n, out);
+    return {weight, needs_bias ? present(name + ".bias", bias) : bias};
+  }
+
+  Affine linear(const std::string& name, int64_t out, int64_t in, bool needs_bias) {
+    const Tensor weight = matrix(name + ".weight", out, in);
+    const Tensor bias = floats_or_none(name + ".bias", 1, out);
+    return {weight, needs_bias ? present(name + ".bias", bias) : bias};
+  }
+
+  Affine norm(const std::string& name) {
+    const Tensor weight = floats(name + ".weight", 1, config_.n_embd);
+    if (!has_bias()) return {weight, {}};
+    return {weight, floats(name + ".bias", 1, config_.n_embd)};
+  }
+
+  bool has_bias() const {
+    return config_.family->norm == NormKind::layer && config_.family->norm_bias;
+  }
+
+  bool has(const std::string& name) const { return static_cast<bool>(model_.tensor(name)); }
+
+  // An unused tensor would silently change the result.
+  void expect_all_used() const {
+    for (const GgufFile& file : model_.files()) {
+      for (const GgufTensor& tensor : file.tensors()) {
+        // Old converters saved the inverse frequencies, which are derived from the metadata here.
+        if (tensor.name.ends_with("attn_rot_embd.weight")) continue;
+        if (!used_.contains(std::string(tensor.name))) {
+          fail(quoted(tensor.name),
+               text("is not part of a '", config_.family->architecture, "' model"));
+        }
+      }
+    }
+  }
+
+ private:
+  Tensor present(const std::string& name, const Tensor& tensor) const {
+    if (!tensor) fail(name, "is missing");
+    return tensor;
+  }
+
+  [[noreturn]] void fail(const std::string& name, const std::string& what) const {
+    throw FormatError(text("[weights] ", model_.path(), ": tensor ", name, " ", what));
+  }
+
+  const GgufShards& model_;
+  const Config& config_;
+  std::unordered_set<std::string> used_;
+};
+
+// Rows [begin, end) of a matrix and of its bias.
+Affine slice(const Affine& whole, int64_t begin, int64_t end) {
+  const auto rows = [&](const Tensor& t) {
+    return Tensor{t.row(begin), t.dtype, end - begin, t.cols};
+  };
+  if (!whole.bias) return {rows(whole.weight), {}};
+  return {rows(whole.weight),
+          {reinterpret_cast<std::byte*>(whole.bias.floats() + begin), DType::f32, 1, end - begin}};
+}
+
+Mixture find_mixture(Finder& find, const Config& c, const std::string& blk) {
+  const MixtureConfig& m = c.mixture;
+  const bool biases = c.family->biases == Biases::all;
+  Mixture mixture;
+  mixture.router = find.linear(blk + "ffn_gate_inp", m.n_experts, c.n_embd, biases);
+  mixture.gate = find.experts(blk + "ffn_gate_exps", m.n_experts, m.n_ff, c.n_embd, biases);
+  mixture.up = find.experts(blk + "ffn_up_exps", m.n_experts, m.n_ff, c.n_embd, biases);
+  mixture.down = find.experts(blk + "ffn_down_exps", m.n_experts, c.n_embd, m.n_ff, biases);
+  if (m.n_ff_shared > 0) {
+    mixture.shared_router.weight =
+        find.matrix_or_none(blk + "ffn_gate_inp_shexp.weight", 1, c.n_embd);
+    mixture.shared_gate = find.linear(blk + "ffn_gate_shexp", m.n_ff_shared, c.n_embd, false);
+    mixture.shared_up = find.linear(blk + "ffn_up_shexp", m.n_ff_shared, c.n_embd, false);
+    mixture.shared_down = find.linear(blk + "ffn_down_shexp", c.n_embd, m.n_ff_shared, false);
+  }
+  return mixture;
+}
+
+Layer find_layer(Finder& find, const Config& c, const std::string& blk) {
+  const int64_t q_width = int64_t{c.n_heads} * c.head_dim;
+  const int64_t kv_width = int64_t{c.n_kv_heads} * c.head_dim;
+  const bool qkv_biases = c.family->biases != Biases::optional;
+  const bool biases = c.family->biases == Biases::all;
+
+  Layer layer;
+  // Falcon 40B has two parallel norms; the second is attention's.
+  const bool two_norms = c.family->shared_norm && find.has(blk + "attn_norm_2.weight");
+  layer.attn_norm = find.norm(blk + (two_norms ? "attn_norm_2" : "attn_norm"));
+  if (two_norms) layer.ffn_norm = find.norm(blk + "attn_norm");
+  if (find.has(blk + "attn_qkv.weight")) {
+    const Affine qkv = find.linear(blk + "attn_qkv", q_width + 2 * kv_width, c.n_embd, qkv_biases);
+    layer.attn_q = slice(qkv, 0, q_width);
+    layer.attn_k = slice(qkv, q_width, q_width + kv_width);
+    layer.attn_v = slice(qkv, q_width + kv_width, q_width + 2 * kv_width);
+  } else {
+    layer.attn_q = find.linear(blk + "attn_q", q_width, c.n_embd, qkv_biases);
+    layer.attn_k = find.linear(blk + "attn_k", kv_width, c.n_embd, qkv_biases);
+    layer.attn_v = find.linear(blk + "attn_v", kv_width, c.n_embd, qkv_biases);
+  }
+  if (c.family->qk_norm != QkNorm::none) {
+    const bool whole = c.family->qk_norm == QkNorm::whole;
+    layer.attn_q_norm = find.floats(blk + "attn_q_norm.weight", 1, whole ? q_width : c.head_dim);
+    layer.attn_k_norm = find.floats(blk + "attn_k_norm.weight", 1, whole ? kv_width : c.head_dim);
+  }
+  if (c.family->attn_sinks) {
+    layer.attn_sinks = find.floats(blk + "attn_sinks.weight", 1, c.n_heads);
+  }
+  layer.attn_output = find.linear(blk + "attn_output", c.n_embd, q_width, biases);
+  const bool shared_norm = c.parallel_residual && c.family->shared_norm;
+  if (!shared_norm && !two_norms) layer.ffn_norm = find.norm(blk + std::string(c.family->ffn_norm));
+  if (c.family->post_norms) {
+    layer.attn_post_norm = find.norm(blk + "post_attention_norm");
+    layer.ffn_post_norm = find.norm(blk + "post_ffw_norm");
+  }
+  if (c.mixture.n_experts > 0) {
+    layer.mixture = find_mixture(find, c, blk);
+    return layer;
+  }
+  const bool gated = c.family->activation == Activation::gated;
+  if (gated && !find.has(blk + "ffn_gate.weight")) {
+    const Affine both = find.linear(blk + "ffn_up", int64_t{2} * c.n_ff, c.n_embd, biases);
+    layer.ffn_gate = slice(both, 0, c.n_ff);
+    layer.ffn_up = slice(both, c.n_ff, int64_t{2} * c.n_ff);
+  } else {
+    if (gated) layer.ffn_gate = find.linear(blk + "ffn_gate", c.n_ff, c.n_embd, biases);
+    layer.ffn_up = find.linear(blk + "ffn_up", c.n_ff, c.n_embd, biases);
+  }
+  layer.ffn_down = find.linear(blk + "ffn_down", c.n_embd, c.n_ff, biases);
+  return layer;
+}
+
+}  // namespace
+
+Weights find_weights(const GgufShards& model, const Config& c) {
+  Weights w;
+  Finder find(model, c);
+  w.token_embd = find.matrix("token_embd.weight", c.n_vocab, c.n_embd);
+  if (c.family->embedding_norm) w.token_norm = find.norm("token_embd_norm");
+  if (c.family->rope != RopeLayout::none) {
+    const auto divisors = [&](const char* name) {
+      return find.floats_or_none(name, 1, c.rope.n_rot / 2);
+    };
+    w.rope = {c.family->rope, divisors("rope_freqs.weight"), c.rope.magnitude};
+    if (find.has("rope_factors_long.weight")) {
+      w.long_rope = {c.family->rope, divisors("rope_factors_long.weight"), c.rope.magnitude};
+      w.rope.frequencies = find.floats("rope_factors_short.weight", 1, c.rope.n_rot / 2);
+    }
+  } else if (c.alibi_max_bias == 0) {
+    w.position_embd = find.floats("position_embd.weight", c.n_ctx_train, c.n_embd);
+  }
+  for (int32_t l = 0; l < c.n_layers; ++l) {
+    w.layers.push_back(find_layer(find, c, text("blk.", l, ".")));
+  }
+  w.output_norm = find.norm("output_norm");
+  w.output = {find.matrix_or_none("output.weight", c.n_vocab, c.n_embd),
+              find.floats_or_none("output.bias", 1, c.n_vocab)};
+  find.expect_all_used();
+  return w;
+}
+
+}  // namespace h2o
