@@ -104,6 +104,30 @@ class TestMessages:
             n = ask(server, "/v1/messages/count_tokens", **change)
         assert n == {"input_tokens": len(spell(prompt))}
 
+    def test_consecutive_turns_are_one(self, tmp_path: Path) -> None:
+        call = '<tool_call>{"name": "weather", "arguments": {"x": 1}}'
+        prompt = f"1sBe brief;uHi\nthere;aI\nlook{call}{call};t3;t4;uOk\nthen;"
+        use = {"type": "tool_use", "name": "weather", "input": {"x": 1}}
+        uses = [{**use, "id": name} for name in "ab"]
+        results = [
+            {"type": "tool_result", "tool_use_id": name, "content": content}
+            for name, content in (("a", "3"), ("b", "4"))
+        ]
+        messages = [
+            {"role": "user", "content": "Hi"},
+            {"role": "user", "content": "there"},
+            {"role": "assistant", "content": "I"},
+            {"role": "assistant", "content": [{"type": "text", "text": "look"}, uses[0]]},
+            {"role": "assistant", "content": [uses[1]]},
+            {"role": "user", "content": [results[0]]},
+            {"role": "user", "content": [results[1], {"type": "text", "text": "Ok"}]},
+            {"role": "user", "content": "then"},
+        ]
+        path = talking(tmp_path, {len(spell(prompt)): "Four."}, THINKS)
+        with Generator(path) as generator, serving(generator) as server:
+            found = ask(server, "/v1/messages", messages=messages, system="Be brief")
+        assert found["content"] == [{"type": "text", "text": "Four."}]
+
     def test_errors(self, server: Server) -> None:
         answer = server.ask("/v1/messages", {**MESSAGES, "max_tokens": 0})
         assert answer.status == 400

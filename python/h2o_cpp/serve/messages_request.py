@@ -175,7 +175,8 @@ class CountRequest(ModelRequest):
         """The equivalent ChatRequest. Raises ApiError."""
         messages = [{"role": "system", "content": _text(self.system)}] if self.system else []
         for message in self.messages:
-            messages += _plain(message)
+            for plain in _plain(message):
+                _append(messages, plain)
         if messages[-1]["role"] == "assistant" and messages[-1]["content"][-1:].isspace():
             raise ApiError(
                 400,
@@ -259,6 +260,20 @@ def _plain(message: AnthropicMessage) -> list[dict[str, Any]]:
             own.setdefault("tool_calls", []).append(call)
     own["content"] = "\n".join(texts)
     return [*results, own] if texts or len(own) > 2 or not results else results
+
+
+def _append(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
+    """Append a message; consecutive ones of the user or the assistant become one turn."""
+    role = message["role"]
+    if not messages or role != messages[-1]["role"] or role not in ("user", "assistant"):
+        messages.append(message)
+        return
+    last = messages[-1]
+    last["content"] = "\n".join(text for text in (last["content"], message["content"]) if text)
+    if "reasoning_content" in message:
+        last["reasoning_content"] = last.get("reasoning_content", "") + message["reasoning_content"]
+    if "tool_calls" in message:
+        last["tool_calls"] = [*last.get("tool_calls", ()), *message["tool_calls"]]
 
 
 def _text(content: str | Sequence[TextLike]) -> str:
