@@ -3,6 +3,8 @@
 // time, rounding after each.
 #pragma once
 
+#include <algorithm>
+
 #include "cpu/kernels.h"
 #include "cpu/matmul/bf16_avx512.h"
 
@@ -49,44 +51,57 @@ void bf16_tile(const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>& co
                int64_t o, int64_t ahead = 0) {
   const int64_t stride = padded_to(m.n_in, kPairWidth);
   const BF16* x = rows.x + r * stride;
+  // Unrolled here, as in matmul_tile(): otherwise GCC 12 keeps the sums in memory.
   Vec sums[R][O];
+#pragma GCC unroll 8
   for (int i = 0; i < R; ++i) {
+#pragma GCC unroll 8
     for (int j = 0; j < O; ++j) sums[i][j] = zero();
   }
   int64_t k = 0;
   for (; k + kPairWidth <= columns.n; k += kPairWidth) {
+#pragma GCC unroll 8
     for (int j = 0; j < O; ++j) {
       const T* w = columns.row(j) + k;
       if constexpr (R == 1) {
         __builtin_prefetch(reinterpret_cast<const std::byte*>(w) + ahead);
       }
       const Pairs pairs = load_pairs(w);
+#pragma GCC unroll 8
       for (int i = 0; i < R; ++i) {
         sums[i][j] = dot_pairs(sums[i][j], load_pairs(x + i * stride + k), pairs);
       }
     }
   }
-  for (int j = 0; j < O && k < columns.n; ++j) {
-    const Pairs pairs = load_first_pairs(columns.row(j) + k, columns.n - k);
-    for (int i = 0; i < R; ++i) {
-      sums[i][j] = dot_pairs(sums[i][j], load_pairs(x + i * stride + k), pairs);
+  if (k < columns.n) {
+#pragma GCC unroll 8
+    for (int j = 0; j < O; ++j) {
+      const Pairs pairs = load_first_pairs(columns.row(j) + k, columns.n - k);
+#pragma GCC unroll 8
+      for (int i = 0; i < R; ++i) {
+        sums[i][j] = dot_pairs(sums[i][j], load_pairs(x + i * stride + k), pairs);
+      }
     }
   }
+#pragma GCC unroll 8
   for (int i = 0; i < R; ++i) {
     float values[O];
     if constexpr (O % 4 == 0) {
-      const Vec* all = sums[i];
+#pragma GCC unroll 2
       for (int j = 0; j < O; j += 4) {
-        store_sums(values + j, all[j], all[j + 1], all[j + 2], all[j + 3]);
+        store_sums(values + j, sums[i][j], sums[i][j + 1], sums[i][j + 2], sums[i][j + 3]);
       }
     } else {
       for (int j = 0; j < O; ++j) values[j] = sum(sums[i][j]);
     }
     float* y = m.y + (r + i) * m.y_stride + o;
-    for (int j = 0; j < O; ++j) {
-      if (m.bias != nullptr) values[j] += m.bias[o + j];
-      y[j] = m.add ? y[j] + values[j] : values[j];
+    if (m.bias != nullptr) {
+      for (int j = 0; j < O; ++j) values[j] += m.bias[o + j];
     }
+    if (m.add) {
+      for (int j = 0; j < O; ++j) values[j] += y[j];
+    }
+    std::copy_n(values, O, y);
   }
 }
 
