@@ -108,6 +108,16 @@ H2O_INLINE void prefetch_lines(const std::byte* from) {
   for (int64_t at = 0; at < kBytes; at += kLine) __builtin_prefetch(from + at, 0, 2);
 }
 
+// Elements g + e, ..., g + e + 3 of a block, of the columns of vector v; g is a multiple of 32.
+template <class Type>
+H2O_INLINE Ints interleaved_quads(const std::byte* block, int g, int e, int64_t v) {
+  constexpr int64_t kParts = sizeof(Quants) / kQuad / kWidth;
+  Quants q;
+  const std::byte* columns = block + v / kParts * static_cast<int64_t>(sizeof(Quants));
+  Type::quants(&q, InterleavedBlocks<typename Type::Block>{columns, e}, g);
+  return load_quads(reinterpret_cast<const int8_t*>(&q) + v % kParts * kWidth * kQuad);
+}
+
 // One row of x and kInterleaved columns.
 template <class Type>
 struct Strip {
@@ -192,26 +202,17 @@ struct Strip {
 #pragma GCC unroll 16
     for (int64_t v = 0; v < kStripVectors; ++v) {
       if constexpr (kRun == 1) {
-        dots[v] = dot<Type>(dots[v], quads(block, g, e, v), broadcast_quad(x));
+        dots[v] = dot<Type>(dots[v], interleaved_quads<Type>(block, g, e, v), broadcast_quad(x));
       } else {
         Ints w[kRun], xq[kRun];
 #pragma GCC unroll 8
         for (int i = 0; i < kRun; ++i) {
-          w[i] = quads(block, g, e + 4 * i, v);
+          w[i] = interleaved_quads<Type>(block, g, e + 4 * i, v);
           xq[i] = broadcast_quad(x + 4 * i);
         }
         dots[v] = dot_quads(dots[v], w, xq);
       }
     }
-  }
-
-  // Elements g + e, ..., g + e + 3 of the columns of vector v.
-  H2O_INLINE static Ints quads(const std::byte* block, int g, int e, int64_t v) {
-    constexpr int64_t kParts = sizeof(Quants) / kQuad / kWidth;
-    Quants q;
-    const std::byte* columns = block + v / kParts * static_cast<int64_t>(sizeof(Quants));
-    Type::quants(&q, InterleavedBlocks<typename Type::Block>{columns, e}, g);
-    return load_quads(reinterpret_cast<const int8_t*>(&q) + v % kParts * kWidth * kQuad);
   }
 
   H2O_INLINE void add_group(const Scales& all, int64_t v, Ints dot, Vec x_scale, int64_t i, int g) {

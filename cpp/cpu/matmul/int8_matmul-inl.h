@@ -14,6 +14,8 @@
 // and broadcast_quad of four bytes per lane.
 #pragma once
 
+#include <cstdint>
+
 #include "cpu/kernels.h"
 #include "cpu/matmul/int8_panel-inl.h"
 
@@ -31,10 +33,61 @@ void quantize_rows(const Int8Rows& to, const float* x, int64_t begin, int64_t en
   quantize_rows_in_groups<QuadTile, kInt8Group>(to, x, begin, end);
 }
 
-// Multiplies R rows of x, at the tile's elements from k on, with a panel of depth n. `first`: there
-// are no sums yet.
-template <class Type, int R>
-void int8_tile(const Panel& panel, const Int8Rows& x, float* sums_of_tile, int64_t n, bool first) {
+// The weights of a panel.
+template <class Type>
+struct PanelWeights {
+  static constexpr int kUnrolled = kQuad;  // elements
+
+  const Panel& panel;
+
+  // Of vector j of columns: the four elements from e of group g, and what they are scaled by.
+  H2O_INLINE Ints quads(int64_t g, int e, int j) const {
+    return load_quads(panel.q + (g * Type::kGroup + e) * kColumns + j * kWidth * kQuad);
+  }
+  H2O_INLINE Vec scale(int64_t g, int j) const {
+    return load(panel.scales + g * kColumns + j * kWidth);
+  }
+  H2O_INLINE Vec min(int64_t g, int j) const {
+    return load(panel.mins + g * kColumns + j * kWidth);
+  }
+};
+
+// The same for interleaved columns in place. Those past `end` repeat the first; their sums are
+// unused.
+template <class Type>
+struct InterleavedWeights {
+  static constexpr int kUnrolled = Type::kGroup;
+  static constexpr int64_t kGroups = Type::kBlock / Type::kGroup;
+
+  const std::byte* strips[kColumns / kInterleaved];
+
+  InterleavedWeights(const Matmul& m, int64_t begin, int64_t end) {
+    for (int64_t v = 0; v < kColumns; v += kInterleaved) {
+      strips[v / kInterleaved] = m.w + (begin + v < end ? begin + v : begin) * m.w_row_bytes;
+    }
+  }
+  H2O_INLINE Ints quads(int64_t g, int e, int j) const {
+    const int at = static_cast<int>(g % kGroups * Type::kGroup);
+    return interleaved_quads<Type>(block(g, j), at / 32 * 32, at % 32 + e, j % kStripVectors);
+  }
+  H2O_INLINE Vec scale(int64_t g, int j) const { return scales(g, j).scale(g % kGroups); }
+  H2O_INLINE Vec min(int64_t g, int j) const { return scales(g, j).min(g % kGroups); }
+
+ private:
+  H2O_INLINE const std::byte* block(int64_t g, int j) const {
+    constexpr int64_t kBlockBytes = kInterleaved * sizeof(typename Type::Block);
+    return strips[j / kStripVectors] + g / kGroups * kBlockBytes;
+  }
+  H2O_INLINE BlockScales<Type> scales(int64_t g, int j) const {
+    return {block(g, j), j % kStripVectors * kWidth};
+  }
+};
+
+// Multiplies R rows of x, at the tile's elements from k on, with n elements of kColumns columns.
+// `first`: there are no sums yet.
+template <class Type, int R, class Weights>
+void int8_tile(const Weights& weights, const Int8Rows& x, float* sums_of_tile, int64_t n,
+               bool first) {
   // Unrolled here: GCC 12 otherwise keeps these arrays in memory with -O2, not in registers.
   Vec totals[R][kTileVectors];
 #pragma GCC unroll 16
@@ -44,7 +97,6 @@ void int8_tile(const Panel& panel, const Int8Rows& x, float* sums_of_tile, int64
       totals[i][j] = first ? zero() : load(sums_of_tile + i * kColumns + j * kWidth);
     }
   }
-  const int8_t* w_q = panel.q;
   const int8_t* x_q = x.q;
   for (int64_t g = 0; g < n / Type::kGroup; ++g) {
     const int32_t* x_sums = x.sums + g * R;
@@ -56,29 +108,31 @@ void int8_tile(const Panel& panel, const Int8Rows& x, float* sums_of_tile, int64
 #pragma GCC unroll 16
       for (int j = 0; j < kTileVectors; ++j) dots[i][j] = start;
     }
-    for (int q = 0; q < Type::kGroup / kQuad; ++q) {
-      Ints w[kTileVectors];
+    for (int part = 0; part < Type::kGroup; part += Weights::kUnrolled) {
+#pragma GCC unroll 8
+      for (int e = part; e < part + Weights::kUnrolled; e += kQuad) {
+        Ints w[kTileVectors];
 #pragma GCC unroll 16
-      for (int j = 0; j < kTileVectors; ++j) w[j] = load_quads(w_q + j * kWidth * kQuad);
+        for (int j = 0; j < kTileVectors; ++j) w[j] = weights.quads(g, e, j);
 #pragma GCC unroll 16
-      for (int i = 0; i < R; ++i) {
-        const Ints xq = broadcast_quad(x_q + i * kQuad);
+        for (int i = 0; i < R; ++i) {
+          const Ints xq = broadcast_quad(x_q + i * kQuad);
 #pragma GCC unroll 16
-        for (int j = 0; j < kTileVectors; ++j) dots[i][j] = dot<Type>(dots[i][j], w[j], xq);
+          for (int j = 0; j < kTileVectors; ++j) dots[i][j] = dot<Type>(dots[i][j], w[j], xq);
+        }
+        x_q += R * kQuad;
       }
-      w_q += kColumns * kQuad;
-      x_q += R * kQuad;
     }
 #pragma GCC unroll 16
     for (int j = 0; j < kTileVectors; ++j) {
-      const Vec scale = load(panel.scales + g * kColumns + j * kWidth);
+      const Vec scale = weights.scale(g, j);
 #pragma GCC unroll 16
       for (int i = 0; i < R; ++i) {
         const Vec d = mul(scale, broadcast(x_scales[i]));
         totals[i][j] = add(totals[i][j], mul(to_float(dots[i][j]), d));
       }
       if constexpr (Type::kMins) {
-        const Vec min = load(panel.mins + g * kColumns + j * kWidth);
+        const Vec min = weights.min(g, j);
 #pragma GCC unroll 16
         for (int i = 0; i < R; ++i) {
           const float sum = x_scales[i] * static_cast<float>(x_sums[i]);
@@ -97,13 +151,42 @@ void int8_tile(const Panel& panel, const Int8Rows& x, float* sums_of_tile, int64
 }
 
 // The same for n_rows <= R.
-template <class Type, int R>
-void int8_tile_of(int64_t n_rows, const Panel& panel, const Int8Rows& x, float* sums, int64_t n,
+template <class Type, int R, class Weights>
+void int8_tile_of(int64_t n_rows, const Weights& weights, const Int8Rows& x, float* sums, int64_t n,
                   bool first) {
   if constexpr (R > 1) {
-    if (n_rows < R) return int8_tile_of<Type, R - 1>(n_rows, panel, x, sums, n, first);
+    if (n_rows < R) return int8_tile_of<Type, R - 1>(n_rows, weights, x, sums, n, first);
   }
-  int8_tile<Type, R>(panel, x, sums, n, first);
+  int8_tile<Type, R>(weights, x, sums, n, first);
+}
+
+// At most so many rows are multiplied with interleaved weights in place. More are multiplied with
+// panels, unless weights are bytes already; so are all rows, if unpacking takes long.
+template <class Type>
+constexpr int64_t kRowsInPlace = 0;
+template <>
+constexpr int64_t kRowsInPlace<Int8Q8_0> = INT64_MAX;
+template <>
+constexpr int64_t kRowsInPlace<Int8IQ4_XS> = kTileRows;
+
+// All rows times columns [begin, end) of interleaved weights in place.
+template <class Type>
+void multiply_in_place(const Matmul& m, const Int8Rows& x, int64_t begin, int64_t end) {
+  for (int64_t o = begin; o < end; o += kColumns) {
+    const InterleavedWeights<Type> weights(m, o, end);
+    for (int64_t r = 0; r < m.n_rows; r += QuadTile::kRows) {
+      const QuadTile tile(r, m.n_rows);
+      Int8Rows from = x;
+      from.q += r * m.n_in;
+      from.scales += r * m.n_in / kActivations;
+      from.sums += r * m.n_in / Type::kGroup;
+      alignas(kLine) float sums[kTileRows * kColumns];
+      int8_tile_of<Type, kTileRows>(tile.n, weights, from, sums, m.n_in, true);
+      for (int64_t i = 0; i < tile.n; ++i) {
+        write_outputs(m, r + i, o, end - o < kColumns ? end - o : kColumns, sums + i * kColumns);
+      }
+    }
+  }
 }
 
 template <class Type, bool kIsInterleaved>
@@ -116,9 +199,13 @@ void int8_matmul(const Matmul& m, const Int8Rows& x, int64_t begin, int64_t end,
       return int8_row<Type>(m, x, begin, end, workspace);
     }
   }
+  if constexpr (kIsInterleaved && kRowsInPlace<Type> > 0) {
+    if (m.n_rows <= kRowsInPlace<Type>) return multiply_in_place<Type>(m, x, begin, end);
+  }
   const auto multiply = [](const Panel& panel, const Int8Rows& from, float* sums, int64_t n_rows,
                            int64_t n, bool first) {
-    int8_tile_of<Type, kTileRows>(n_rows, panel, from, sums, n, first);
+    const PanelWeights<Type> weights{panel};
+    int8_tile_of<Type, kTileRows>(n_rows, weights, from, sums, n, first);
   };
   multiply_panels<Type, kIsInterleaved, QuadTile>(m, x, begin, end, workspace, multiply);
 }
