@@ -129,13 +129,14 @@ def test_final_message_of_the_assistant_is_continued(tmp_path: Path, stream: boo
 
 @pytest.mark.parametrize("path", CONTINUED)
 def test_final_messages_that_cannot_be_continued(tmp_path: Path, path: str) -> None:
-    """An empty one has no effect."""
-    refused = [(["Let", "me"], "messages[2] cannot be continued: the message before it is also")]
-    accepted = [[""]]
+    """An empty one has no effect; Anthropic's API joins consecutive ones."""
     if path == "/v1/messages":
-        refused.append((["Let\n"], "ends in white space"))
+        refused = [(["Let\n"], "ends in white space")]
+        accepted = [[""], ["Let", "me"]]
     else:
-        accepted.append(["Let\n"])
+        cause = "messages[2] cannot be continued: the message before it is also"
+        refused = [(["Let", "me"], cause)]
+        accepted = [[""], ["Let\n"]]
 
     def ask(contents: list[Any], **fields: Any) -> Any:
         replies = [{"role": "assistant", "content": content, **fields} for content in contents]
