@@ -2,11 +2,12 @@
 // cpu/kernels-inl.h).
 //
 // x is first rounded to 8 bits, with a scale for every 32 elements. A panel of columns is unpacked
-// to bytes, with kWidth columns interleaved, four bytes each. Then every row is multiplied with the
-// panel: integer products of four are summed exactly in the lanes of the columns, and once per
-// group of weights they are scaled and accumulated in float. An output is thus one sum over groups
-// in order, with operations that no instruction set may fuse: it is bit-identical on all of them,
-// and for every batch and range of columns.
+// to bytes, with kWidth columns interleaved, four bytes each; interleaved weights that unpack fast
+// are read in place instead. Then every row is multiplied with the panel: integer products of four
+// are summed exactly in the lanes of the columns, and once per group of weights they are scaled and
+// accumulated in float. An output is thus one sum over groups in order, with operations that no
+// instruction set may fuse: it is bit-identical on all of them, and for every batch and range of
+// columns.
 //
 // A single row reads each weight once, so nothing is repacked for it: see int8_row-inl.h.
 //
@@ -71,7 +72,6 @@ struct InterleavedWeights {
     return interleaved_quads<Type>(block(g, j), at / 32 * 32, at % 32 + e, j % kStripVectors);
   }
   H2O_INLINE Vec scale(int64_t g, int j) const { return scales(g, j).scale(g % kGroups); }
-  H2O_INLINE Vec min(int64_t g, int j) const { return scales(g, j).min(g % kGroups); }
 
  private:
   H2O_INLINE const std::byte* block(int64_t g, int j) const {
@@ -174,16 +174,14 @@ template <class Type>
 void multiply_in_place(const Matmul& m, const Int8Rows& x, int64_t begin, int64_t end) {
   for (int64_t o = begin; o < end; o += kColumns) {
     const InterleavedWeights<Type> weights(m, o, end);
+    const int64_t n_columns = end - o < kColumns ? end - o : kColumns;
     for (int64_t r = 0; r < m.n_rows; r += QuadTile::kRows) {
       const QuadTile tile(r, m.n_rows);
-      Int8Rows from = x;
-      from.q += r * m.n_in;
-      from.scales += r * m.n_in / kActivations;
-      from.sums += r * m.n_in / Type::kGroup;
+      const Int8Rows from = rows_from<Type>(x, r, tile.n, 0);
       alignas(kLine) float sums[kTileRows * kColumns];
       int8_tile_of<Type, kTileRows>(tile.n, weights, from, sums, m.n_in, true);
       for (int64_t i = 0; i < tile.n; ++i) {
-        write_outputs(m, r + i, o, end - o < kColumns ? end - o : kColumns, sums + i * kColumns);
+        write_outputs(m, r + i, o, n_columns, sums + i * kColumns);
       }
     }
   }

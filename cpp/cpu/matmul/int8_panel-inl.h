@@ -132,6 +132,17 @@ void pack_interleaved(const Panel& panel, const Matmul& m, int64_t begin, int64_
   }
 }
 
+// The rows of x from r, at elements from k on; `n_rows`: of the tile that starts at r.
+template <class Type>
+H2O_INLINE Int8Rows rows_from(const Int8Rows& x, int64_t r, int64_t n_rows, int64_t k) {
+  const int64_t at = r * x.n_in + k * n_rows;
+  Int8Rows from = x;
+  from.q += at;
+  from.scales += at / kActivations;
+  from.sums += at / Type::kGroup;
+  return from;
+}
+
 // Columns [begin, end) of a product, panel by panel and tile by tile. multiply(panel, x, sums,
 // n_rows, n, first) adds the products of the panel's n elements with a tile, whose x starts at the
 // panel's elements, to the tile's sums [n_rows, kColumns]; `first`: there are none yet.
@@ -140,6 +151,7 @@ H2O_INLINE void multiply_panels(const Matmul& m, const Int8Rows& x, int64_t begi
                                 std::byte* workspace, const Multiply& multiply) {
   const Panel panel(workspace);
   for (int64_t o = begin; o < end; o += kColumns) {
+    const int64_t n_columns = end - o < kColumns ? end - o : kColumns;
     for (int64_t k = 0; k < m.n_in; k += kInt8Depth) {
       const int64_t n = m.n_in - k < kInt8Depth ? m.n_in - k : kInt8Depth;
       if constexpr (kIsInterleaved) {
@@ -153,14 +165,10 @@ H2O_INLINE void multiply_panels(const Matmul& m, const Int8Rows& x, int64_t begi
         for (int64_t i = r; is_last && i < r + tile.n; ++i) {
           prefetch_to_write<kColumns * 4>(m.y + i * m.y_stride + o);
         }
-        Int8Rows from = x;
-        from.q += r * m.n_in + k * tile.n;
-        from.scales += (r * m.n_in + k * tile.n) / kActivations;
-        from.sums += (r * m.n_in + k * tile.n) / Type::kGroup;
-        multiply(panel, from, panel.sums + r * kColumns, tile.n, n, k == 0);
-        for (int64_t i = r; is_last && i < r + tile.n; ++i) {
-          write_outputs(m, i, o, end - o < kColumns ? end - o : kColumns,
-                        panel.sums + i * kColumns);
+        float* sums = panel.sums + r * kColumns;
+        multiply(panel, rows_from<Type>(x, r, tile.n, k), sums, tile.n, n, k == 0);
+        for (int64_t i = 0; is_last && i < tile.n; ++i) {
+          write_outputs(m, r + i, o, n_columns, sums + i * kColumns);
         }
       }
     }
