@@ -14,9 +14,6 @@ namespace {
 constexpr std::chrono::microseconds kSpinning(1000);
 constexpr int kSpinsPerLook = 512;  // between readings of the clock
 
-// Enough parts to balance delayed threads, few enough to cost nothing.
-constexpr uint32_t kPartsPerThread = 4;
-
 void relax() {
 #ifdef __x86_64__
   __builtin_ia32_pause();
@@ -57,7 +54,6 @@ int physical_cores() {
 // Delegating: if a thread cannot be started, the destructor stops the others.
 ThreadPool::ThreadPool(int n_threads) : ThreadPool() {
   n_threads_ = n_threads;
-  n_parts_ = kPartsPerThread * n_threads;
   workers_.reserve(n_threads - 1);
   for (int thread = 1; thread < n_threads; ++thread) {
     workers_.emplace_back([this, thread] { work(thread); });
@@ -78,12 +74,11 @@ void ThreadPool::run(const Job& job) {
   // it.
   job_ = job;
   done_.store(0, std::memory_order_relaxed);
-  const uint32_t generation = generation_.load(std::memory_order_relaxed) + 1;
-  ticket_.store(uint64_t{generation} << 32, std::memory_order_release);
-  generation_.store(generation, std::memory_order_release);
+  left_.store(least_part(job.n_units, n_threads_) << 32 | job.n_units, std::memory_order_release);
+  generation_.fetch_add(1, std::memory_order_release);
   generation_.notify_all();
   take_parts(0);
-  for (uint32_t done; (done = done_.load(std::memory_order_acquire)) != n_parts_;) {
+  for (uint32_t done; (done = done_.load(std::memory_order_acquire)) != job.n_units;) {
     wait_while(done_, done);
   }
 }
@@ -109,16 +104,21 @@ void ThreadPool::run_in_order(const OrderedJob& job) {
   });
 }
 
-// A late thread finds no parts left, or takes those of the next job.
+// A late thread finds no units left, or takes those of the next job: it succeeds only if what it
+// read is what is left now.
 void ThreadPool::take_parts(int thread) {
-  while (true) {
-    const uint64_t ticket = ticket_.fetch_add(1, std::memory_order_acq_rel);
-    const auto part = static_cast<uint32_t>(ticket);
-    if (part >= n_parts_) return;
-    const int64_t begin = job_.n * part / n_parts_;
-    const int64_t end = job_.n * (part + 1) / n_parts_;
-    if (begin < end) job_.call(job_.context, thread, begin, end);
-    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == n_parts_) done_.notify_one();
+  uint64_t left = left_.load(std::memory_order_acquire);
+  while (const auto n_left = static_cast<uint32_t>(left)) {
+    const int64_t n = part_of(n_left, static_cast<int64_t>(left >> 32), n_threads_);
+    if (!left_.compare_exchange_weak(left, left - n, std::memory_order_acq_rel,
+                                     std::memory_order_acquire)) {
+      continue;
+    }
+    const Job job = job_;
+    const int64_t first = job.n_units - n_left;
+    job.call(job.context, thread, job.begin(first), job.begin(first + n));
+    if (done_.fetch_add(n, std::memory_order_acq_rel) + n == job.n_units) done_.notify_one();
+    left = left_.load(std::memory_order_acquire);
   }
 }
 

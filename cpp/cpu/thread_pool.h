@@ -2,6 +2,7 @@
 // with another library's runtime in the same process.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <thread>
@@ -14,6 +15,18 @@ int physical_cores();
 
 // Multiply-adds below which parallel execution costs more than it saves.
 constexpr int64_t kParallelWork = 100'000;
+
+// How many of the `left` remaining units of a job a free thread takes, at least `least`: large
+// parts first, because taking one costs time, and small ones last, so that threads finish together
+// even if some are slower or were delayed.
+constexpr int64_t part_of(int64_t left, int64_t least, int n_threads) {
+  return std::min(left, std::max(least, left / (2 * n_threads)));
+}
+
+// The smallest part of n units.
+constexpr int64_t least_part(int64_t n, int n_threads) {
+  return std::max<int64_t>(1, n / (16 * n_threads));
+}
 
 class ThreadPool {
  public:
@@ -37,7 +50,7 @@ class ThreadPool {
     run({[](const void* context, int thread, int64_t begin, int64_t end) {
            (*static_cast<const Body*>(context))(thread, begin, end);
          },
-         &body, n});
+         &body, n, std::min(n, kMaxUnits)});
   }
 
   // The same, on the caller's thread alone if `work`, in multiply-adds, is small.
@@ -82,6 +95,9 @@ class ThreadPool {
     void (*call)(const void* context, int thread, int64_t begin, int64_t end) = nullptr;
     const void* context = nullptr;
     int64_t n = 0;
+    int64_t n_units = 0;  // that [0, n) is divided into
+
+    int64_t begin(int64_t unit) const { return n * unit / n_units; }
   };
 
   struct OrderedJob {
@@ -91,6 +107,8 @@ class ThreadPool {
     int64_t n;
   };
 
+  static constexpr int64_t kMaxUnits = int64_t{1} << 16;
+
   void run(const Job& job);
   void run_in_order(const OrderedJob& job);
   void take_parts(int thread);
@@ -98,9 +116,8 @@ class ThreadPool {
 
   int n_threads_ = 1;
   Job job_;                              // read only by threads that have a part of it
-  uint32_t n_parts_ = 0;                 // per job
-  std::atomic<uint64_t> ticket_{0};      // generation of the job << 32 | its next part
-  std::atomic<uint32_t> done_{0};        // completed parts of the job
+  std::atomic<uint64_t> left_{0};        // its smallest part << 32 | units that no thread has taken
+  std::atomic<uint32_t> done_{0};        // completed units of the job
   std::atomic<uint32_t> generation_{0};  // of the newest job; idle threads wait for it to change
   std::atomic<bool> stopping_{false};
   std::atomic<int64_t> next_{0};      // next i of an ordered job

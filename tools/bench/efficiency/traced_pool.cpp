@@ -11,8 +11,6 @@
 namespace h2o {
 namespace {
 
-constexpr uint32_t kPartsPerThread = 4;  // as cpu/thread_pool.cpp has it
-
 double processor_time() {
   timespec time;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -71,13 +69,12 @@ int ThreadPool::size() const { return traced_threads > 0 ? traced_threads : n_th
 
 void ThreadPool::run(const Job& job) {
   TracedJob traced{stopwatch.lap(), {}, {}};
-  const int64_t n_parts = int64_t{kPartsPerThread} * size();
-  for (int64_t part = 0; part < n_parts; ++part) {
-    const int64_t begin = job.n * part / n_parts;
-    const int64_t end = job.n * (part + 1) / n_parts;
-    if (begin == end) continue;
-    job.call(job.context, 0, begin, end);
+  const int64_t least = least_part(job.n_units, size());
+  for (int64_t first = 0; first < job.n_units;) {
+    const int64_t n = part_of(job.n_units - first, least, size());
+    job.call(job.context, 0, job.begin(first), job.begin(first + n));
     traced.parts.push_back(stopwatch.lap());
+    first += n;
   }
   record(std::move(traced));
 }
