@@ -292,22 +292,24 @@ class Attend {
           });
         });
 
-    const int64_t merges = (tile_queries + kMinQueries - 1) / kMinQueries;
+    const auto queries = [this](const Segment& segment) {
+      return std::min<int64_t>(tile_rows_, segment.n_rows) * group_;
+    };
     parallel(
         kMergeCost * n_logits_ / kKeyBlock * cache_.head_dim,
-        [&](const Segment& segment) { return n_tiles(segment) * merges; },
+        [&](const Segment& segment) { return n_tiles(segment) * queries(segment); },
         [&](int thread, const Segment& segment, int64_t i, int64_t first_tile) {
-          with_tile(segment, i / merges, [&](const Tile& tile) {
-            const TileSpace space = work_.of_tile(first_tile + i / merges, thread);
-            const int64_t begin = i % merges * kMinQueries;
-            const int64_t end = std::min(begin + kMinQueries, tile.n_queries());
-            if (begin >= end) return;
-            tile.start(space.all, begin, end);
+          const int64_t index = i / queries(segment);
+          const int64_t query = i % queries(segment);
+          with_tile(segment, index, [&](const Tile& tile) {
+            if (query >= tile.n_queries()) return;
+            const TileSpace space = work_.of_tile(first_tile + index, thread);
+            tile.start(space.all, query, query + 1);
             for (int64_t block = 0; block < tile.n_blocks(); ++block) {
-              tile.merge(block, space.block(block), space.all, begin, end);
+              tile.merge(block, space.block(block), space.all, query, query + 1);
             }
-            merge_recalled(tile, space.all, begin, end);
-            tile.write(space.all, begin, end);
+            merge_recalled(tile, space.all, query, query + 1);
+            tile.write(space.all, query, query + 1);
           });
         });
 
