@@ -130,8 +130,11 @@ void bf16_tiles(const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>& c
 
 // The same for weights in the file. If the workspace allows, they are copied there first for
 // several tiles: f16 is rounded once, and rows of 4096 bytes do not map to the same cache lines.
+// Meanwhile the next columns, `ahead` bytes further on, are prefetched: it takes as long as the
+// tiles of these.
 template <class T, int O>
-void bf16_columns(const Matmul& m, const Bf16Rows& rows, int64_t o, std::byte* workspace) {
+void bf16_columns(const Matmul& m, const Bf16Rows& rows, int64_t o, int64_t ahead,
+                  std::byte* workspace) {
   const WeightColumns<T> columns = columns_from<T>(m, o);
   const int64_t n = padded_to(m.n_in, kPairWidth);
   const int64_t stride = n + kPairWidth;
@@ -140,7 +143,13 @@ void bf16_columns(const Matmul& m, const Bf16Rows& rows, int64_t o, std::byte* w
     return bf16_tiles<T, O>(m, rows, columns, o);
   }
   BF16* gathered = reinterpret_cast<BF16*>(workspace);
-  for (int64_t j = 0; j < O; ++j) round_row(gathered + j * stride, columns.row(j), m.n_in);
+  for (int64_t j = 0; j < O; ++j) {
+    const T* row = columns.row(j);
+    for (int64_t k = 0; k < m.n_in; k += kPairWidth) {
+      __builtin_prefetch(reinterpret_cast<const std::byte*>(row + k) + ahead, 0, 2);
+    }
+    round_row(gathered + j * stride, row, m.n_in);
+  }
   bf16_tiles<BF16, O>(m, rows, {gathered, row_bytes, n}, o);
 }
 
@@ -156,9 +165,10 @@ void bf16_matmul(const Matmul& m, const Bf16Rows& rows, int64_t begin, int64_t e
     return;
   }
   for (; o + kBf16Columns <= end; o += kBf16Columns) {
-    bf16_columns<T, kBf16Columns>(m, rows, o, workspace);
+    const int64_t ahead = o + 2 * kBf16Columns <= end ? kBf16Columns * m.w_row_bytes : 0;
+    bf16_columns<T, kBf16Columns>(m, rows, o, ahead, workspace);
   }
-  for (; o < end; ++o) bf16_columns<T, 1>(m, rows, o, workspace);
+  for (; o < end; ++o) bf16_columns<T, 1>(m, rows, o, 0, workspace);
 }
 
 }  // namespace
