@@ -136,7 +136,7 @@ void read_columns(const std::byte* row, int64_t c, Vec (&values)[C]) {
 }
 
 // Values for few outputs take longer to arrive than to be multiplied. Hardware prefetchers stop at
-// the end of a page.
+// the end of a page. Fewer rows are prefetched by SegmentHead.
 constexpr int64_t kRowsAhead = 96;
 
 // Outputs [R rows from r] x [C vectors from c]. Values are accumulated in row order, so the result
@@ -151,13 +151,14 @@ void add_rows_tile(const AddRows& a, int64_t r, int64_t c) {
     for (int j = 0; j < C; ++j) sums[i][j] = load(a.y + (r + i) * a.n + c + j * kWidth);
   }
   const float* p = a.p + r * a.p_stride;
+  const int64_t ahead = a.n_rows > kRowsAhead ? kRowsAhead * a.row_bytes : 0;
   for (int64_t k = 0; k < a.n_rows; ++k) {
     Vec values[C];
     const std::byte* row = a.rows + k * a.row_bytes;
     if constexpr (R < kTileRows && Type::kBlock == kWidth) {
 #pragma GCC unroll 8
       for (int j = 0; j < C; j += 2) {
-        Type::block(row, c + j * kWidth).prefetch(kRowsAhead * a.row_bytes);
+        Type::block(row, c + j * kWidth).prefetch(ahead);
       }
     }
     read_columns<Type, C>(row, c, values);

@@ -1,5 +1,6 @@
 #include "cpu/attention/segment_head.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -7,13 +8,15 @@ namespace h2o {
 namespace {
 
 // Hardware prefetchers read on from there.
-constexpr int64_t kPrefetched = 256;  // bytes
+constexpr int64_t kPrefetched = 4096;  // bytes
 constexpr int64_t kLineBytes = 64;
 
-void prefetch(const std::byte* rows) {
+// Into the L2 cache: L1 supports fewer outstanding requests.
+void prefetch(const std::byte* rows, int64_t n_bytes) {
   // GCC removes calls of a function that only prefetches.
   __asm__ volatile("" : : "r"(rows));
-  for (int64_t at = 0; at < kPrefetched; at += kLineBytes) __builtin_prefetch(rows + at);
+  const int64_t end = std::min(n_bytes, kPrefetched);
+  for (int64_t at = 0; at < end; at += kLineBytes) __builtin_prefetch(rows + at, 0, 2);
 }
 
 }  // namespace
@@ -21,8 +24,11 @@ void prefetch(const std::byte* rows) {
 void SegmentHead::prefetch_next() const {
   const int64_t next = int64_t{segment_.sequence} * cache_.n_kv_heads + kv_head_ + 1;
   if (next == int64_t{cache_.n_sequences} * cache_.n_kv_heads) return;
-  prefetch(cache_.k + next * cache_.slots * cache_.k_row_bytes);
-  prefetch(cache_.v + next * cache_.slots * cache_.v_row_bytes);
+  const auto prefetch_first = [&](const std::byte* rows, int64_t row_bytes) {
+    prefetch(rows + next * cache_.slots * row_bytes, n_before_ * row_bytes);
+  };
+  prefetch_first(cache_.k, cache_.k_row_bytes);
+  prefetch_first(cache_.v, cache_.v_row_bytes);
 }
 
 // The norm selected by policy.value_norm, in f32 and in fixed order; finite for any v, so that

@@ -74,8 +74,8 @@ class SegmentHead {
         chunk_rows(std::max(begin, n_before_) - n_before_, std::max(end, n_before_) - n_before_)};
   }
 
-  // Prefetches the first keys and values of the next kv_head in memory: they are in other pages,
-  // where no hardware prefetcher goes.
+  // Prefetches the first keys and values of the next kv_head in memory, which has as many: they are
+  // in other pages, where no hardware prefetcher goes.
   void prefetch_next() const;
 
   // Rounds the new row to the cache's types, for attention to read. `scratch`: [head_dim]
