@@ -15,6 +15,10 @@ namespace {
 constexpr int kBf16Rows = 3;
 constexpr int kBf16Columns = 8;
 
+// Numbers of x that stay in the L2 cache, and columns of weights that are rounded together.
+constexpr int64_t kBf16Cached = 192 * 1024;
+constexpr int64_t kBf16Gathered = 32;
+
 // Adds the two products of each lane.
 Vec dot_pairs(Vec sums, Pairs a, Pairs b) { return {_mm512_dpbf16_ps(sums.v, a.v, b.v)}; }
 
@@ -120,55 +124,78 @@ WeightColumns<T> columns_from(const Matmul& m, int64_t o) {
   return {reinterpret_cast<const T*>(m.w + o * m.w_row_bytes), m.w_row_bytes, m.n_in};
 }
 
-// O columns of all rows.
+// O columns of the rows [first, last).
 template <class T, int O>
-void bf16_tiles(const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>& columns, int64_t o) {
-  for (int64_t r = 0; r < m.n_rows; r += kBf16Rows) {
-    bf16_tile_of<T, kBf16Rows, O>(m.n_rows - r, m, rows, columns, r, o);
+void bf16_tiles(const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>& columns,
+                int64_t first, int64_t last, int64_t o) {
+  for (int64_t r = first; r < last; r += kBf16Rows) {
+    bf16_tile_of<T, kBf16Rows, O>(last - r, m, rows, columns, r, o);
   }
 }
 
-// The same for weights in the file. If the workspace allows, they are copied there first for
-// several tiles: f16 is rounded once, and rows of 4096 bytes do not map to the same cache lines.
-// Meanwhile the next columns, `ahead` bytes further on, are prefetched: it takes as long as the
-// tiles of these.
-template <class T, int O>
-void bf16_columns(const Matmul& m, const Bf16Rows& rows, int64_t o, int64_t ahead,
-                  std::byte* workspace) {
-  const WeightColumns<T> columns = columns_from<T>(m, o);
+// Columns [begin, end) of all rows, the first of which is columns.row(0). Rows are divided into
+// blocks that stay in the L2 cache while iterating over columns.
+template <class T>
+void bf16_columns(const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>& columns,
+                  int64_t begin, int64_t end) {
+  const int64_t n_cached = kBf16Cached / (padded_to(m.n_in, kPairWidth) * kBf16Rows);
+  const int64_t n_rows = std::max<int64_t>(n_cached, 1) * kBf16Rows;
+  for (int64_t first = 0; first < m.n_rows; first += n_rows) {
+    const int64_t last = std::min(first + n_rows, m.n_rows);
+    WeightColumns<T> some = columns;
+    int64_t o = begin;
+    for (; o + kBf16Columns <= end; o += kBf16Columns) {
+      some.w = columns.row(o - begin);
+      bf16_tiles<T, kBf16Columns>(m, rows, some, first, last, o);
+    }
+    for (; o < end; ++o) {
+      some.w = columns.row(o - begin);
+      bf16_tiles<T, 1>(m, rows, some, first, last, o);
+    }
+  }
+}
+
+// The same for several tiles of rows. Weights are first copied to the workspace: f16 is rounded
+// once, and rows of 4096 bytes do not map to the same cache lines. Meanwhile the next columns are
+// prefetched: they arrive while these are multiplied.
+template <class T>
+void gathered_columns(const Matmul& m, const Bf16Rows& rows, int64_t begin, int64_t end,
+                      std::byte* workspace) {
   const int64_t n = padded_to(m.n_in, kPairWidth);
   const int64_t stride = n + kPairWidth;
   const int64_t row_bytes = stride * static_cast<int64_t>(sizeof(BF16));
-  if (m.n_rows <= kBf16Rows || O * row_bytes > kBf16Workspace) {
-    return bf16_tiles<T, O>(m, rows, columns, o);
+  const int64_t n_fitting = std::min(kBf16Gathered, kBf16Workspace / row_bytes);
+  if (n_fitting < kBf16Columns) {
+    return bf16_columns(m, rows, columns_from<T>(m, begin), begin, end);
   }
   BF16* gathered = reinterpret_cast<BF16*>(workspace);
-  for (int64_t j = 0; j < O; ++j) {
-    const T* row = columns.row(j);
-    for (int64_t k = 0; k < m.n_in; k += kPairWidth) {
-      __builtin_prefetch(reinterpret_cast<const std::byte*>(row + k) + ahead, 0, 2);
+  const int64_t n_gathered = n_fitting / kBf16Columns * kBf16Columns;
+  for (int64_t o = begin; o < end; o += n_gathered) {
+    const WeightColumns<T> columns = columns_from<T>(m, o);
+    const int64_t n_columns = std::min(n_gathered, end - o);
+    for (int64_t j = 0; j < n_columns; ++j) {
+      const T* row = columns.row(j);
+      const int64_t ahead = o + j + n_gathered < end ? n_gathered * m.w_row_bytes : 0;
+      for (int64_t k = 0; k < m.n_in; k += kPairWidth) {
+        __builtin_prefetch(reinterpret_cast<const std::byte*>(row + k) + ahead, 0, 2);
+      }
+      round_row(gathered + j * stride, row, m.n_in);
     }
-    round_row(gathered + j * stride, row, m.n_in);
+    const WeightColumns<BF16> rounded{gathered, row_bytes, n};
+    bf16_columns(m, rows, rounded, o, o + n_columns);
   }
-  bf16_tiles<BF16, O>(m, rows, {gathered, row_bytes, n}, o);
 }
 
 template <class T>
 void bf16_matmul(const Matmul& m, const Bf16Rows& rows, int64_t begin, int64_t end,
                  std::byte* workspace) {
-  int64_t o = begin;
-  if (m.n_rows == 1) {  // one column after another: the fastest order for memory
-    for (; o < end; ++o) {
-      const int64_t ahead = o + 1 < end ? m.w_row_bytes : 0;
-      bf16_tile<T, 1, 1>(m, rows, columns_from<T>(m, o), 0, o, ahead);
-    }
-    return;
+  if (m.n_rows > kBf16Rows) return gathered_columns<T>(m, rows, begin, end, workspace);
+  if (m.n_rows > 1) return bf16_columns(m, rows, columns_from<T>(m, begin), begin, end);
+  // One column after another: the fastest order for memory.
+  for (int64_t o = begin; o < end; ++o) {
+    const int64_t ahead = o + 1 < end ? m.w_row_bytes : 0;
+    bf16_tile<T, 1, 1>(m, rows, columns_from<T>(m, o), 0, o, ahead);
   }
-  for (; o + kBf16Columns <= end; o += kBf16Columns) {
-    const int64_t ahead = o + 2 * kBf16Columns <= end ? kBf16Columns * m.w_row_bytes : 0;
-    bf16_columns<T, kBf16Columns>(m, rows, o, ahead, workspace);
-  }
-  for (; o < end; ++o) bf16_columns<T, 1>(m, rows, o, 0, workspace);
 }
 
 }  // namespace
