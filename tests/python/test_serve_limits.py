@@ -310,6 +310,7 @@ def test_metrics(server: Server) -> None:
             "completion_tokens": 10,
             "total_tokens": n + 10,
             "prompt_tokens_details": {"cached_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         }
     server.ask("/v1/completions", {"prompt": [61]})
     assert server.metric("h2o_prompt_tokens_total") == 23

@@ -32,6 +32,7 @@ class TestResponses:
         found = ask(server, "/v1/responses")
         reasoning, message, call = found["output"]
         assert reasoning["content"] == [{"type": "reasoning_text", "text": "Hm."}]
+        assert found["usage"]["output_tokens_details"] == {"reasoning_tokens": len("Hm.")}
         assert message["content"][0]["text"] == "Let me see."
         assert (call["type"], call["name"]) == ("function_call", "weather")
         assert json.loads(call["arguments"]) == {"city": "Łódź"}

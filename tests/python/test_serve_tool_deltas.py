@@ -34,7 +34,8 @@ CALLS: Any = [
     ("g", {}),
     ("f", {"data": {"b": ["x", ""]}}),
 ]
-SERVICE: Any = SimpleNamespace(name="m", generator=SimpleNamespace(tokenizer=None))
+TOKENIZER = SimpleNamespace(encode=lambda text, **_: [*text])
+SERVICE: Any = SimpleNamespace(name="m", generator=SimpleNamespace(tokenizer=TOKENIZER))
 FORMAT_NAMES = ["hermes", "qwen3-coder", "llama3", "mistral", "mistral-args", "harmony"]
 
 formats = st.sampled_from(FORMAT_NAMES)
@@ -133,7 +134,7 @@ def test_chat_client(openai_client: Any, name: str, cuts: list[int]) -> None:
 def test_responses_client(openai_client: Any, name: str, cuts: list[int]) -> None:
     body = ResponsesRequest.model_validate({"input": "Hi", "stream": True})
     output = make_output(name)
-    Replay.body = make_body(_Response("m", body, [output]), output, written(name, CALLS), cuts)
+    Replay.body = make_body(_Response(SERVICE, body, [output]), output, written(name, CALLS), cuts)
     with openai_client.responses.stream(model="m", input="Hi") as stream:
         deltas = ["", "", ""]
         done = []

@@ -56,11 +56,13 @@ def called(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_calls_in_a_response(server: Server) -> None:
-    [choice] = server.ask(PATH, REQUEST).json()["choices"]
+    answer = server.ask(PATH, REQUEST).json()
+    [choice] = answer["choices"]
     assert choice["finish_reason"] == "tool_calls"
     message = choice["message"]
     assert message["content"] == "Let me see."
     assert message["reasoning_content"] == "Hm."
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": len("Hm.")}
     first, second = message["tool_calls"]
     assert first["function"] == second["function"] == {"name": "weather", "arguments": ARGUMENTS}
     assert first["type"] == "function"

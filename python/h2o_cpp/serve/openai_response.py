@@ -17,7 +17,13 @@ from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.generation_response import GenerationResponse, sse
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.requests import GenerationRequest
-from h2o_cpp.serve.responses import KeptTokens, PromptTokensDetails, ResponseHead, Usage
+from h2o_cpp.serve.responses import (
+    CompletionTokensDetails,
+    KeptTokens,
+    PromptTokensDetails,
+    ResponseHead,
+    Usage,
+)
 from h2o_cpp.serve.service import Service
 
 # Describes streams in the OpenAPI document.
@@ -101,11 +107,13 @@ class OpenAIResponse(GenerationResponse):
     def _usage(self) -> Usage:
         n_prompt, n = self._outputs.count_tokens(self._body.n)
         n_cached = sum(one.ended.cached_tokens for one in self._outputs.all[:: self._body.n])
+        n_reasoning = sum(one.count_reasoning(self._tokenizer) for one in self._outputs.all)
         return Usage(
             prompt_tokens=n_prompt,
             completion_tokens=n,
             total_tokens=n_prompt + n,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=n_cached),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=n_reasoning),
         )
 
 

@@ -12,6 +12,7 @@ from h2o_cpp.generation.completion import Completion
 from h2o_cpp.generation.stream import Generation
 from h2o_cpp.generation.trace import Record, TokenLogprob
 from h2o_cpp.model.policy import Policy
+from h2o_cpp.model.tokenizer import Tokenizer
 from h2o_cpp.reply import Call, CallDelta, Content, NoCall, Part, Reply, ReplyParser
 from h2o_cpp.serve.errors import ApiError, closed, refusal
 from h2o_cpp.serve.responses import FinishReason
@@ -106,6 +107,13 @@ class Output:
         if self.reply.calls and self.generation.finish_reason == "stop":
             return "tool_calls"
         return "stop" if self.generation.finish_reason == "stop" else "length"
+
+    def count_reasoning(self, tokenizer: Tokenizer) -> int:
+        """The tokens of the reasoning, without those that mark it."""
+        if not self.reply.reasoning:
+            return 0
+        n = len(tokenizer.encode(self.reply.reasoning, add_special=False, begins=False))
+        return min(n, self.ended.completion_tokens)
 
     def new_logprobs(self) -> list[TokenLogprob]:
         """Log-probabilities of the tokens read since the last call; first those of the prompt."""

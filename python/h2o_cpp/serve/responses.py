@@ -28,6 +28,12 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int = Field(description="tokens from the prefix cache")
 
 
+class CompletionTokensDetails(BaseModel):
+    """Details of the generated tokens."""
+
+    reasoning_tokens: int
+
+
 class Usage(BaseModel):
     """Token counts. A prompt counts once, regardless of the number of choices."""
 
@@ -35,6 +41,7 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class PolicyCounts(BaseModel):

@@ -48,13 +48,14 @@ def create_response(service: Service, body: ResponsesRequest) -> _Response:
     """Answer the last message."""
     outputs = submit_chat(service, body.chat(), truncate=body.truncation == "auto")
     body.input = ""  # may be large
-    return _Response(service.name, body, outputs)
+    return _Response(service, body, outputs)
 
 
 class _Response(GenerationResponse):
-    def __init__(self, model: str, body: ResponsesRequest, outputs: list[Output]) -> None:
+    def __init__(self, service: Service, body: ResponsesRequest, outputs: list[Output]) -> None:
         super().__init__(outputs, stream=body.stream)
-        self._model, self._body = model, body
+        self._model, self._body = service.name, body
+        self._tokenizer = service.generator.tokenizer
         self._id, self._created = f"resp_{uuid4().hex}", int(time.time())
         self._blocks = Blocks()
         self._n_events = 0
@@ -114,7 +115,9 @@ class _Response(GenerationResponse):
                         "cache_write_tokens": 0,
                     },
                     "output_tokens": n,
-                    "output_tokens_details": {"reasoning_tokens": 0},
+                    "output_tokens_details": {
+                        "reasoning_tokens": output.count_reasoning(self._tokenizer)
+                    },
                     "total_tokens": n_prompt + n,
                 },
             }
