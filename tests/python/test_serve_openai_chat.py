@@ -107,6 +107,10 @@ class TestChat:
                 "Yes.",
             ),
             ({"content": [{"type": "text", "text": "Yes.", "cache_control": {}}]}, "Yes."),
+            # of Mistral, LiteLLM and OpenRouter
+            ({"prefix": True, "cache_control": {"type": "ephemeral"}}, "Yes."),
+            ({"provider_specific_fields": {"a": 1}, "thinking_blocks": [{}]}, "Yes."),
+            ({"reasoning_details": [{"type": "reasoning.text", "text": "Hm."}]}, "Yes."),
         ],
     )
     def test_earlier_replies(
@@ -130,6 +134,7 @@ class TestChat:
                 "role": "assistant",
                 "content": None,
                 "refusal": None,
+                "reasoning": "Hm.",
                 "tool_calls": [
                     {"id": "a", "type": "function", "function": call},
                     {"id": "b", "type": "function", "function": without},
@@ -153,6 +158,7 @@ class TestChat:
             {
                 "role": "assistant",
                 "content": "",
+                "reasoning_content": "Hm.",
                 "tool_calls": [
                     {"id": "a", "type": "function", "function": called},
                     {"id": "b", "type": "function", "function": {"name": "g", "arguments": {}}},

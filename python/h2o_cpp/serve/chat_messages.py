@@ -67,7 +67,14 @@ class ToolCall(Schema):
 class Message(Schema):
     """A message. The chat template determines which roles and fields work."""
 
-    ignored = ("annotations",)
+    ignored = (
+        "annotations",
+        "cache_control",
+        "prefix",  # of a message to continue, which is the default
+        "provider_specific_fields",
+        "reasoning_details",
+        "thinking_blocks",
+    )
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
         description="developer is taken as system"
     )
@@ -79,6 +86,7 @@ class Message(Schema):
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = Field(None, description="the same, as some servers name it")
 
     @model_validator(mode="after")
     def _has_content(self) -> Message:
@@ -96,6 +104,8 @@ class Message(Schema):
         for name in ("name", "tool_call_id", "reasoning_content"):
             if (value := getattr(self, name)) is not None:
                 message[name] = value
+        if self.reasoning is not None:
+            message.setdefault("reasoning_content", self.reasoning)
         if self.tool_calls:
             message["tool_calls"] = [call.plain() for call in self.tool_calls]
         return message
