@@ -11,11 +11,17 @@ namespace {
 constexpr float kLargestFloat = 3.402823466e+38f;
 
 float exponentiate(float* x, int64_t n, float scale, float* largest) {
-  // The maximum is finite for any x, so that differences are never NaN.
-  Vec m = broadcast(-kLargestFloat);
+  // The maximum is finite for any x, so that differences are never NaN. Four at a time, which do not
+  // wait for each other.
+  Vec m[4];
+  for (Vec& one : m) one = broadcast(-kLargestFloat);
   int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) m = max(load(x + i), m);
-  float most = maximum(m);
+  for (; i + 4 * kWidth <= n; i += 4 * kWidth) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) m[j] = max(load(x + i + j * kWidth), m[j]);
+  }
+  for (; i + kWidth <= n; i += kWidth) m[0] = max(load(x + i), m[0]);
+  float most = maximum(max(max(m[0], m[1]), max(m[2], m[3])));
   for (; i < n; ++i) most = x[i] > most ? x[i] : most;
   most = most < kLargestFloat ? most : kLargestFloat;
   *largest = most;
