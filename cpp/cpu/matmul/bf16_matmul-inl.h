@@ -15,9 +15,14 @@ namespace {
 constexpr int kBf16Rows = 3;
 constexpr int kBf16Columns = 8;
 
-// Numbers of x that stay in the L2 cache, and columns of weights that are rounded together.
+// Numbers of x that stay in the L2 cache; columns of weights that are rounded together, for few
+// rows or many; and how many rows are few.
 constexpr int64_t kBf16Cached = 192 * 1024;
 constexpr int64_t kBf16Gathered = 32;
+constexpr int64_t kBf16GatheredForFew = kBf16Columns;
+constexpr int64_t kBf16FewRows = 3 * kBf16Rows;
+
+constexpr int64_t kCacheLine = 64;  // bytes
 
 // Adds the two products of each lane.
 Vec dot_pairs(Vec sums, Pairs a, Pairs b) { return {_mm512_dpbf16_ps(sums.v, a.v, b.v)}; }
@@ -124,12 +129,25 @@ WeightColumns<T> columns_from(const Matmul& m, int64_t o) {
   return {reinterpret_cast<const T*>(m.w + o * m.w_row_bytes), m.w_row_bytes, m.n_in};
 }
 
+// Weights to prefetch in parts, between tiles: a burst of requests would wait for memory.
+struct Upcoming {
+  const std::byte* begin = nullptr;
+  const std::byte* end = nullptr;
+  int64_t part = 0;  // bytes
+
+  void prefetch_part() {
+    const std::byte* const stop = begin + std::min<int64_t>(part, end - begin);
+    for (; begin < stop; begin += kCacheLine) __builtin_prefetch(begin, 0, 2);
+  }
+};
+
 // O columns of the rows [first, last).
 template <class T, int O>
 void bf16_tiles(const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>& columns,
-                int64_t first, int64_t last, int64_t o) {
+                int64_t first, int64_t last, int64_t o, Upcoming& upcoming) {
   for (int64_t r = first; r < last; r += kBf16Rows) {
     bf16_tile_of<T, kBf16Rows, O>(last - r, m, rows, columns, r, o);
+    upcoming.prefetch_part();
   }
 }
 
@@ -137,7 +155,7 @@ void bf16_tiles(const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>& c
 // blocks that stay in the L2 cache while iterating over columns.
 template <class T>
 void bf16_columns(const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>& columns,
-                  int64_t begin, int64_t end) {
+                  int64_t begin, int64_t end, Upcoming upcoming = {}) {
   const int64_t n_cached = kBf16Cached / (padded_to(m.n_in, kPairWidth) * kBf16Rows);
   const int64_t n_rows = std::max<int64_t>(n_cached, 1) * kBf16Rows;
   for (int64_t first = 0; first < m.n_rows; first += n_rows) {
@@ -146,43 +164,44 @@ void bf16_columns(const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>&
     int64_t o = begin;
     for (; o + kBf16Columns <= end; o += kBf16Columns) {
       some.w = columns.row(o - begin);
-      bf16_tiles<T, kBf16Columns>(m, rows, some, first, last, o);
+      bf16_tiles<T, kBf16Columns>(m, rows, some, first, last, o, upcoming);
     }
     for (; o < end; ++o) {
       some.w = columns.row(o - begin);
-      bf16_tiles<T, 1>(m, rows, some, first, last, o);
+      bf16_tiles<T, 1>(m, rows, some, first, last, o, upcoming);
     }
   }
 }
 
 // The same for several tiles of rows. Weights are first copied to the workspace: f16 is rounded
-// once, and rows of 4096 bytes do not map to the same cache lines. Meanwhile the next columns are
-// prefetched: they arrive while these are multiplied.
+// once, and rows of 4096 bytes do not map to the same cache lines. Meanwhile, the next ones are
+// prefetched: during what takes longer, rounding for few rows and multiplying for many.
 template <class T>
 void gathered_columns(const Matmul& m, const Bf16Rows& rows, int64_t begin, int64_t end,
                       std::byte* workspace) {
   const int64_t n = padded_to(m.n_in, kPairWidth);
   const int64_t stride = n + kPairWidth;
   const int64_t row_bytes = stride * static_cast<int64_t>(sizeof(BF16));
-  const int64_t n_fitting = std::min(kBf16Gathered, kBf16Workspace / row_bytes);
+  const bool few = m.n_rows <= kBf16FewRows;
+  const int64_t n_fitting =
+      std::min(few ? kBf16GatheredForFew : kBf16Gathered, kBf16Workspace / row_bytes);
   if (n_fitting < kBf16Columns) {
     return bf16_columns(m, rows, columns_from<T>(m, begin), begin, end);
   }
   BF16* gathered = reinterpret_cast<BF16*>(workspace);
   const int64_t n_gathered = n_fitting / kBf16Columns * kBf16Columns;
+  const int64_t n_tiles = (m.n_rows + kBf16Rows - 1) / kBf16Rows * (n_gathered / kBf16Columns);
   for (int64_t o = begin; o < end; o += n_gathered) {
+    const int64_t next = std::min(o + n_gathered, end);
+    Upcoming upcoming{.begin = m.w + next * m.w_row_bytes,
+                      .end = m.w + std::min(next + n_gathered, end) * m.w_row_bytes};
+    upcoming.part = few ? m.w_row_bytes : (upcoming.end - upcoming.begin + n_tiles - 1) / n_tiles;
     const WeightColumns<T> columns = columns_from<T>(m, o);
-    const int64_t n_columns = std::min(n_gathered, end - o);
-    for (int64_t j = 0; j < n_columns; ++j) {
-      const T* row = columns.row(j);
-      const int64_t ahead = o + j + n_gathered < end ? n_gathered * m.w_row_bytes : 0;
-      for (int64_t k = 0; k < m.n_in; k += kPairWidth) {
-        __builtin_prefetch(reinterpret_cast<const std::byte*>(row + k) + ahead, 0, 2);
-      }
-      round_row(gathered + j * stride, row, m.n_in);
+    for (int64_t j = 0; j < next - o; ++j) {
+      if (few) upcoming.prefetch_part();
+      round_row(gathered + j * stride, columns.row(j), m.n_in);
     }
-    const WeightColumns<BF16> rounded{gathered, row_bytes, n};
-    bf16_columns(m, rows, rounded, o, o + n_columns);
+    bf16_columns(m, rows, WeightColumns<BF16>{gathered, row_bytes, n}, o, next, upcoming);
   }
 }
 
