@@ -4,10 +4,13 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <new>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "h2o.h"
@@ -255,9 +258,30 @@ class Request {
 
  private:
   friend class Engine;
+  // Requests destroyed in a constraint of their engine: they are freed after it.
+  struct Unfreed {
+    std::mutex mutex;
+    std::vector<std::pair<h2o_request*, std::unique_ptr<Constraint>>> requests;
+
+    ~Unfreed() {
+      for (const auto& request : requests) h2o_request_free(request.first);
+    }
+  };
   struct Free {
     std::unique_ptr<Constraint> constraint;  // must outlive the request's callbacks
-    void operator()(h2o_request* request) const { h2o_request_free(request); }
+    std::shared_ptr<Unfreed> unfreed;
+
+    void operator()(h2o_request* request) {
+      if (h2o_request_free(request) != H2O_BUSY) return;
+      h2o_request_cancel(request);
+      try {
+        const std::lock_guard<std::mutex> lock(unfreed->mutex);
+        unfreed->requests.emplace_back(request, nullptr);
+        unfreed->requests.back().second = std::move(constraint);
+      } catch (const std::bad_alloc&) {
+        static_cast<void>(constraint.release());  // may still be called
+      }
+    }
   };
   Request() = default;
 
@@ -308,6 +332,7 @@ class Engine {
   Request submit(std::string_view prompt, h2o_request_options options = H2O_REQUEST_OPTIONS,
                  Constraint constraint = nullptr) {
     Request request;
+    request.handle_.get_deleter().unfreed = unfreed_;
     if (constraint) {
       std::unique_ptr<Constraint>& kept = request.handle_.get_deleter().constraint;
       kept = std::make_unique<Constraint>(std::move(constraint));
@@ -343,6 +368,7 @@ class Engine {
   struct Free {
     void operator()(h2o_engine* engine) const { h2o_engine_free(engine); }
   };
+  std::shared_ptr<Request::Unfreed> unfreed_ = std::make_shared<Request::Unfreed>();
   std::unique_ptr<h2o_engine, Free> handle_;
 };
 

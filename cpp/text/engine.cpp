@@ -300,14 +300,17 @@ void Engine::close() {
     if (worker_.joinable()) new std::thread(std::move(worker_));
     return;
   }
-  std::thread worker;  // if several threads call close(), only one joins it
   {
     const Lock lock(monitor_->mutex);
     closed_ = true;
+  }
+  cancel_all({});  // may throw std::bad_alloc
+  if (in_callback()) return;
+  std::thread worker;  // if several threads call close(), only one joins it
+  {
+    const Lock lock(monitor_->mutex);
     if (!is_leader()) worker.swap(worker_);
   }
-  cancel_all({});
-  if (in_callback()) return;
   if (worker.get_id() == std::this_thread::get_id()) {  // a callback held the last reference
     worker.detach();
     worker_closed_it_ = true;

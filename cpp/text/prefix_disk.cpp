@@ -103,6 +103,13 @@ std::string hex(uint64_t value) {
   return digits;
 }
 
+bool has_magic(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::array<char, kMagic.size()> start{};
+  file.read(start.data(), start.size());
+  return file && std::ranges::equal(start, kMagic);
+}
+
 // Is it a file name of save(): two numbers of 16 digits?
 bool is_named(const std::string& name) {
   return name.size() == 33 + kSuffix.size() && name.ends_with(kSuffix) && name[16] == '-' &&
@@ -144,12 +151,15 @@ void PrefixDisk::scan() {
       continue;
     }
     if (!is_named(name)) continue;
+    std::optional<PrefixHead> head;
     try {
       std::ifstream file(path, std::ios::binary);
-      found.push_back({used, {path, bytes, read_head(file, scope_)}});
+      head = read_head(file, scope_);
     } catch (const std::exception& problem) {
       say(path, problem.what());
+      if (!has_magic(path)) continue;  // not written here
     }
+    found.push_back({used, {path, bytes, std::move(head)}});
   }
   std::ranges::sort(found, std::ranges::greater(), &Found::used);
   for (Found& one : found) {
@@ -185,9 +195,7 @@ std::optional<PrefixEntry> PrefixDisk::find(std::span<const int32_t> prompt,
       use(best);
       return entry;
     } catch (const std::exception& problem) {
-      say(best->path, problem.what());
-      bytes_ -= best->bytes;
-      files_.erase(best);
+      ignore(best, problem.what());
     }
   }
 }
@@ -253,6 +261,7 @@ void PrefixDisk::save(const PrefixEntry& entry) noexcept {
       if (!file) throw std::runtime_error("it cannot be written");
     }
     fs::rename(unfinished, path);
+    drop(path);
     files_.push_front({path, bytes, entry.head});
     bytes_ += bytes;
   } catch (const std::exception& problem) {
@@ -264,8 +273,20 @@ void PrefixDisk::save(const PrefixEntry& entry) noexcept {
 
 void PrefixDisk::forget(const PrefixHead& head, const std::string& why) noexcept {
   const auto file = find(head);
-  if (file == files_.end()) return;
+  if (file != files_.end()) ignore(file, why);
+}
+
+// It still counts towards the size, and is evicted first.
+void PrefixDisk::ignore(std::list<File>::iterator file, const std::string& why) noexcept {
   say(file->path, why);
+  file->head.reset();
+  files_.splice(files_.end(), files_, file);
+}
+
+// The file was replaced.
+void PrefixDisk::drop(const fs::path& path) {
+  const auto file = std::ranges::find(files_, path, &File::path);
+  if (file == files_.end()) return;
   bytes_ -= file->bytes;
   files_.erase(file);
 }

@@ -45,18 +45,20 @@ class PrefixDisk {
   // Evicts the least recently used files. A state that cannot be written is dropped.
   void save(const PrefixEntry& entry) noexcept;
 
-  // Removes a state that turned out to be unusable.
+  // Ignores a state that turned out to be unusable.
   void forget(const PrefixHead& head, const std::string& why) noexcept;
 
  private:
   struct File {
     std::filesystem::path path;
     uint64_t bytes;
-    std::optional<PrefixHead> head;  // none if of another scope: only counts towards the size
+    std::optional<PrefixHead> head;  // none if unusable here: only counts towards the size
   };
 
   void scan();
   void use(std::list<File>::iterator file);
+  void ignore(std::list<File>::iterator file, const std::string& why) noexcept;
+  void drop(const std::filesystem::path& path);
   void say(const std::filesystem::path& path, const std::string& what) noexcept;
   std::list<File>::iterator find(const PrefixHead& head);
 

@@ -248,6 +248,7 @@ void Scheduler::score(const Row& row) {
     choose({&row, 1}, {{last}, {}});
   } catch (...) {
     row.output->error = std::current_exception();
+    if (session_.tokens_seen(row.sequence) == begin) forget(*row.output->generation);
   }
 }
 

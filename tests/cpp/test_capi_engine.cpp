@@ -2,6 +2,7 @@
 // end it. Also run under ThreadSanitizer.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -347,6 +348,45 @@ TEST_CASE("out of memory in an engine and its requests") {
     CHECK(h2o_request_free(request) == H2O_OK);
   }
   CHECK(engine.submit("a", five.request).wait() == expected);
+}
+
+TEST_CASE("an engine that cannot be freed for lack of memory is freed later") {
+  const api::Model model = load_model();
+  const h2o_session_options options = H2O_SESSION_OPTIONS;
+  h2o_engine* engine = nullptr;
+  REQUIRE(h2o_engine_open(model.handle(), &options, 1, &engine) == H2O_OK);
+  const RequestOptions endless(200);
+  std::vector<h2o_request*> requests(4);
+  for (h2o_request*& request : requests) {
+    REQUIRE(h2o_engine_submit(engine, "a", 1, &endless.request, &request) == H2O_OK);
+  }
+  {
+    const FailingAllocation failing(1, false);
+    CHECK(h2o_engine_free(engine) == H2O_OUT_OF_MEMORY);
+  }
+  CHECK(h2o_engine_free(engine) == H2O_OK);
+  for (h2o_request* request : requests) CHECK(h2o_request_free(request) == H2O_OK);
+}
+
+TEST_CASE("a request destroyed in the constraint of another does not lose its own") {
+  const api::Model model = load_model();
+  api::Engine engine(model, 2);
+  const RequestOptions many(100);
+  std::atomic<int> calls{0};
+  const auto allow_all = [](uint32_t* allowed, size_t n) { std::fill_n(allowed, n, ~0u); };
+  const std::string owned(100, 'a');  // by the constraint
+  std::optional<api::Request> first = engine.submit(
+      "a", many.request, [&, owned](const int32_t*, size_t, uint32_t* allowed, size_t n) {
+        calls += owned[50] == 'a';
+        allow_all(allowed, n);
+      });
+  while (calls == 0) std::this_thread::yield();
+  api::Request second =
+      engine.submit("b", many.request, [&](const int32_t*, size_t, uint32_t* allowed, size_t n) {
+        first.reset();
+        allow_all(allowed, n);
+      });
+  CHECK(second.wait() == engine.submit("b", many.request).wait());
 }
 
 TEST_CASE("special tokens are spelled, and a file has a chat template or none") {

@@ -312,6 +312,45 @@ TEST_CASE("when out of memory, each generation fails or gets the same output as 
   CHECK(n_exact > n_hurt);
 }
 
+TEST_CASE(
+    "a request that follows a scored prompt whose pass failed gets the same output as alone") {
+  const auto request_of = [](std::vector<int32_t> prompt) {
+    Request request;
+    request.prompt = std::move(prompt);
+    request.max_tokens = 4;
+    request.ignore_end = true;
+    request.sampling.temperature = 0;
+    return request;
+  };
+  constexpr const char* path = H2O_SOURCE_DIR "/tests/data/golden/qwen3moe.gguf";
+  SessionOptions options;
+  options.n_ctx = 16;
+  options.n_batch = 4;
+  Request longer = request_of({3, 10, 5, 9});
+  const auto one = make_engine(load(path, 1), options);
+  const Outcome expected = finished(*one, one->submit(longer));
+  int n_failed = 0;
+  bool reached = true;
+  for (int64_t n = 1; reached; ++n) {
+    const auto engine = make_engine(load(path, 1), options);  // allocates in its first pass
+    Request scored = request_of({3, 10});
+    scored.max_tokens = 0;
+    scored.pooling = Pooling::mean;
+    longer.follows = engine->submit(std::move(scored));
+    {
+      const FailingAllocation failing(n);
+      try {
+        finished(*engine, longer.follows);
+      } catch (const std::bad_alloc&) {
+      }
+      reached = failing.failed();
+    }
+    n_failed += reached;
+    CHECK(finished(*engine, engine->submit(longer)) == expected);
+  }
+  CHECK(n_failed > 5);
+}
+
 TEST_CASE("prompts and samplers are validated against the vocabulary and the context") {
   const auto model = rotary_model();
   const auto engine = make_engine(model, engine_options(1));

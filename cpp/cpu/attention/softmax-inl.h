@@ -11,8 +11,8 @@ namespace {
 constexpr float kLargestFloat = 3.402823466e+38f;
 
 float exponentiate(float* x, int64_t n, float scale, float* largest) {
-  // The maximum is finite for any x, so that differences are never NaN. Four at a time, which do not
-  // wait for each other.
+  // The maximum is finite for any x, so that differences are never NaN. Four at a time, which do
+  // not wait for each other.
   Vec m[4];
   for (Vec& one : m) one = broadcast(-kLargestFloat);
   int64_t i = 0;
