@@ -109,6 +109,7 @@ class KVCache:
         Raises ValueError for invalid arguments, MemoryError if the slots do not fit.
         """
         _check_policy(policy)
+        self._most = policy.budget if max_tokens is None else None  # tokens that the slots hold
         if max_tokens is None:
             if policy.budget is None:
                 raise ValueError("Policy.full() needs max_tokens, the most tokens of a sequence")
@@ -167,6 +168,10 @@ class KVCache:
         q, k, v = map(_floats, (q, k, v))
         if lengths is None:
             lengths = {0: len(q) if q.ndim else 0}
+        if not isinstance(lengths, Mapping):
+            raise TypeError(
+                f"lengths={lengths!r}, expected a dict of sequences and numbers of rows"
+            )
         return self._cache.attend(q, k, v, list(lengths.items()))
 
     def positions(self, kv_head: int = 0, *, sequence: int = 0) -> NDArray[np.int32]:
@@ -189,6 +194,11 @@ class KVCache:
         """
         if policy is not None:
             _check_policy(policy)
+            if self._most is not None and (policy.budget is None or policy.budget > self._most):
+                raise ValueError(
+                    f"the policy keeps {policy.budget or 'all'} tokens, the cache has slots for "
+                    f"{self._most}; create it with max_tokens"
+                )
         self._cache.reset(sequence, None if policy is None else policy.core())
         if policy is not None:
             self._policies[sequence] = policy

@@ -63,6 +63,21 @@ def test_invalid_lengths_are_rejected(lengths: dict[int, int], message: str) -> 
     assert cache.tokens_seen(0) == cache.tokens_seen(1) == 0
 
 
+def test_policies_larger_than_the_slots_are_rejected() -> None:
+    cache = KVCache(2, 1, 4, Policy.h2o(4, 4))
+    for policy in (Policy.window(9), Policy.h2o(5, 4), Policy.full()):
+        with pytest.raises(
+            ValueError, match="the cache has slots for 8; create it with max_tokens"
+        ):
+            cache.reset(policy=policy)
+    cache.reset(policy=Policy.window(8))
+    for _ in range(20):
+        cache.attend(np.ones((1, 2, 4)), np.ones((1, 1, 4)), np.ones((1, 1, 4)))
+    rows = np.ones((2, 1, 4))
+    with pytest.raises(TypeError, match="expected a dict of sequences"):
+        cache.attend(np.ones((2, 2, 4)), rows, rows, lengths=[2])  # type: ignore[arg-type]
+
+
 def test_incompatible_policies_are_rejected() -> None:
     cache = KVCache(2, 1, 4, Policy.window(4), max_tokens=100)
     with pytest.raises(ValueError, match="needs 6 slots, layer 0 has 5"):

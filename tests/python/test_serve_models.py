@@ -94,6 +94,16 @@ class TestReadModels:
         with pytest.raises(ValueError, match=message):
             read_models(path, {**OPTIONS, "policy": None, "kv_dtype": None}, {})
 
+    def test_budgets_replace_those_of_the_command_line(self, folder: Path) -> None:
+        path = folder / "models.toml"
+        small = '[small]\nmodel = "one.gguf"\nhh = 0.05\n'
+        path.write_text(small + '[share]\nmodel = "two.gguf"\ncache_memory = "30%"\n')
+        budget: dict[str, Any] = {"hh": 0.2, "cache_memory": None, "recent": 0.1}
+        for given in (budget, {**budget, "hh": None, "recent": None, "cache_memory": "10%"}):
+            found: Any = [entry.spec for entry in read_models(path, {**OPTIONS, **given}, {})]
+            budgets = [(spec[2]["hh"], spec[2]["cache_memory"]) for spec in found]
+            assert budgets == [(0.05, None), (None, "30%")]
+
     def test_template_file_is_beside_the_list(self, folder: Path) -> None:
         path = folder / "models.toml"
         path.write_text('[a]\nmodel = "one.gguf"\ntemplate = "tool.jinja"\n')

@@ -101,6 +101,12 @@ COMPLETION = ("/v1/completions", {"prompt": PROMPT})
 CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT}]})
 
 
+def test_samplers(server: Server) -> None:
+    for samplers in ("llama.cpp", ["top_k", "temperature"]):
+        answer = server.ask(COMPLETION[0], {**COMPLETION[1], "max_tokens": 2, "samplers": samplers})
+        assert answer.status == 200, answer.body
+
+
 @pytest.mark.parametrize(
     ("path", "body", "n"),
     [
@@ -122,6 +128,7 @@ def test_limits(server: Server, path: str, body: dict[str, Any], n: int) -> None
         ({"n_predict": 3}, "give either max_tokens or n_predict, not both"),
         ({"max_tokens": 0}, "max_tokens: Input should be -1 or greater than or equal to 1"),
         ({"max_tokens": -2}, "max_tokens: Input should be -1 or greater than or equal to 1"),
+        ({"max_tokens": "12"}, "max_tokens: Input should be a valid integer"),
         ({"min_keep": 2}, "min_keep: Input should be 0"),
         ({"n_probs": 1}, "n_probs: Input should be 0"),
         ({"seed": -(2**63) - 1}, "seed: Input should be greater than or equal to"),

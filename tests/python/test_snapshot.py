@@ -346,6 +346,8 @@ def test_forks_are_independent(tiny_opt: Path, tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match="has not begun"):
             chat.fork()
         say(chat, "Who are you?")
+        with pytest.raises(RuntimeError, match="has moved to other options"):
+            chat.moved(generator).fork()
         fork = chat.fork()
         chat.save(tmp_path / "chat")
         alone = [say(chat, "And then?"), say(chat, "Why?")]

@@ -216,8 +216,10 @@ def _schema(value: Any) -> str:
 
 
 def _choice(value: Any) -> str:
-    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+    if isinstance(value, str) or not isinstance(value, Sequence):
         raise TypeError(f"choice={short(value)}, expected a list of strings")
-    if not all(isinstance(one, str) and one for one in value):
-        raise TypeError(f"choice={short(value)}, expected non-empty strings")
+    if not all(isinstance(one, str) for one in value):
+        raise TypeError(f"choice={short(value)}, expected strings")
+    if not value or not all(value):
+        raise ValueError(f"choice={short(value)}, expected one or more non-empty strings")
     return "start: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in value)

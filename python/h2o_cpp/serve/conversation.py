@@ -70,7 +70,7 @@ def submit_chat(service: Service, body: ChatRequest, *, truncate: bool = False) 
             grammar = template.call_grammar(
                 tools,
                 name=body.called_tool,
-                parallel=body.parallel_tool_calls is not False,
+                parallel=body.called_tool is None and body.parallel_tool_calls is not False,
                 **inside,
             )
         except ValueError as error:

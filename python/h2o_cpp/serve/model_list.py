@@ -95,6 +95,9 @@ def _entry(
             raise ValueError(f"{path}: {name}: there is no option {option!r}{hint}")
     if "max_sequences" in own or "memory" in own:  # mutually exclusive, as on the command line
         generator = {**generator, "max_sequences": None, "memory": None}
+    if "hh" in own or "cache_memory" in own:  # these too; recent is a part of hh
+        budget = dict.fromkeys(generator.keys() & {"hh", "cache_memory", "recent"})
+        generator = {**generator, **budget}
     options = {key: own.get(key, value) for key, value in generator.items()}
     limits = {**service, **{key: own[key] for key in _OF_SERVICE if key in own}}
     try:

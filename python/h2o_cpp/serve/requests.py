@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from h2o_cpp.generation.request import StreamOptions
@@ -19,10 +19,18 @@ from h2o_cpp.serve.sampling import Sampling
 from h2o_cpp.serve.schema import Empty, Schema
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
-TokenLimit = Annotated[
-    Literal[-1] | Annotated[int, Field(ge=1)],
-    AfterValidator(lambda limit: None if limit == -1 else limit),  # as in llama.cpp
-]
+
+
+def _token_limit(limit: int) -> int | None:
+    if limit == -1:  # none, as in llama.cpp
+        return None
+    if limit < 1:
+        raise PydanticCustomError("token_limit", "Input should be -1 or greater than or equal to 1")
+    return limit
+
+
+_LIMITS = [{"type": "integer", "const": -1}, {"type": "integer", "minimum": 1}]
+TokenLimit = Annotated[int, AfterValidator(_token_limit), WithJsonSchema({"anyOf": _LIMITS})]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 # Validation of lists stops at the first error; there could be very many.
 _Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -56,7 +56,7 @@ class Sampling(Schema):
     mirostat: int | None = Field(None, ge=0, le=2)
     mirostat_tau: float | None = Field(None, ge=0, le=100)
     mirostat_eta: float | None = Field(None, ge=0, le=100)
-    samplers: list[str] | None = Field(
+    samplers: list[str] | Literal["llama.cpp"] | None = Field(
         None, max_length=16, description="only these, in this order, by llama.cpp's names"
     )
     ignore_eos: bool | None = Field(None, description="continue after the end-of-text token")
