@@ -236,7 +236,7 @@ def line_seed(seed: int | None, index: int) -> int | None:
 
 def _parse(line: bytes, field: str) -> tuple[Any, dict[str, Any], StreamOptions]:
     """A line's prompt, the fields to copy to the output, and its own options."""
-    value = json.loads(line.decode())
+    value = json.loads(line.decode("utf-8-sig"))
     if not isinstance(value, dict):
         raise ValueError("expected a JSON object")
     if field not in value:

@@ -45,6 +45,21 @@ def test_schema_of_any_json(generator: Generator, schema: Any) -> None:
     assert result.text.lstrip()[0] in '{["-0123456789tfn'
 
 
+def test_unique_items_false_has_no_effect(generator: Generator) -> None:
+    items: dict[str, Any] = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2}
+    schema = {
+        "type": "object",
+        "properties": {"uniqueItems": {**items, "uniqueItems": False}},
+        "required": ["uniqueItems"],
+        "additionalProperties": False,
+    }
+    found = json.loads(generator.generate("A", schema=schema, seed=1, max_tokens=60).text)
+    assert found == {"uniqueItems": [1, 1]}
+    schema = {"const": {"uniqueItems": False}}
+    found = json.loads(generator.generate("A", schema=schema, seed=1, max_tokens=60).text)
+    assert found == {"uniqueItems": False}
+
+
 def test_grammar_may_end_in_failure(generator: Generator) -> None:
     with pytest.raises(ValueError, match=r"^the grammar failed: no text matches it$"):
         generator.generate("A", grammar='start: "a" x "b"\nx: x', max_tokens=9)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from h2o_cpp.generation.gbnf import gbnf_to_lark, is_gbnf
 from h2o_cpp.model.arguments import check_str, short
+from h2o_cpp.reply.json_schema import without_defaults
 
 if TYPE_CHECKING:
     import llguidance
@@ -210,7 +211,7 @@ def _schema(value: Any) -> str:
     if not isinstance(value, Mapping):
         raise TypeError(f"schema={short(value)}, expected a dict, JSON text or a pydantic model")
     try:
-        return json.dumps(dict(value))
+        return json.dumps(without_defaults(value))
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"schema is not JSON: {error}") from None
 

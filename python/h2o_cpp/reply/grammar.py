@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from h2o_cpp.reply.formats import ReplyFormat
+from h2o_cpp.reply.json_schema import without_defaults
 from h2o_cpp.reply.rules import Rules
 
 _NAME = re.compile(r"[\w.-]+")
@@ -101,4 +102,4 @@ def _object(name: str, schema: Any) -> Mapping[str, Any]:
         and all(key in [*properties] for key in required)
     ):
         schema = {**schema, "additionalProperties": False}
-    return {"type": "object", **schema}
+    return {"type": "object", **without_defaults(schema)}
