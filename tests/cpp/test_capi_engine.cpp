@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <set>
 #include <stdexcept>
@@ -241,7 +242,7 @@ TEST_CASE("a request that a thread waits for is busy") {
 
 TEST_CASE("requests are freed while they are computed, and may outlive the engine") {
   const api::Model model = load_model(kRotaryModel);
-  std::optional<api::Engine> engine(std::in_place, model, 2, with_budget(8));
+  auto engine = std::make_unique<api::Engine>(model, 2, with_budget(8));
   std::vector<api::Request> left;
   for (int round = 0; round < 6; ++round) {
     api::Request request = engine->submit("a", RequestOptions(-1).request);
