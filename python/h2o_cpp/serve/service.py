@@ -155,7 +155,7 @@ class Service:
         Raises as submit() does.
         """
         if len(texts) > self.max_queue:
-            raise ApiError(400, f"{len(texts)} texts exceed --max-queue {self.max_queue}")
+            raise ApiError(400, f"{len(texts)} texts, at most {self.max_queue} (--max-queue)")
 
         def each() -> Iterator[Output]:
             for i, text in enumerate(texts):
