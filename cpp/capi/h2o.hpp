@@ -276,8 +276,7 @@ class Request {
       h2o_request_cancel(request);
       try {
         const std::lock_guard<std::mutex> lock(unfreed->mutex);
-        unfreed->requests.emplace_back(request, nullptr);
-        unfreed->requests.back().second = std::move(constraint);
+        unfreed->requests.emplace_back(request, std::move(constraint));
       } catch (const std::bad_alloc&) {
         static_cast<void>(constraint.release());  // may still be called
       }

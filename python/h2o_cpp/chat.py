@@ -163,10 +163,10 @@ class Chat:
         return chat
 
     def _last_reply(self) -> Stream | _RestoredReply:
-        if self._reply is None and any(one["role"] != "system" for one in self._messages):
-            raise RuntimeError("the conversation has moved to other options, send a message first")
         if self._reply is None:
-            raise RuntimeError("the conversation has not begun, send a message first")
+            begun = any(message["role"] != "system" for message in self._messages)
+            what = "has moved to other options" if begun else "has not begun"
+            raise RuntimeError(f"the conversation {what}, send a message first")
         return self._reply
 
     def _snapshot(self) -> Snapshot:

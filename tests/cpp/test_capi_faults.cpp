@@ -186,5 +186,23 @@ TEST_CASE("out of memory while saving a snapshot") {
   CHECK(n > 3);
 }
 
+TEST_CASE("an engine that cannot be freed for lack of memory is freed later") {
+  const api::Model model = load_model();
+  const h2o_session_options options = H2O_SESSION_OPTIONS;
+  h2o_engine* engine = nullptr;
+  REQUIRE(h2o_engine_open(model.handle(), &options, 1, &engine) == H2O_OK);
+  const RequestOptions endless(200);
+  std::vector<h2o_request*> requests(4);
+  for (h2o_request*& request : requests) {
+    REQUIRE(h2o_engine_submit(engine, "a", 1, &endless.request, &request) == H2O_OK);
+  }
+  {
+    const FailingAllocation failing(1, false);
+    CHECK(h2o_engine_free(engine) == H2O_OUT_OF_MEMORY);
+  }
+  CHECK(h2o_engine_free(engine) == H2O_OK);
+  for (h2o_request* request : requests) CHECK(h2o_request_free(request) == H2O_OK);
+}
+
 }  // namespace
 }  // namespace h2o

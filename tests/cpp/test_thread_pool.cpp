@@ -42,6 +42,7 @@ TEST_CASE("the caller does the work of a delayed thread") {
     // The caller must take all parts but this one.
     while (thread == 1 && by_caller < 1000 - n) std::this_thread::yield();
   });
+  CHECK(by_caller >= 1000 - part_of(1000, least_part(1000, 2), 2));  // no part is larger
   CHECK(std::count(visits.begin(), visits.end(), 1) == 1000);
 }
 

@@ -7,6 +7,7 @@
 
 #include "cpu/kernels.h"
 #include "cpu/matmul/bf16_avx512.h"
+#include "cpu/matmul/blocks-inl.h"
 
 namespace h2o {
 namespace {
@@ -21,8 +22,6 @@ constexpr int64_t kBf16Cached = 192 * 1024;
 constexpr int64_t kBf16Gathered = 32;
 constexpr int64_t kBf16GatheredForFew = kBf16Columns;
 constexpr int64_t kBf16FewRows = 3 * kBf16Rows;
-
-constexpr int64_t kCacheLine = 64;  // bytes
 
 // Adds the two products of each lane.
 Vec dot_pairs(Vec sums, Pairs a, Pairs b) { return {_mm512_dpbf16_ps(sums.v, a.v, b.v)}; }
@@ -137,7 +136,7 @@ struct Upcoming {
 
   void prefetch_part() {
     const std::byte* const stop = begin + std::min<int64_t>(part, end - begin);
-    for (; begin < stop; begin += kCacheLine) __builtin_prefetch(begin, 0, 2);
+    for (; begin < stop; begin += kLine) __builtin_prefetch(begin, 0, 2);
   }
 };
 
