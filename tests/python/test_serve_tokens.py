@@ -13,7 +13,7 @@ import pytest
 from h2o_cpp import Generator
 from support.chatty import PLAIN, user
 from support.needs import packages
-from support.serving import Server, serving
+from support.serving import Server, serving, wait_until
 
 TEXT = "The old man went down to the sea."
 
@@ -89,7 +89,7 @@ class TestEmbeddings:
             ({"input": ["a", ""]}, r"input[1] is empty"),
             ({"input": []}, "input"),
             ({"input": "the king " * 100}, "more than 64 tokens"),
-            ({"input": ["a"] * 4}, "at most 3"),
+            ({"input": [[5], [6], [7], [10**6]]}, "vocabulary"),
             ({"input": "a", "dimensions": 5}, "dimensions must be 192"),
             ({"input": [10**6]}, "vocabulary"),
             ({"input": "a", "model": "other"}, "no model"),
@@ -100,6 +100,26 @@ class TestEmbeddings:
         assert answer.status in (400, 404)
         assert message in answer.json()["error"]["message"]
         assert server.metric("h2o_sequences_active") == 0
+
+    def test_more_texts_than_the_queue_takes(self, server: Server, generator: Generator) -> None:
+        texts = [f"{TEXT} {i}"[: 3 + i % 7] for i in range(40)]
+        found = self.ask(server, input=texts)
+        assert [entry["index"] for entry in found["data"]] == list(range(40))
+        vectors = np.array([entry["embedding"] for entry in found["data"]], np.float32)
+        np.testing.assert_allclose(vectors, generator.embed(texts), rtol=0, atol=1e-6)
+        n = sum(len(generator.tokenize(text)) for text in texts)
+        assert found["usage"]["prompt_tokens"] == n
+
+    def test_a_client_that_leaves_frees_all_sequences(self, server: Server) -> None:
+        def n_submitted() -> int:
+            return int(server.metric("h2o_prompt_tokens_total"))
+
+        before = n_submitted()
+        with server.begin({"input": [[5] * 60] * 4000}, "/v1/embeddings").sock:
+            wait_until(lambda: n_submitted() > before)
+        wait_until(lambda: server.metric("h2o_sequences_active") == 0)
+        wait_until(lambda: server.metric("h2o_requests_waiting") == 0)
+        assert n_submitted() < before + 60 * 4000
 
     @packages("openai")
     def test_openai_client(self, server: Server, generator: Generator) -> None:

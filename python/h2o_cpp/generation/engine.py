@@ -118,10 +118,13 @@ class Engine(Closing):
         policy: str | Policy | Sequence[Policy] | None = None,
         after: Snapshot | None = None,
         record: Record | None = None,
+        pooling: Pooling | None = None,
         **options: Unpack[StreamOptions],
     ) -> Completion:
         """As submit(), without blocking the event loop while the queue is full."""
-        state = self._enqueue(self._request(prompt, hh, policy, record, options, after=after))
+        state = self._enqueue(
+            self._request(prompt, hh, policy, record, options, after=after, pooling=pooling)
+        )
         try:
             while not state.admitted:
                 await self._loops.wait(state)

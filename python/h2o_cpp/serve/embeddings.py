@@ -13,7 +13,7 @@ from h2o_cpp.generation.embedding import unit_length
 from h2o_cpp.serve.endpoint import post
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.generation_response import OutputsResponse
-from h2o_cpp.serve.outputs import Output
+from h2o_cpp.serve.outputs import Output, Outputs
 from h2o_cpp.serve.requests import ModelRequest, Prompts, prompt_list
 from h2o_cpp.serve.service import Service
 
@@ -65,20 +65,21 @@ def create_embeddings(service: Service, body: EmbeddingRequest) -> _Embeddings:
 
 
 def vectors(outputs: list[Output]) -> Any:
-    """The embeddings of finished outputs, float32 [n, n_embd], scaled to length 1."""
-    return unit_length(np.stack([output.completion.embedding for output in outputs]))
+    """The embeddings of finished outputs in the texts' order, float32 [n, n_embd], of length 1."""
+    in_order = sorted(outputs, key=lambda output: output.index)
+    return unit_length(np.stack([output.completion.embedding for output in in_order]))
 
 
 class EmbeddingResponse(OutputsResponse):
     """The response to a request for embeddings."""
 
-    def __init__(self, service: Service, outputs: list[Output]) -> None:
+    def __init__(self, service: Service, outputs: Outputs) -> None:
         super().__init__(outputs)
         self._name = service.name
 
 
 class _Embeddings(EmbeddingResponse):
-    def __init__(self, service: Service, body: EmbeddingRequest, outputs: list[Output]) -> None:
+    def __init__(self, service: Service, body: EmbeddingRequest, outputs: Outputs) -> None:
         super().__init__(service, outputs)
         self._body = body
 

@@ -25,9 +25,9 @@ class OutputsResponse(Response, ABC):
     Attributes: `on_end`, called at the end.
     """
 
-    def __init__(self, outputs: list[Output]) -> None:
+    def __init__(self, outputs: Outputs) -> None:
         super().__init__()
-        self._outputs = Outputs(outputs)
+        self._outputs = outputs
         self.on_end: Callable[[], None] = lambda: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,7 +75,7 @@ class GenerationResponse(OutputsResponse):
     stream_type = "text/event-stream; charset=utf-8"
 
     def __init__(self, outputs: list[Output], *, stream: bool) -> None:
-        super().__init__(outputs)
+        super().__init__(Outputs(outputs))
         self._stream = stream
 
     def begin(self) -> bytes:

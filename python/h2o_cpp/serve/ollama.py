@@ -27,7 +27,7 @@ from h2o_cpp.serve.ollama_requests import (
     OllamaRequest,
     ShowRequest,
 )
-from h2o_cpp.serve.outputs import Output
+from h2o_cpp.serve.outputs import Output, Outputs
 from h2o_cpp.serve.parsing import check
 from h2o_cpp.serve.requests import ChatRequest, CompletionRequest
 from h2o_cpp.serve.responses import ChatTokenLogprob
@@ -247,7 +247,7 @@ class OllamaEmbeddings(BaseModel):
 
 
 class _Embeddings(EmbeddingResponse):
-    def __init__(self, service: Service, outputs: list[Output], dimensions: int | None) -> None:
+    def __init__(self, service: Service, outputs: Outputs, dimensions: int | None) -> None:
         super().__init__(service, outputs)
         self._dimensions = dimensions or None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import string
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from h2o_cpp.generation.completion import Completion
@@ -53,13 +53,6 @@ class Output:
         if generation.finish_reason == "cancelled":
             raise closed()
         yield generation
-
-    def take(self, piece: str | Generation) -> str:
-        """The text of an item from pieces(); records the generation at the end."""
-        if isinstance(piece, str):
-            return piece
-        self.generation = piece
-        return ""
 
     def call_id(self, i: int) -> str:
         """The id of the i-th call: nine letters and digits, as Mistral's templates require."""
@@ -126,13 +119,18 @@ class Output:
 class Outputs:
     """All outputs of a request. close() frees their sequences."""
 
-    def __init__(self, outputs: list[Output]) -> None:
+    def __init__(
+        self, outputs: list[Output], later: Sequence[Callable[[], Awaitable[Output]]] = ()
+    ) -> None:
+        """later: submit further outputs, each when an earlier one has ended."""
         self.all = outputs
+        self._later = iter(later)
+        self._n_unfinished = len(outputs) + len(later)
 
     @property
     def ended(self) -> bool:
         """Whether all outputs have ended."""
-        return all(output.generation is not None for output in self.all)
+        return self._n_unfinished == 0
 
     def count_tokens(self, n: int = 1) -> tuple[int, int]:
         """Prompt tokens, counting each of n outputs' prompts once, and generated tokens."""
@@ -144,12 +142,12 @@ class Outputs:
 
         Raises ApiError as Output.pieces() does.
         """
-        return self._merged() if len(self.all) > 1 else self._of_one()
+        return self._merged() if self._n_unfinished > 1 else self._of_one()
 
     async def _of_one(self) -> AsyncGenerator[tuple[Output, str], None]:
         [output] = self.all
         async for piece in output.pieces():
-            yield output, output.take(piece)
+            yield output, self._take(output, piece)
 
     async def _merged(self) -> AsyncGenerator[tuple[Output, str], None]:
         # One piece at a time: while it waits, the outputs accumulate text for larger ones.
@@ -159,6 +157,11 @@ class Outputs:
             try:
                 async for piece in output.pieces():
                     await ready.put((output, piece))
+                for submit in self._later:
+                    output = await submit()
+                    self.all.append(output)
+                    async for piece in output.pieces():
+                        await ready.put((output, piece))
             except Exception as error:
                 await ready.put(error)
 
@@ -169,10 +172,18 @@ class Outputs:
                 if isinstance(found, Exception):
                     raise found
                 output, piece = found
-                yield output, output.take(piece)
+                yield output, self._take(output, piece)
         finally:
             for reader in readers:
                 reader.cancel()
+
+    def _take(self, output: Output, piece: str | Generation) -> str:
+        """The text of an item from Output.pieces(); records the generation at the end."""
+        if isinstance(piece, str):
+            return piece
+        output.generation = piece
+        self._n_unfinished -= 1
+        return ""
 
     def close(self) -> None:
         """Cancel unfinished outputs."""

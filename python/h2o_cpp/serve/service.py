@@ -6,8 +6,10 @@ import queue
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from h2o_cpp import _core
+from h2o_cpp.generation.completion import Completion
 from h2o_cpp.generation.engine import Engine
 from h2o_cpp.generation.grammar import form_of
 from h2o_cpp.generation.request import ContextFullError, Pooling
@@ -18,7 +20,7 @@ from h2o_cpp.model.chat_template import ChatTemplate
 from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.serve.cache_view import policy_counts
 from h2o_cpp.serve.errors import ApiError, closed, refusal
-from h2o_cpp.serve.outputs import Output
+from h2o_cpp.serve.outputs import Output, Outputs
 from h2o_cpp.serve.requests import GenerationRequest
 from h2o_cpp.serve.responses import Model, ModelLimits
 
@@ -149,47 +151,44 @@ class Service:
 
     def embed(
         self, texts: Sequence[str | list[int]], pooling: Pooling, *, truncate: bool = False
-    ) -> list[Output]:
-        """Submit embeddings, all or none; truncate: cut strings that are too long.
+    ) -> Outputs:
+        """Submit embeddings, of which only some wait in the queue at a time.
 
-        Raises as submit() does.
+        truncate: cut strings that are too long. Raises as submit() does.
         """
-        if len(texts) > self.max_queue:
-            raise ApiError(400, f"{len(texts)} texts, at most {self.max_queue} (--max-queue)")
+        prompts = []
+        for i, text in enumerate(texts):
+            if not text:
+                raise ApiError(400, f"input[{i}] is empty", param="input")
+            if truncate and isinstance(text, str):
+                prompts.append(self._first_tokens(text))
+            else:
+                prompts.append(self._tokens(text))
 
-        def each() -> Iterator[Output]:
-            for i, text in enumerate(texts):
-                if not text:
-                    raise ApiError(400, f"input[{i}] is empty", param="input")
-                if truncate and isinstance(text, str):
-                    tokens = self._first_tokens(text)
-                else:
-                    tokens = self._tokens(text)
-                record = Record()
-                completion = self.engine.submit(tokens, record=record, pooling=pooling, timeout=0)
-                yield Output(0, tokens, completion, record, self.generator.policy)
+        def output(i: int, completion: Completion) -> Output:
+            return Output(i, prompts[i], completion, Record(), self.generator.policy)
 
-        return self._enqueue(each())
+        def submit(i: int) -> Output:
+            return output(i, self.engine.submit(prompts[i], pooling=pooling, timeout=0))
+
+        async def submit_later(i: int) -> Output:
+            with _submission():
+                return output(i, await self.engine.submit_async(prompts[i], pooling=pooling))
+
+        n = min(len(prompts), self.max_queue, 2 * self.generator.max_sequences)
+        later = [partial(submit_later, i) for i in range(n, len(prompts))]
+        return Outputs(self._enqueue(map(submit, range(n))), later)
 
     def _enqueue(self, each: Iterator[Output]) -> list[Output]:
         """Collect all outputs; after an error, cancel them."""
-        try:
-            with ExitStack() as undo:
-                outputs: list[Output] = []
-                for output in each:
-                    undo.callback(output.completion.close)
-                    output.index = len(outputs)
-                    outputs.append(output)
-                undo.pop_all()
-                return outputs
-        except ValueError as error:
-            raise refusal(error) from error
-        except ImportError as error:  # llguidance is missing
-            raise ApiError(501, str(error)) from error
-        except queue.Full as full:
-            raise ApiError(429, f"{full}; try again later", code="queue_full") from None
-        except RuntimeError as error:
-            raise closed() from error
+        with _submission(), ExitStack() as undo:
+            outputs: list[Output] = []
+            for output in each:
+                undo.callback(output.completion.close)
+                output.index = len(outputs)
+                outputs.append(output)
+            undo.pop_all()
+            return outputs
 
     def chat_template(self, *, tools: bool = False) -> ChatTemplate:
         """The chat template; tools: whether it must support tools. Raises ApiError."""
@@ -247,3 +246,18 @@ class Service:
             return self.generator.policy
         with self.refusals():
             return choose_policy(body.hh, None, body.policy, self.generator.n_ctx)
+
+
+@contextmanager
+def _submission() -> Iterator[None]:
+    """Turn errors of Engine.submit() into ApiErrors."""
+    try:
+        yield
+    except ValueError as error:
+        raise refusal(error) from error
+    except ImportError as error:  # llguidance is missing
+        raise ApiError(501, str(error)) from error
+    except queue.Full as full:
+        raise ApiError(429, f"{full}; try again later", code="queue_full") from None
+    except RuntimeError as error:
+        raise closed() from error
