@@ -77,12 +77,16 @@ def rope(**parameters: object) -> dict[str, object]:
         ("llama", {"rope_theta": "1e4"}, "rope_theta must be a positive number"),
         ("llama", {"max_position_embeddings": None}, "max_position_embeddings must be"),
         ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
-        ("llama", rope(rope_type="dynamic", factor=2.0), "rope_type is 'dynamic': "),
+        ("llama", rope(rope_type="ntk", factor=2.0), "rope_type is 'ntk': "),
         ("llama", rope(rope_type="longrope"), "rope_type is 'longrope': "),
         ("llama", {"rope_scaling": {"type": "su"}}, "rope_type is 'su': "),
         ("llama", rope(rope_type="linear"), "factor must be a positive number, found None"),
         ("llama", rope(rope_type="yarn", factor=2, truncate=False), "truncate is False: "),
-        ("llama", rope(rope_type="yarn", factor=2, mscale=1.0), "mscale is 1.0: "),
+        (
+            "llama",
+            rope(rope_type="yarn", factor=2, mscale=-1.0, mscale_all_dim=1.0),
+            "mscale must be a positive number",
+        ),
         ("llama", rope(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5: "),
         ("llama", {"rope_parameters": {"full_attention": {}}}, "differs between layers"),
         (

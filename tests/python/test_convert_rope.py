@@ -40,6 +40,28 @@ def convert_metadata(path: Path, architecture: str, **config: object) -> dict[st
             {"rope_theta": 3.5, "rope_scaling": {"type": "linear", "factor": 2}},
             {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0},
         ),
+        ("llama", {"rope_theta": 3.5, "rope_scaling": {"type": "dynamic", "factor": 2}}, {}),
+        (
+            "qwen2",
+            {"rope_theta": 3.5, "rope_scaling": YARN | {"mscale": 0.5, "mscale_all_dim": 2}},
+            {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 8,
+                "rope.scaling.attn_factor": pytest.approx(
+                    (1 + 0.05 * np.log(4)) / (1 + 0.2 * np.log(4)) / (1 + 0.1 * np.log(4))
+                ),
+            },
+        ),
+        (
+            "qwen2",
+            {"rope_theta": 3.5, "rope_scaling": YARN | {"mscale": 0.5}},  # as in transformers
+            {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 8,
+            },
+        ),
         (
             "qwen2",
             {"rope_theta": 3.5, "rope_scaling": YARN},
@@ -114,3 +136,13 @@ def test_llama_3_scaling_equals_transformers(tmp_path: Path) -> None:
     _, factors = read_tensors(tmp_path / "out.gguf")["rope_freqs.weight"]
     plain = 500000 ** (-np.arange(0, 64, 2) / 64)
     np.testing.assert_allclose(plain / factors, scaled.numpy(), rtol=1e-6)
+
+
+def test_llama_3_scaling_of_a_part_of_a_head(tmp_path: Path) -> None:
+    rope: dict[str, object] = LLAMA3_ROPE | {"rope_theta": 500000.0}
+    half = rope | {"partial_rotary_factor": 0.5}
+    convert_metadata(tmp_path, "gptneox", rope_parameters=half)  # of 16 dimensions
+    _, factors = read_tensors(tmp_path / "out.gguf")["rope_freqs.weight"]
+    convert_metadata(tmp_path, "llama", head_dim=8, rope_parameters=rope)
+    _, expected = read_tensors(tmp_path / "out.gguf")["rope_freqs.weight"]
+    np.testing.assert_array_equal(factors, expected)

@@ -69,6 +69,7 @@ def convert(
     check_output(output, overwrite=overwrite)
     config = read_json(checkpoint / "config.json")
     family = _family(config)
+    config = {**family.absent, **config}
     metadata = family.metadata(config)
     tensors = plan_tensors(family, config, open_tensors(checkpoint), weight_type)
     vocabulary = read_vocabulary(

@@ -153,6 +153,9 @@ class Family:
     tied: bool = False
     """Whether the head is the embedding, unless config.json says otherwise."""
 
+    absent: Config = field(default_factory=dict)
+    """HF's values of keys that config.json may lack, where they differ from those here."""
+
     defaults: Sizes = field(default_factory=dict)
     """Defaults of sizes, as for read_sizes."""
 
@@ -233,4 +236,6 @@ class Family:
 
     def computed(self, config: Config) -> Mapping[str, Values]:
         """config.json -> tensors to write that are not in the checkpoint, by GGUF name."""
-        return {} if self.rotated is None else rope_tensors(config, self.sizes(config)["head"])
+        if self.rotated is None:
+            return {}
+        return rope_tensors(config, self.rotated(config, self.sizes(config)))

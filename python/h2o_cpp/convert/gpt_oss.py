@@ -93,6 +93,16 @@ GPT_OSS = Family(
     more_tensors=_sinks_and_experts,
     ignored=re.compile(r"lm_head\.weight"),
     mxfp4=True,
+    absent={
+        "rope_theta": 150000.0,
+        "sliding_window": 128,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "truncate": False,
+        },
+    },
 )
 
 FAMILIES = {"GptOssForCausalLM": GPT_OSS}

@@ -5,6 +5,7 @@ Llama 1 to 3.2, Mistral and Mixtral are GGUF architecture `llama`, Qwen2 and 2.5
 """
 
 from collections.abc import Callable, Iterator
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +24,10 @@ from h2o_cpp.convert.family import Family, Module
 from h2o_cpp.convert.rope import local_rope, rope_parameters, rotated_share
 from h2o_cpp.convert.sizes import Sizes
 from h2o_cpp.convert.window import (
+    window_if_used,
     window_of_every_layer,
+    window_of_first_layers,
+    window_of_last_layers,
     window_of_listed_layers,
     window_of_some_layers,
 )
@@ -52,6 +56,8 @@ class _Variant(NamedTuple):
     """Whether the outputs of attention and MLP are normalized."""
     tied: bool = False
     """Whether the head is the embedding, unless config.json says otherwise."""
+    absent: Config = MappingProxyType({})
+    """HF's values of keys that config.json may lack: see Family."""
 
 
 def _granite(config: Config) -> Metadata:
@@ -67,19 +73,25 @@ def _granite(config: Config) -> Metadata:
 
 def _smollm3(config: Config) -> Metadata:
     n_layers = dimension(config, "num_hidden_layers")
-    rotated = config.get("no_rope_layers")
-    if rotated is not None and rotated != [int((i + 1) % 4 != 0) for i in range(n_layers)]:
-        raise refuse("smollm3", "no_rope_layers", rotated, "not every fourth layer is unrotated")
-    return window_of_some_layers(config)
+    fourth = [(i + 1) % 4 == 0 for i in range(n_layers)]
+    key = "no_rope_layer_interval" if config.get("no_rope_layers") is None else "no_rope_layers"
+    expected = {"no_rope_layer_interval": 4, "no_rope_layers": [int(not last) for last in fourth]}
+    if config.get(key, 4) != expected[key]:
+        raise refuse("smollm3", key, config[key], "not every fourth layer is unrotated")
+    return window_of_some_layers(config, fourth)
 
 
 def _gemma(config: Config) -> Metadata:
     fixed = [("attention_bias", False, "there are biases")]
     fixed.append(("use_bidirectional_attention", False, "tokens attend to later ones"))
     check_fixed("gemma", {k: v for k, v in config.items() if v is not None}, fixed)
-    activation = config.get("hidden_activation") or config.get("hidden_act")
+    activation = config.get("hidden_activation")
+    if activation is None and config.get("hidden_act") != "gelu":
+        # Gemma 1's first checkpoints say "gelu" for the form with tanh.
+        activation = config.get("hidden_act")
     if activation not in ("gelu_pytorch_tanh", None):
-        raise refuse("gemma", "hidden_activation", activation, "the MLP does not use GELU")
+        why = "the MLP does not use GELU's form with tanh"
+        raise refuse("gemma", "hidden_activation", activation, why)
     return {}
 
 
@@ -96,33 +108,60 @@ def _gemma3(config: Config) -> Metadata:
     rope = local_rope(config)
     if rope["rope_type"] != "default":
         raise refuse("gemma3", "rope_type", rope["rope_type"], "windows have scaled positions")
+    period = dimension(config, "sliding_window_pattern", 6)
     return (
         _gemma2(config)
-        | window_of_listed_layers(config, period=6)
+        | window_of_listed_layers(config, period=6, default_period=period)
         | {"rope.freq_base_swa": number(rope, "rope_theta")}
     )
 
 
 _LLAMA = _Variant("llama", rotates_pairs=True, qkv_bias=None)
-_MISTRAL = _LLAMA._replace(more=window_of_every_layer)
-_MIXTRAL = _MISTRAL._replace(mixture=MIXTRAL_EXPERTS)
+_MISTRAL = _LLAMA._replace(more=window_of_every_layer, absent={"sliding_window": 4096})
+_MIXTRAL = _MISTRAL._replace(
+    mixture=MIXTRAL_EXPERTS, absent={"rope_theta": 1e6, "rms_norm_eps": 1e-5}
+)
 _GRANITE = _LLAMA._replace(architecture="granite", more=_granite)
 _GRANITE_MOE = _GRANITE._replace(architecture="granitemoe", mixture=GRANITE_EXPERTS)
-_SMOLLM3 = _LLAMA._replace(architecture="smollm3", more=_smollm3, tied=True)
+_SMOLLM3 = _LLAMA._replace(
+    architecture="smollm3", more=_smollm3, tied=True, absent={"rope_theta": 2e6}
+)
 
-_QWEN2 = _Variant("qwen2", rotates_pairs=False, qkv_bias=True, more=window_of_some_layers)
-_QWEN2_MOE = _QWEN2._replace(architecture="qwen2moe", mixture=QWEN2_EXPERTS)
+_QWEN2 = _Variant("qwen2", rotates_pairs=False, qkv_bias=True, more=window_of_last_layers)
+_QWEN2_MOE = _QWEN2._replace(
+    architecture="qwen2moe", mixture=QWEN2_EXPERTS, more=window_of_first_layers
+)
 _QWEN3 = _QWEN2._replace(architecture="qwen3", qkv_bias=False, qk_norm="heads")
-_QWEN3_MOE = _QWEN3._replace(architecture="qwen3moe", mixture=QWEN3_EXPERTS)
+_QWEN3_MOE = _QWEN3._replace(architecture="qwen3moe", mixture=QWEN3_EXPERTS, more=window_if_used)
 _OLMOE = _Variant(
-    "olmoe", rotates_pairs=False, qkv_bias=False, qk_norm="whole", mixture=OLMOE_EXPERTS
+    "olmoe",
+    rotates_pairs=False,
+    qkv_bias=False,
+    qk_norm="whole",
+    mixture=OLMOE_EXPERTS,
+    absent={"rms_norm_eps": 1e-5},
 )
 _PHI3 = _Variant(
-    "phi3", rotates_pairs=False, qkv_bias=False, fused=True, more=window_of_every_layer
+    "phi3",
+    rotates_pairs=False,
+    qkv_bias=False,
+    fused=True,
+    more=window_of_every_layer,
+    absent={"rms_norm_eps": 1e-5},
 )
 _GEMMA = _Variant("gemma", rotates_pairs=False, qkv_bias=False, gemma=True, more=_gemma, tied=True)
-_GEMMA2 = _GEMMA._replace(architecture="gemma2", post_norms=True, more=_gemma2)
-_GEMMA3 = _GEMMA2._replace(architecture="gemma3", qk_norm="heads", more=_gemma3)
+_GEMMA2 = _GEMMA._replace(
+    architecture="gemma2",
+    post_norms=True,
+    more=_gemma2,
+    absent={"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+)
+_GEMMA3 = _GEMMA2._replace(
+    architecture="gemma3",
+    qk_norm="heads",
+    more=_gemma3,
+    absent={"rope_theta": 1e6},
+)
 
 
 def pairs_from_halves(values: Values, head_size: int) -> Values:
@@ -213,6 +252,7 @@ def _family(variant: _Variant) -> Family:
         rotated=lambda config, sizes: _rotated(variant, config, sizes),
         output_norm=_norm(variant, "output_norm", "norm"),
         tied=variant.tied,
+        absent=variant.absent,
         more_sizes=lambda config: {} if mixture is None else mixture.sizes(config),
     )
 

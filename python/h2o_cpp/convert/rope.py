@@ -23,6 +23,8 @@ def rope_metadata(architecture: str, config: Config) -> Metadata:
     match rope["rope_type"]:
         case "default" | "llama3":  # llama3: see rope_tensors
             return metadata
+        case "dynamic":  # differs from default only beyond the context length
+            return metadata
         case "linear":
             return metadata | {
                 "rope.scaling.type": "linear",
@@ -34,12 +36,12 @@ def rope_metadata(architecture: str, config: Config) -> Metadata:
             return metadata | _yarn(architecture, config, rope)
         case other:
             raise refuse(
-                architecture, "rope_type", other, "only linear, yarn and llama3 scaling are known"
+                architecture, "rope_type", other, "only linear, dynamic, yarn and llama3 are known"
             )
 
 
-def rope_tensors(config: Config, head_size: int) -> dict[str, Values]:
-    """Divisors of the frequencies of each pair of dimensions: Llama 3's scaling, or LongRoPE's.
+def rope_tensors(config: Config, rotated: int) -> dict[str, Values]:
+    """Divisors of the frequencies of each pair of `rotated` dimensions: Llama 3's, or LongRoPE's.
 
     LongRoPE has two lists, for contexts up to the original length and for longer ones. Llama 3
     divides low frequencies by `factor`, keeps high ones and interpolates in between.
@@ -56,7 +58,7 @@ def rope_tensors(config: Config, head_size: int) -> dict[str, Values]:
     if low >= high:
         raise ValueError(f"config.json: high_freq_factor {high} must be above {low}")
 
-    wavelengths = 2 * pi * base ** (np.arange(0, head_size, 2) / head_size)
+    wavelengths = 2 * pi * base ** (np.arange(0, rotated, 2) / rotated)
     share = np.clip((context / wavelengths - low) / (high - low), 0, 1)
     return {"rope_freqs.weight": (1 / ((1 - share) / factor + share)).astype(np.float32)}
 
@@ -131,9 +133,6 @@ def _factors(rope: Mapping[str, Any], kind: str) -> Values:
 def _yarn(architecture: str, config: Config, rope: Mapping[str, Any]) -> Metadata:
     if rope.get("truncate", True) == (architecture == "gpt-oss"):  # gpt-oss does not round
         raise refuse(architecture, "truncate", rope.get("truncate", True), "a variant of yarn")
-    for key in ("mscale", "mscale_all_dim"):
-        if rope.get(key) is not None:
-            raise refuse(architecture, key, rope[key], "a variant of yarn")
     factor = number(rope, "factor")
     metadata: Metadata = {
         "rope.scaling.type": "yarn",
@@ -144,10 +143,16 @@ def _yarn(architecture: str, config: Config, rope: Mapping[str, Any]) -> Metadat
             dimension(config, "max_position_embeddings"),
         ),
     }
+
+    def own(mscale: float) -> float:
+        return 1 + 0.1 * mscale * log(factor) if factor > 1 else 1.0
+
+    # HF's value replaces YaRN's own factor, ggml's multiplies it.
     if rope.get("attention_factor") is not None:
-        # HF's value replaces YaRN's own factor, ggml's multiplies it.
-        own = 1 + 0.1 * log(factor) if factor > 1 else 1.0
-        metadata["rope.scaling.attn_factor"] = number(rope, "attention_factor") / own
+        metadata["rope.scaling.attn_factor"] = number(rope, "attention_factor") / own(1)
+    elif rope.get("mscale") and rope.get("mscale_all_dim"):
+        scales = own(number(rope, "mscale")), own(number(rope, "mscale_all_dim"))
+        metadata["rope.scaling.attn_factor"] = scales[0] / scales[1] / own(1)
     for key in ("beta_fast", "beta_slow"):  # llama.cpp reads these only for a few architectures
         if rope.get(key) is not None:
             metadata[f"rope.scaling.yarn_{key}"] = number(rope, key)

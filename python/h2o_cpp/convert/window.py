@@ -12,31 +12,59 @@ def window_of_every_layer(config: Config) -> Metadata:
     return _window(config)
 
 
-def window_of_some_layers(config: Config) -> Metadata:
-    """As in Qwen: with `use_sliding_window`, `layer_types` lists the layers with a window, or
-    `max_window_layers` is the first one.
-    """
+def window_of_some_layers(config: Config, usual: list[bool]) -> Metadata:
+    """With `use_sliding_window`: the layers in `layer_types`, by default those in `usual`."""
     if not flag(config, "use_sliding_window", False) or config.get("sliding_window") is None:
         return {}
-    n_layers = dimension(config, "num_hidden_layers")
-    if config.get("layer_types") is None:
-        first = config.get("max_window_layers", 28)
-        if not isinstance(first, int):
-            raise ValueError(f"config.json: max_window_layers must be an integer, found {first!r}")
-        slides = [i >= first for i in range(n_layers)]
-    else:
-        slides = sliding_layers(config)
+    slides = usual if config.get("layer_types") is None else sliding_layers(config)
     window = _window(config) if any(slides) else {}
     return window | {"attention.sliding_window_pattern": slides} if window else {}
 
 
-def window_of_listed_layers(config: Config, period: int) -> Metadata:
-    """As in Gemma: the layers in `layer_types`, by default all but the last of each period."""
-    n_layers = dimension(config, "num_hidden_layers")
-    usual = [(i + 1) % period != 0 for i in range(n_layers)]
-    slides = usual if config.get("layer_types") is None else sliding_layers(config)
+def window_of_last_layers(config: Config) -> Metadata:
+    """As in Qwen2 and 3: with `use_sliding_window`, `max_window_layers` is the first layer with a
+    window, unless `layer_types` lists them.
+    """
+    n_layers, first = dimension(config, "num_hidden_layers"), _max_window_layers(config)
+    return window_of_some_layers(config, [i >= first for i in range(n_layers)])
+
+
+def window_of_first_layers(config: Config) -> Metadata:
+    """As in Qwen2's mixtures: by default every other one of the first `max_window_layers`."""
+    n_layers, end = dimension(config, "num_hidden_layers"), _max_window_layers(config)
+    return window_of_some_layers(config, [i % 2 == 0 and i < end for i in range(n_layers)])
+
+
+def window_if_used(config: Config) -> Metadata:
+    """As in Qwen3's mixtures: `use_sliding_window` applies to every layer."""
+    return window_of_every_layer(config) if flag(config, "use_sliding_window", False) else {}
+
+
+def _max_window_layers(config: Config) -> int:
+    value = config.get("max_window_layers", 28)
+    if not isinstance(value, int):
+        raise ValueError(f"config.json: max_window_layers must be an integer, found {value!r}")
+    return value
+
+
+def window_of_listed_layers(
+    config: Config, period: int, default_period: int | None = None
+) -> Metadata:
+    """As in Gemma: the layers in `layer_types`, by default all but the last of each period.
+
+    period: the architecture's; default_period: config.json's, if it may differ.
+    """
+    usual = _all_but_last(config, period)
+    if config.get("layer_types") is not None:
+        slides = sliding_layers(config)
+    else:
+        slides = _all_but_last(config, default_period or period)
     window: Metadata = {"attention.sliding_window": dimension(config, "sliding_window", 4096)}
     return window if slides == usual else window | {"attention.sliding_window_pattern": slides}
+
+
+def _all_but_last(config: Config, period: int) -> list[bool]:
+    return [(i + 1) % period != 0 for i in range(dimension(config, "num_hidden_layers"))]
 
 
 def sliding_layers(config: Config) -> list[bool]:

@@ -101,6 +101,10 @@ _LONGROPE = _rope(
 ) | {"original_max_position_embeddings": 10}
 _FALCON = {"alibi": False, "bias": False, "parallel_attn": True}
 _YARN_ROPE = _rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=10)
+_YARN_MSCALE = _rope(
+    rope_type="yarn", factor=4.0, original_max_position_embeddings=10,
+    mscale=0.7, mscale_all_dim=0.4,
+)  # fmt: skip
 
 RECIPES = {
     "opt": Recipe("OPT", 32, 4, 128),
@@ -120,6 +124,10 @@ RECIPES = {
     ),
     "llama_llama3": Recipe("Llama", 64, 4, 48, options=_gqa(2, **_LLAMA3_ROPE)),
     "llama_yarn": Recipe("Llama", 64, 4, 48, options=_gqa(2, **_YARN_ROPE)),
+    "llama_yarn_mscale": Recipe("Llama", 64, 4, 48, options=_gqa(2, **_YARN_MSCALE)),
+    "llama_dynamic": Recipe(
+        "Llama", 32, 4, 48, options=_gqa(2, **_rope(rope_type="dynamic", factor=2.0))
+    ),
     "mistral": Recipe("Mistral", 32, 4, 64, options=_gqa(2, sliding_window=None)),
     "mistral_window": Recipe("Mistral", 32, 4, 64, options=_gqa(2, sliding_window=7)),
     "qwen2_windows": Recipe(
