@@ -20,6 +20,8 @@ SPLIT = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+BLOOM = " ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+"
+
 
 def sequence(*steps: dict[str, Any]) -> dict[str, Any]:
     return {"type": "Sequence", "pretokenizers": list(steps)}
@@ -43,6 +45,13 @@ def split(pattern: str) -> dict[str, Any]:
             False,
             "smollm",
         ),
+        (
+            {"type": "NFC"},
+            sequence({"type": "Digits", "individual_digits": True}, BYTE_LEVEL),
+            False,
+            "command-r",
+        ),
+        (None, split(BLOOM), False, "bloom"),
         (None, split(SPLIT), True, "llama-bpe"),
         ({"type": "NFC"}, split(SPLIT.replace("{1,3}", "")), False, "qwen2"),
         (None, sequence({"type": "Digits", "individual_digits": False}, BYTE_LEVEL), False, None),
@@ -175,6 +184,21 @@ def test_tokens_that_include_white_space(tmp_path: Path) -> None:
     added[1]["lstrip"] = True
     write_tokenizer_json(tmp_path, {"added_tokens": added})
     assert "beside <a> and 1 other;" in read_tokens(tmp_path, 11).notes[0]
+
+
+def test_added_tokens_beyond_the_vocabulary_are_omitted(tmp_path: Path) -> None:
+    """As in gemma-3-1b's <image_soft_token>, or a padding token added for training."""
+    added = [{"id": 9 + i, "content": f"<{i}>", "special": True} for i in range(3)]
+    write_tokenizer_json(tmp_path, {"added_tokens": added})
+    write_json(tmp_path / "tokenizer_config.json", {"pad_token": "<2>", "eos_token": "<0>"})
+    vocabulary = read_tokens(tmp_path, 10, {"pad_token_id": 11})
+    assert vocabulary.tokens == [*TOKENS, "<0>"]
+    assert vocabulary.special_ids == {"eos": 9}
+    [note] = vocabulary.notes
+    assert note == "the model has 10 tokens, without <1> and 1 other: it reads them as text"
+    write_json(tmp_path / "tokenizer_config.json", {"eos_token": "<2>"})
+    with pytest.raises(ValueError, match="eos_token_id 11 is not in the vocabulary"):
+        read_tokens(tmp_path, 10, {"eos_token_id": 11})
 
 
 def test_gpt_neox(shared: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from support.tokenizer_files import (
     PIECES,
     PREPEND,
     REPLACE,
+    SPACES,
     TEXTS,
     TRAINER,
     UNKNOWN,
@@ -166,6 +167,7 @@ def test_vocabulary_larger_than_vocab_size_is_rejected(tmp_path: Path) -> None:
         (None, METASPACE | {"prepend_scheme": "never"}, False),
         (PREPEND, None, True),
         (REPLACE, None, False),
+        (REPLACE, SPACES, False),  # Gemma
     ],
 )
 def test_merge_ranks_become_scores(

@@ -15,6 +15,12 @@ _NFC: _Step = {"type": "NFC"}
 _BYTE_LEVEL: _Step = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
 _BYTES: _Step = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
 _DIGITS: _Step = {"type": "Digits", "individual_digits": True}
+_BLOOM: _Step = {
+    "type": "Split",
+    "pattern": {"Regex": " ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+"},
+    "behavior": "Isolated",
+    "invert": False,
+}
 
 
 def _split(numbers: str) -> _Step:
@@ -43,7 +49,9 @@ _GPT_4O_REMOVED = _GPT_4O | {"behavior": "Removed", "invert": True}  # equivalen
 _BYTE_LEVEL_PRE: tuple[tuple[list[_Step], list[_Step], bool, str], ...] = (
     ([], [_BYTE_LEVEL], False, "gpt-2"),
     ([_NFC], [_BYTE_LEVEL], False, "olmo"),  # GPT-NeoX-20B, Pythia
-    ([], [_DIGITS, _BYTE_LEVEL], False, "smollm"),  # SmolLM, SmolLM2
+    ([], [_DIGITS, _BYTE_LEVEL], False, "smollm"),  # SmolLM, SmolLM2, StarCoder2, Granite
+    ([_NFC], [_DIGITS, _BYTE_LEVEL], False, "command-r"),
+    ([], [_BLOOM, _BYTES], False, "bloom"),
     ([], [_split(r"\p{N}{1,3}"), _BYTES], True, "llama-bpe"),  # Llama 3
     ([], [_GPT_4O, _BYTES], False, "gpt-4o"),  # gpt-oss
     ([], [_GPT_4O_REMOVED, _BYTES], False, "gpt-4o"),  # Phi-4-mini
@@ -57,6 +65,13 @@ def _metaspace(scheme: str) -> _Step:
 
 _PREPEND: _Step = {"type": "Prepend", "prepend": "▁"}
 _REPLACE: _Step = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+# Gemma's, which divides nothing: spaces are replaced before.
+_SPACES: _Step = {
+    "type": "Split",
+    "pattern": {"String": " "},
+    "behavior": "MergedWithPrevious",
+    "invert": False,
+}
 
 # normalizer, pre_tokenizer of SentencePiece's BPE -> whether a space is put before a text.
 # Metaspace adds none to a text that begins with a space; SentencePiece, whose models it represents
@@ -64,6 +79,7 @@ _REPLACE: _Step = {"type": "Replace", "pattern": {"String": " "}, "content": "�
 _SENTENCEPIECE_PREFIX: tuple[tuple[list[_Step], list[_Step], bool], ...] = (
     ([_PREPEND, _REPLACE], [], True),
     ([_REPLACE], [], False),
+    ([_REPLACE], [_SPACES], False),
     ([], [_metaspace("first")], True),
     ([], [_metaspace("always")], True),
     ([], [_metaspace("never")], False),

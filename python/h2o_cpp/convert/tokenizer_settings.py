@@ -1,6 +1,7 @@
 """The tokenizer's settings in a checkpoint, besides its tokens."""
 
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +61,15 @@ class TokenizerSettings:
         return frozenset(text for texts in self._special.values() for text in texts)
 
     def special_ids(
-        self, config: Config, ids: Mapping[str, int], size: int
+        self, config: Config, ids: Mapping[str, int], size: int, beyond: AbstractSet[str]
     ) -> Iterator[tuple[str, int]]:
-        """GGUF names and ids; the tokenizer's settings take precedence over config.json."""
+        """GGUF names and ids; the tokenizer's settings take precedence over config.json.
+
+        beyond: added tokens that the model does not have.
+        """
         for key, name in _SPECIAL_KEYS.items():
-            if texts := self._special.get(key):
+            texts = self._special.get(key)
+            if texts and texts[0] not in beyond:
                 if texts[0] not in ids:
                     raise ValueError(
                         f"{self.path.parent}: {key} {texts[0]!r} is not in the vocabulary"
@@ -72,9 +77,10 @@ class TokenizerSettings:
                 yield name, ids[texts[0]]
             elif (id := config.get(f"{key}_id")) is not None:
                 first = id[0] if isinstance(id, list) and id else id
-                if not isinstance(first, int) or not 0 <= first < size:
+                if isinstance(first, int) and 0 <= first < size:
+                    yield name, first
+                elif name != "padding":  # which has no effect here; -1 in old checkpoints
                     raise ValueError(f"config.json: {key}_id {id!r} is not in the vocabulary")
-                yield name, first
 
     def chat_template(self) -> ChatTemplate | None:
         """One Jinja2 template, or a list of {"name", "template"}."""

@@ -1,6 +1,6 @@
 """A checkpoint's vocabulary as GGUF stores it: types, special tokens, padding."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,6 +76,7 @@ def read_vocabulary(
     config.json. Further end tokens come from generation_config.json, else config.json. `add_bos`:
     the default of add_bos_token for byte-level BPE. `control_tokens`: control tokens besides those
     listed as special.
+    Added tokens beyond `size`, which the model cannot embed, are omitted, with a note.
     Raises FileNotFoundError without a tokenizer, ValueError when it is damaged, too large, or of
     an unknown kind.
     """
@@ -85,7 +86,11 @@ def read_vocabulary(
     ids = dict(tokens.ids)
     types = dict.fromkeys(ids, TokenType.NORMAL) | dict(tokens.types)
     scores = dict(tokens.scores)
-    for token in (*tokens.added, *settings.added_tokens()):
+    added = [*tokens.added, *settings.added_tokens()]
+    beyond = frozenset(token.text for token in added if token.id >= size) - ids.keys()
+    for token in added:
+        if token.text in beyond:
+            continue
         if ids.setdefault(token.text, token.id) != token.id:
             raise ValueError(f"{directory}: the added token {token.text!r} has two ids")
         types[token.text] = _added_type(token)
@@ -100,14 +105,15 @@ def read_vocabulary(
             f"{directory}: the vocabulary has token ids {min(texts)} to {max(texts)},"
             f" but config.json has vocab_size {size}"
         )
-    special_ids = {**tokens.special_ids, **dict(settings.special_ids(config, ids, size))}
+    special_ids = {**tokens.special_ids, **dict(settings.special_ids(config, ids, size, beyond))}
     for text in _END_OF_TURN:
         if types.get(text) is TokenType.CONTROL and ids.get(text) != special_ids.get("eos"):
             special_ids.setdefault("eot", ids[text])
     notes = _name_ends(end_ids(config), texts, types, special_ids)
+    notes += _beyond_note(beyond, size)
     # The engine reads Phi-3's tokens as transformers does.
     if config.get("model_type") != "phi3" or tokens.model != "llama":
-        notes += _strip_note([*tokens.added, *settings.added_tokens()])
+        notes += _strip_note(token for token in added if token.text not in beyond)
     return Vocabulary(
         model=tokens.model,
         pre=tokens.pre,
@@ -173,14 +179,23 @@ def _name_ends(
     return notes
 
 
+def _beyond_note(beyond: Iterable[str], size: int) -> Iterator[str]:
+    if texts := sorted(beyond):
+        yield f"the model has {size} tokens, without {_and_others(texts)}: it reads them as text"
+
+
 def _strip_note(added: Iterable[AddedToken]) -> Iterator[str]:
     texts = list(dict.fromkeys(token.text for token in added if token.strips))
     if texts:
-        others = f" and {len(texts) - 1} other{'s' * (len(texts) > 2)}" if texts[1:] else ""
         yield (
-            f"transformers drops white space beside {texts[0]}{others};"
+            f"transformers drops white space beside {_and_others(texts)};"
             " a GGUF file cannot express this, so the model reads it"
         )
+
+
+def _and_others(texts: Sequence[str]) -> str:
+    others = f" and {len(texts) - 1} other{'s' * (len(texts) > 2)}" if texts[1:] else ""
+    return f"{texts[0]}{others}"
 
 
 def _stored_text(tokens: Tokens, types: Mapping[str, TokenType], text: str) -> str:
