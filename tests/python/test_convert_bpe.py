@@ -20,6 +20,11 @@ SPLIT = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 BLOOM = " ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+"
 
 
@@ -27,9 +32,9 @@ def sequence(*steps: dict[str, Any]) -> dict[str, Any]:
     return {"type": "Sequence", "pretokenizers": list(steps)}
 
 
-def split(pattern: str) -> dict[str, Any]:
-    step = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
-    return sequence({**step, "invert": False}, BYTE_LEVEL | {"use_regex": False})
+def split(pattern: str, behavior: str = "Isolated", invert: bool = False) -> dict[str, Any]:
+    step = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior}
+    return sequence({**step, "invert": invert}, BYTE_LEVEL | {"use_regex": False})
 
 
 @pytest.mark.parametrize(
@@ -55,9 +60,13 @@ def split(pattern: str) -> dict[str, Any]:
         (None, split(SPLIT), True, "llama-bpe"),
         ({"type": "NFC"}, split(SPLIT.replace("{1,3}", "")), False, "qwen2"),
         (None, sequence({"type": "Digits", "individual_digits": False}, BYTE_LEVEL), False, None),
-        (None, split(SPLIT), False, None),
+        (None, split(SPLIT), False, "dbrx"),
+        (None, split(SPLIT, behavior="Removed", invert=True), False, "dbrx"),
+        (None, split(SPLIT, behavior="Removed"), False, None),
+        (None, split(TEKKEN), True, "tekken"),
+        (None, split(TEKKEN), False, None),
         (None, split(SPLIT.replace("{1,3}", "{1,2}")), True, None),
-        (None, split(SPLIT.replace("{1,3}", "")), False, None),
+        (None, split(SPLIT.replace("{1,3}", "")), False, "stablelm2"),
         (None, BYTE_LEVEL, True, None),
         (None, BYTE_LEVEL | {"add_prefix_space": True}, False, None),
         (None, BYTE_LEVEL | {"use_regex": False}, False, None),

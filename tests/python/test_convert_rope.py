@@ -146,3 +146,14 @@ def test_llama_3_scaling_of_a_part_of_a_head(tmp_path: Path) -> None:
     convert_metadata(tmp_path, "llama", head_dim=8, rope_parameters=rope)
     _, expected = read_tensors(tmp_path / "out.gguf")["rope_freqs.weight"]
     np.testing.assert_array_equal(factors, expected)
+
+
+@pytest.mark.parametrize(
+    ("original", "factor", "length"), [(32, 4.0, 128), (8, 4.0, 32), (20, 2.5, 50), (8, 2.0, 32)]
+)
+def test_yarn_extends_the_context(
+    tmp_path: Path, original: int, factor: float, length: int
+) -> None:
+    rope = {"type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    metadata = convert_metadata(tmp_path, "qwen2", rope_scaling=rope)
+    assert metadata["context_length"] == length

@@ -241,7 +241,7 @@ def test_token_types_may_be_missing() -> None:
         ({"model": "bert"}, "tokenizer.ggml.model is 'bert', supported: 'gpt2'"),
         ({"model": 2}, "tokenizer.ggml.model': i64, expected a string"),
         ({"pre": None}, "tokenizer.ggml.pre is missing"),
-        ({"pre": "tekken"}, "tokenizer.ggml.pre is 'tekken', supported: "),
+        ({"pre": "viking"}, "tokenizer.ggml.pre is 'viking', supported: "),
         ({"tokens": None}, "tokenizer.ggml.tokens': missing, expected an array of strings"),
         ({"tokens": "abcd"}, "tokenizer.ggml.tokens': string, expected an array of strings"),
         ({"tokens": ["a", "b", "ab"]}, "tokenizer.ggml.tokens has 3 entries"),

@@ -102,15 +102,16 @@ size_t word_in_capitals(Text text, size_t at) {
 }
 
 // [^\r\n\p{L}\p{N}]?B*E+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?B+E*(?i:...)?
-// |\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+
+// |\p{N}{1,most_digits}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+
+template <size_t most_digits, bool contractions>
 size_t gpt_4o(Text text) {
   const bool prefix = !is_newline(text[0]) && !is(text, 0, letter) && !is(text, 0, number);
   for (const auto word : {word_in_lower_case, word_in_capitals}) {
     size_t end = prefix ? word(text, 1) : 0;
     if (end == 0) end = word(text, 0);
-    if (end > 0) return end + contraction<true>(text.subspan(end));
+    if (end > 0) return end + (contractions ? contraction<true>(text.subspan(end)) : 0);
   }
-  if (is(text, 0, number)) return run(text, 0, number, 3);
+  if (is(text, 0, number)) return run(text, 0, number, most_digits);
   const size_t begin = is(text, 0, U' ') ? 1 : 0;
   if (is(text, begin, other)) {
     return run(text, run(text, begin, other),
@@ -177,7 +178,8 @@ void apply(std::span<const Cut> cuts, Text text, const std::function<void(Text)>
 constexpr Cut kGpt2Cuts[] = {gpt_2};
 constexpr Cut kLlama3Cuts[] = {llama_3<3>};
 constexpr Cut kQwen2Cuts[] = {llama_3<1>};
-constexpr Cut kGpt4oCuts[] = {gpt_4o};
+constexpr Cut kGpt4oCuts[] = {gpt_4o<3, true>};
+constexpr Cut kTekkenCuts[] = {gpt_4o<1, false>};
 constexpr Cut kDigitsCuts[] = {one_number, gpt_2};
 constexpr Cut kBloomCuts[] = {bloom};
 constexpr Cut kFalconCuts[] = {falcon_punctuation, gpt_2, three_digits};
@@ -186,6 +188,9 @@ constexpr Cut kDefaultCuts[] = {punctuation, gpt_2, all_numbers, three_digits};
 constexpr PreTokenizer kGpt2 = {.cuts = kGpt2Cuts};
 constexpr PreTokenizer kGptNeoX = {.cuts = kGpt2Cuts, .nfc = true};
 constexpr PreTokenizer kLlamaBpe = {.cuts = kLlama3Cuts, .ignore_merges = true, .add_bos = true};
+constexpr PreTokenizer kDbrx = {.cuts = kLlama3Cuts};
+constexpr PreTokenizer kTekken = {.cuts = kTekkenCuts, .ignore_merges = true, .add_bos = true};
+constexpr PreTokenizer kStableLm2 = {.cuts = kQwen2Cuts};
 constexpr PreTokenizer kQwen2 = {.cuts = kQwen2Cuts, .nfc = true};
 constexpr PreTokenizer kGpt4o = {.cuts = kGpt4oCuts};
 constexpr PreTokenizer kDigits = {.cuts = kDigitsCuts};
@@ -199,12 +204,29 @@ struct Named {
   const PreTokenizer& pre;
 };
 constexpr Named kByName[] = {
-    {"default", kDefault},    {"gpt-2", kGpt2},        {"phi-2", kGpt2},
-    {"mpt", kGptNeoX},        {"olmo", kGptNeoX},      {"llama-bpe", kLlamaBpe},
-    {"llama3", kLlamaBpe},    {"llama-v3", kLlamaBpe}, {"qwen2", kQwen2},
-    {"smollm", kDigits},      {"starcoder", kDigits},  {"refact", kDigits},
-    {"command-r", kCommandR}, {"gpt-4o", kGpt4o},      {"bloom", kBloom},
+    {"default", kDefault},
+    {"gpt-2", kGpt2},
+    {"phi-2", kGpt2},
+    {"mpt", kGptNeoX},
+    {"olmo", kGptNeoX},
+    {"llama-bpe", kLlamaBpe},
+    {"llama3", kLlamaBpe},
+    {"llama-v3", kLlamaBpe},
+    {"qwen2", kQwen2},
+    {"smollm", kDigits},
+    {"starcoder", kDigits},
+    {"refact", kDigits},
+    {"command-r", kCommandR},
+    {"gpt-4o", kGpt4o},
+    {"bloom", kBloom},
     {"falcon", kFalcon},
+    {"dbrx", kDbrx},
+    {"smaug-bpe", kDbrx},
+    {"tekken", kTekken},
+    {"pixtral", kLlamaBpe},
+    {"falcon3", kLlamaBpe},
+    {"stablelm2", kStableLm2},
+    {"deepseek-r1-qwen", kQwen2},
 };
 
 }  // namespace

@@ -42,7 +42,9 @@ _GPT_4O: _Step = {
     "behavior": "Isolated",
     "invert": False,
 }
-_GPT_4O_REMOVED = _GPT_4O | {"behavior": "Removed", "invert": True}  # equivalent
+_TEKKEN: _Step = _GPT_4O | {
+    "pattern": {"Regex": _GPT_4O["pattern"]["Regex"].replace(_CONTRACTION, "").replace("{1,3}", "")}
+}
 
 # normalizer, pre_tokenizer, model.ignore_merges -> tokenizer.ggml.pre. llama.cpp omits NFC; `olmo`
 # splits like `gpt-2`, so it names GPT-NeoX's, with NFC.
@@ -53,9 +55,11 @@ _BYTE_LEVEL_PRE: tuple[tuple[list[_Step], list[_Step], bool, str], ...] = (
     ([_NFC], [_DIGITS, _BYTE_LEVEL], False, "command-r"),
     ([], [_BLOOM, _BYTES], False, "bloom"),
     ([], [_split(r"\p{N}{1,3}"), _BYTES], True, "llama-bpe"),  # Llama 3
-    ([], [_GPT_4O, _BYTES], False, "gpt-4o"),  # gpt-oss
-    ([], [_GPT_4O_REMOVED, _BYTES], False, "gpt-4o"),  # Phi-4-mini
+    ([], [_split(r"\p{N}{1,3}"), _BYTES], False, "dbrx"),  # Phi-4
+    ([], [_GPT_4O, _BYTES], False, "gpt-4o"),  # gpt-oss, Phi-4-mini
+    ([], [_TEKKEN, _BYTES], True, "tekken"),  # Mistral Nemo and Small
     ([_NFC], [_split(r"\p{N}"), _BYTES], False, "qwen2"),  # Qwen2, Qwen2.5, Qwen3
+    ([], [_split(r"\p{N}"), _BYTES], False, "stablelm2"),
 )
 
 
@@ -127,6 +131,11 @@ def _flatten(value: Any) -> list[_Step]:
             return [step for part in steps for step in _flatten(part)]
         case {"type": "ByteLevel"}:
             return [_BYTE_LEVEL | {key: v for key, v in value.items() if key != "trim_offsets"}]
+        case {"type": "Split", "pattern": pattern, "behavior": "Removed", "invert": True} if (
+            pattern != _BLOOM["pattern"]
+        ):
+            # What no match covers is removed: nothing, with the other patterns here.
+            return [value | {"behavior": "Isolated", "invert": False}]
         case dict():
             return [value]
     return [{"type": repr(value)}]

@@ -133,16 +133,16 @@ def _factors(rope: Mapping[str, Any], kind: str) -> Values:
 def _yarn(architecture: str, config: Config, rope: Mapping[str, Any]) -> Metadata:
     if rope.get("truncate", True) == (architecture == "gpt-oss"):  # gpt-oss does not round
         raise refuse(architecture, "truncate", rope.get("truncate", True), "a variant of yarn")
-    factor = number(rope, "factor")
+    factor, context = number(rope, "factor"), dimension(config, "max_position_embeddings")
+    original = dimension(rope, "original_max_position_embeddings", context)
     metadata: Metadata = {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": factor,
-        "rope.scaling.original_context_length": dimension(
-            rope,
-            "original_max_position_embeddings",
-            dimension(config, "max_position_embeddings"),
-        ),
+        "rope.scaling.original_context_length": original,
     }
+    if rope.get("original_max_position_embeddings") is not None:
+        # Qwen's instructions add YaRN to config.json without changing max_position_embeddings.
+        metadata["context_length"] = max(context, int(original * factor))
 
     def own(mscale: float) -> float:
         return 1 + 0.1 * mscale * log(factor) if factor > 1 else 1.0

@@ -30,6 +30,7 @@ _GPT_4O = (
     f"{_WORD % ('*', '+')}{_CONTRACTION}|{_WORD % ('+', '*')}{_CONTRACTION}"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_TEKKEN = _GPT_4O.replace(_CONTRACTION, "").replace(r"\p{N}{1,3}", r"\p{N}")
 _DEFAULT = [r"[\p{P}\$\+<=>\^~\|]+", _GPT_2, r"\p{N}+", "[0-9][0-9][0-9]"]
 
 # tokenizer.ggml.pre -> regular expressions, applied one after another.
@@ -50,9 +51,16 @@ CUTS = {
     "gpt-4o": [_GPT_4O],
     "bloom": [" ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"],
     "falcon": [r"[\p{P}\$\+<=>\^~\|`]+", _GPT_2, "[0-9][0-9][0-9]"],
+    "dbrx": [_LLAMA_3],
+    "smaug-bpe": [_LLAMA_3],
+    "tekken": [_TEKKEN],
+    "pixtral": [_LLAMA_3],
+    "falcon3": [_LLAMA_3],
+    "stablelm2": [_QWEN_2],
+    "deepseek-r1-qwen": [_QWEN_2],
 }
-_NFC = {"mpt", "olmo", "qwen2", "command-r"}
-_LLAMA_BPE = {"llama-bpe", "llama3", "llama-v3"}
+_NFC = {"mpt", "olmo", "qwen2", "command-r", "deepseek-r1-qwen"}
+_LLAMA_BPE = {"llama-bpe", "llama3", "llama-v3", "pixtral", "falcon3", "tekken"}
 _OF_ARCHITECTURE = {"gpt2": "gpt-2", "gptneox": "olmo"}  # files without tokenizer.ggml.pre
 _ENDS = {"<|end|>", "<|im_end|>", "<|endoftext|>"}  # control tokens, regardless of the file
 _SILENT = {UNKNOWN, CONTROL, UNUSED}
