@@ -12,7 +12,7 @@
 namespace h2o {
 namespace {
 
-// Keys that do not affect the computation, are implied by tensors, or only apply to one
+// Keys that do not affect the computation of text, are implied by tensors, or only apply to one
 // rope.scaling.type.
 constexpr std::string_view kInformative[] = {
     "vocab_size",
@@ -26,6 +26,8 @@ constexpr std::string_view kInformative[] = {
     "rope.scaling.yarn_attn_factor",
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
+    "rope.dimension_sections",  // of M-RoPE, whose axes are all the same for text
+    "n_deepstack_layers",       // for images
 };
 
 // Keys that change the computation in unsupported ways, with the value that disables them.
@@ -260,8 +262,17 @@ int32_t Config::window(int32_t layer) const {
 }
 
 bool Config::rotates(int32_t layer) const {
+  if (family->rope == RopeLayout::none) return false;
+  if (family->window_rotated && sliding_window.size > 0) return window(layer) > 0;
   const int32_t period = family->unrotated_period;
-  return family->rope != RopeLayout::none && (period == 0 || (layer + 1) % period != 0);
+  return period == 0 || (layer + 1) % period != 0;
+}
+
+bool Config::one_rope() const {
+  for (int32_t l = 0; l < n_layers; ++l) {
+    if (!rotates(l) || rotates_by_window(l) != rotates_by_window(0)) return false;
+  }
+  return true;
 }
 
 Config read_config(const GgufShards& model) {
@@ -300,9 +311,11 @@ Config read_config(const GgufShards& model) {
   }
   c.sliding_window = read_sliding_window(keys, c);
   read_scales(keys, c);
-  if (c.family->window_base > 0) {
+  if (c.family->window_unscaled) {
+    const int32_t base = c.family->window_base;
     c.window_rope.n_rot = c.rope.n_rot;
-    c.window_rope.freq_base = keys.positive_or("rope.freq_base_swa", c.family->window_base);
+    c.window_rope.freq_base =
+        keys.positive_or("rope.freq_base_swa", base > 0 ? base : c.rope.freq_base);
   }
   c.mixture = read_mixture(keys, c);
   c.mixture.scale *= c.residual_scale;

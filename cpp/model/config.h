@@ -60,7 +60,7 @@ struct Config {
   RopeConfig rope;
   SlidingWindow sliding_window;
   MixtureConfig mixture;
-  RopeConfig window_rope;     // of layers with a window, if the family distinguishes them
+  RopeConfig window_rope;     // of layers with a window, if the family has other positions there
   float embedding_scale = 1;  // {a}.embedding_scale; Gemma's is sqrt(n_embd)
   float residual_scale = 1;   // {a}.residual_scale: factor of each block's output
   float logit_scale = 1;      // {a}.logit_scale, or its reciprocal
@@ -71,6 +71,9 @@ struct Config {
   // Does the layer rotate q and k, and if so by window_rope?
   bool rotates(int32_t layer) const;
   bool rotates_by_window(int32_t layer) const { return window_rope.n_rot > 0 && window(layer) > 0; }
+
+  // Do all layers rotate q and k, in the same way?
+  bool one_rope() const;
 
   // The window of a layer; 0: none.
   int32_t window(int32_t layer) const;

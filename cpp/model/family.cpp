@@ -22,17 +22,27 @@ constexpr Family kFamilies[] = {
      .activation = Activation::gelu,
      .biases = Biases::all,
      .parallel_residual = true},
-    // Qwen2, Qwen2.5
+    // Qwen2, Qwen2.5; and the text of Qwen2-VL and Qwen2.5-VL
     {.architecture = "qwen2", .biases = Biases::qkv},
+    {.architecture = "qwen2vl", .biases = Biases::qkv},
     // Qwen1.5-MoE and Qwen2-57B-A14B (an expert that all rows share)
     {.architecture = "qwen2moe",
      .biases = Biases::qkv,
      .experts = true,
      .experts_normalized = false},
-    // Qwen3 (head size independent of width)
+    // Qwen3 (head size independent of width), and the text of Qwen3-VL
     {.architecture = "qwen3", .qk_norm = QkNorm::heads},
+    {.architecture = "qwen3vl", .qk_norm = QkNorm::heads},
     // Qwen3-30B-A3B and other Qwen3 mixtures
     {.architecture = "qwen3moe", .qk_norm = QkNorm::heads, .experts = true},
+    {.architecture = "qwen3vlmoe", .qk_norm = QkNorm::heads, .experts = true},
+    // OLMo 2 and 3 (norms after the blocks; three of four layers of OLMo 3 have a window)
+    {.architecture = "olmo2",
+     .qk_norm = QkNorm::whole,
+     .window_period = 4,
+     .window_unscaled = true,
+     .pre_norms = false,
+     .post_norms = true},
     // OLMoE
     {.architecture = "olmoe",
      .qk_norm = QkNorm::whole,
@@ -50,6 +60,20 @@ constexpr Family kFamilies[] = {
      .multipliers = true,
      .logit_scale = LogitScale::divides,
      .experts = true},
+    // GLM-4 9B, and GLM-4 of April 2025 (partial rotary, in pairs; gate and up in one tensor)
+    {.architecture = "chatglm", .rope = RopeLayout::pairs},
+    {.architecture = "glm4", .rope = RopeLayout::pairs, .post_norms = true},
+    // ERNIE 4.5, dense
+    {.architecture = "ernie4_5", .rope = RopeLayout::pairs},
+    // Seed-OSS
+    {.architecture = "seed_oss", .biases = Biases::qkv, .ffn_norm = "post_attention_norm"},
+    // EXAONE 4 (norms after the blocks; every fourth layer of 32B has neither window nor positions)
+    {.architecture = "exaone4",
+     .qk_norm = QkNorm::heads,
+     .window_period = 4,
+     .window_rotated = true,
+     .pre_norms = false,
+     .post_norms = true},
     // SmolLM3 (every fourth layer without positions; converters permute Q and K for pairs)
     {.architecture = "smollm3", .rope = RopeLayout::pairs, .unrotated_period = 4},
     // StarCoder2
@@ -64,6 +88,16 @@ constexpr Family kFamilies[] = {
      .norm = NormKind::layer,
      .rope = RopeLayout::pairs,
      .parallel_residual = true,
+     .norm_bias = false,
+     .shared_norm = true,
+     .logit_scale = LogitScale::multiplies},
+    // Command R7B and Command A (every fourth layer has neither window nor positions)
+    {.architecture = "cohere2",
+     .norm = NormKind::layer,
+     .rope = RopeLayout::pairs,
+     .parallel_residual = true,
+     .window_period = 4,
+     .window_rotated = true,
      .norm_bias = false,
      .shared_norm = true,
      .logit_scale = LogitScale::multiplies},
@@ -116,6 +150,7 @@ constexpr Family kFamilies[] = {
      .gate = Gate::geglu,
      .qk_norm = QkNorm::heads,
      .window_period = 6,
+     .window_unscaled = true,
      .window_base = 10000,
      .post_norms = true,
      .embedding_by_width = true,
@@ -139,7 +174,6 @@ constexpr Missing kMissing[] = {
     {"multi-head latent attention (MLA), whose cache holds one compressed row for all heads",
      " deepseek2 deepseek2-ocr minicpm3 plm glm-dsa mistral4 "},
     {"attention in chunks and experts with a sigmoid router", " llama4 "},
-    {"positions on several axes (M-RoPE)", " qwen2vl qwen3vl qwen3vlmoe "},
     {"attention to later tokens (an encoder)",
      " bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert"
      " gemma-embedding llama-embed t5encoder "},

@@ -32,11 +32,15 @@ struct Family {
   bool parallel_residual = false;  // overridden by {a}.use_parallel_residual
   // see SlidingWindow; {a}.attention.sliding_window_pattern takes precedence
   int32_t window_period = 0;
-  int32_t window_base = 0;  // RoPE base of layers with a window, unless {a}.rope.freq_base_swa is
-                            // set; 0: same as the others
+  // Layers with a window have unscaled positions, with {a}.rope.freq_base_swa, by default
+  // window_base; 0: the base of the others.
+  bool window_unscaled = false;
+  int32_t window_base = 0;
   int32_t unrotated_period = 0;  // the last layer of each period has no positions (NoPE)
+  bool window_rotated = false;   // if some layers have a window, the others have no positions
   bool norm_bias = true;         // of NormKind::layer
   bool shared_norm = false;      // parallel branches share attn_norm's output
+  bool pre_norms = true;         // a block's input is normalized
   bool post_norms = false;  // a block's output is normalized before it is added to the residual
   bool embedding_by_width = false;  // embeddings are scaled by sqrt(n_embd)
   // models with this many layers have attention.scale 1 / sqrt(n_embd / n_heads) by default

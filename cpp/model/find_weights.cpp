@@ -134,7 +134,9 @@ Layer find_layer(Finder& find, const Config& c, const std::string& blk) {
   Layer layer;
   // Falcon 40B has two parallel norms; the second is attention's.
   const bool two_norms = c.family->shared_norm && find.has(blk + "attn_norm_2.weight");
-  layer.attn_norm = find.norm(blk + (two_norms ? "attn_norm_2" : "attn_norm"));
+  if (c.family->pre_norms) {
+    layer.attn_norm = find.norm(blk + (two_norms ? "attn_norm_2" : "attn_norm"));
+  }
   if (two_norms) layer.ffn_norm = find.norm(blk + "attn_norm");
   if (find.has(blk + "attn_qkv.weight")) {
     const Affine qkv = find.linear(blk + "attn_qkv", q_width + 2 * kv_width, c.n_embd, qkv_biases);
@@ -156,7 +158,9 @@ Layer find_layer(Finder& find, const Config& c, const std::string& blk) {
   }
   layer.attn_output = find.linear(blk + "attn_output", c.n_embd, q_width, biases);
   const bool shared_norm = c.parallel_residual && c.family->shared_norm;
-  if (!shared_norm && !two_norms) layer.ffn_norm = find.norm(blk + std::string(c.family->ffn_norm));
+  if (c.family->pre_norms && !shared_norm && !two_norms) {
+    layer.ffn_norm = find.norm(blk + std::string(c.family->ffn_norm));
+  }
   if (c.family->post_norms) {
     layer.attn_post_norm = find.norm(blk + "post_attention_norm");
     layer.ffn_post_norm = find.norm(blk + "post_ffw_norm");

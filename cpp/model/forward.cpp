@@ -20,13 +20,14 @@ void norm_heads(Backend& b, const Config& c, const Tensor& x, const Tensor& weig
   b.rms_norm(rows, rows, weight, c.norm_eps);
 }
 
-// Computes a.up, the input of the feed-forward block's last matrix.
-void compute_up(Backend& b, const Config& c, const Layer& layer, const Activations& a) {
+// Computes a.up, the input of the feed-forward block's last matrix, from the block's input x.
+void compute_up(Backend& b, const Config& c, const Layer& layer, const Activations& a,
+                const Tensor& x) {
   if (c.family->activation == Activation::gated) {
-    b.matmul_gated(c.family->gate, {a.up, layer.ffn_up}, {a.gate, layer.ffn_gate}, a.h);
+    b.matmul_gated(c.family->gate, {a.up, layer.ffn_up}, {a.gate, layer.ffn_gate}, x);
     return;
   }
-  b.matmul(a.up, a.h, layer.ffn_up);
+  b.matmul(a.up, x, layer.ffn_up);
   if (c.family->activation == Activation::relu) {
     b.relu(a.up);
   } else {
@@ -57,6 +58,7 @@ Rope rope_of(const Config& c, const Weights& w, int32_t layer, int32_t n_ctx) {
 void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
              const KvCache& cache, const Activations& buffers) {
   const Activations a = first(buffers, batch.n_rows(), 0);
+  const Tensor& input = c.family->pre_norms ? a.h : a.x;  // of both blocks of a layer
 
   b.embed(a.x, w.token_embd, batch);
   if (c.embedding_scale != 1) b.scale(a.x, c.embedding_scale);
@@ -66,8 +68,8 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
     const Layer& layer = w.layers[l];
     if (w.stream) w.stream->prepare(l);
 
-    norm(b, c, a.h, a.x, layer.attn_norm);
-    b.matmul({{a.q, layer.attn_q}, {a.k, layer.attn_k}, {a.v, layer.attn_v}}, a.h);
+    if (layer.attn_norm.weight) norm(b, c, a.h, a.x, layer.attn_norm);
+    b.matmul({{a.q, layer.attn_q}, {a.k, layer.attn_k}, {a.v, layer.attn_v}}, input);
     if (layer.attn_q_norm) {
       norm_heads(b, c, a.q, layer.attn_q_norm);
       norm_heads(b, c, a.k, layer.attn_k_norm);
@@ -94,7 +96,7 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
     if (c.mixture.n_experts > 0) {
       add_mixture(b, c, w, l, a);
     } else {
-      compute_up(b, c, layer, a);
+      compute_up(b, c, layer, a, input);
       add_block(b, c, a, a.up, layer.ffn_down, layer.ffn_post_norm);
     }
   }

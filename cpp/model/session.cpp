@@ -48,20 +48,18 @@ SessionOptions resolve(const Model& model, SessionOptions options) {
 // True if every layer evicts before the trained length: ranks are then always positions that the
 // model was trained on, including the next token's.
 bool may_roll(const Config& config, const SessionOptions& options) {
-  const bool one_rope = config.window_rope.n_rot == 0 && config.family->unrotated_period == 0;
   const bool bounded =
       std::all_of(options.policies.begin(), options.policies.end(),
                   [&](const KvPolicy& policy) { return policy.budget() < options.n_ctx; });
   if (options.positions == Positions::rolling) {
     require(config.family->rope != RopeLayout::none, config.family->architecture,
             " has no rotary positions, so positions cannot roll: leave positions at auto");
-    require(one_rope, "the layers of ", config.family->architecture,
+    require(config.one_rope(), "the layers of ", config.family->architecture,
             " differ in their positions, which cannot roll: leave positions at auto");
     require(bounded, "rolling positions need a policy that keeps fewer tokens than ", options.n_ctx,
             " in every layer");
   }
-  return bounded && one_rope && config.family->rope != RopeLayout::none &&
-         options.positions != Positions::original;
+  return bounded && config.one_rope() && options.positions != Positions::original;
 }
 
 KvShape shape_of(const Model& model, const SessionOptions& options) {

@@ -1,12 +1,13 @@
-"""Families with layer norms and rotary positions: StarCoder2, StableLM, Command-R."""
+"""Families with layer norms and rotary positions: StarCoder2, StableLM, Command-R, R7B and A."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from h2o_cpp.convert.config import Config, Metadata, flag, number
+from h2o_cpp.convert.config import Config, Metadata, dimension, flag, number
 from h2o_cpp.convert.family import Family, Module
 from h2o_cpp.convert.rope import rotated_share
 from h2o_cpp.convert.sizes import Sizes
-from h2o_cpp.convert.window import window_of_every_layer
+from h2o_cpp.convert.window import window_of_every_layer, window_of_listed_layers
 
 
 def _attention(qkv_bias: bool, output_bias: bool) -> Iterator[Module]:
@@ -89,8 +90,18 @@ COMMAND_R = Family(
     tied=True,
 )
 
+
+def _cohere2_details(config: Config, sizes: Sizes) -> Metadata:
+    period = dimension(config, "sliding_window_pattern", 4)
+    window = window_of_listed_layers(config, period=4, default_period=period)
+    return COMMAND_R.details(config, sizes) | window
+
+
+COHERE2 = replace(COMMAND_R, architecture="cohere2", details=_cohere2_details)
+
 FAMILIES = {
     "Starcoder2ForCausalLM": STARCODER2,
     "StableLmForCausalLM": STABLELM,
     "CohereForCausalLM": COMMAND_R,
+    "Cohere2ForCausalLM": COHERE2,
 }

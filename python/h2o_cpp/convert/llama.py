@@ -1,10 +1,10 @@
-"""Families of Llama's layout: RMS norms before attention and MLP, SwiGLU, rotary positions.
+"""Families of Llama's layout: RMS norms, gated MLP, rotary positions.
 
 Llama 1 to 3.2, Mistral and Mixtral are GGUF architecture `llama`, Qwen2 and 2.5 `qwen2`, Qwen3
-`qwen3`; those with experts `qwen2moe`, `qwen3moe` and `olmoe`.
+`qwen3`; those with experts `qwen2moe`, `qwen3moe` and `olmoe`; OLMo 2 and 3 `olmo2`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -39,21 +39,29 @@ class _Variant(NamedTuple):
     architecture: str
     rotates_pairs: bool
     """Whether adjacent dimensions (2i, 2i + 1) are rotated, rather than (i, i + head_size / 2) as
-    in HF."""
+    in the checkpoint."""
     qkv_bias: bool | None
-    """Whether Q, K and V have biases; None: if attention_bias is true, for the output too."""
+    """Whether Q, K and V have biases; None: if attention_bias is true."""
+    output_bias: bool = True
+    """Whether attention_bias is for the attention's output, too."""
     qk_norm: str | None = None
     """Whether Q and K are normalized: "heads" or "whole"."""
     mixture: Mixture | None = None
     """The experts, instead of one MLP."""
     more: Callable[[Config], Metadata] = lambda config: {}
     """Further metadata, such as windows. Raises ValueError for what GGUF cannot express."""
-    fused: bool = False
-    """Whether Q, K and V are one tensor, and gate and up too."""
+    fused_qkv: bool = False
+    """Whether Q, K and V are one tensor."""
+    fused_mlp: bool = False
+    """Whether gate and up are one tensor."""
+    partial: float | None = None
+    """The default share of a head that is rotated; None: all of it, always."""
     gemma: bool = False
     """Whether 1 is added to norm weights, and the MLP uses GELU."""
-    post_norms: bool = False
-    """Whether the outputs of attention and MLP are normalized."""
+    norms: Mapping[str, str] = MappingProxyType(
+        {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+    )
+    """The norms of a layer: name in the file -> in the checkpoint."""
     tied: bool = False
     """Whether the head is the embedding, unless config.json says otherwise."""
     absent: Config = MappingProxyType({})
@@ -79,6 +87,33 @@ def _smollm3(config: Config) -> Metadata:
     if config.get(key, 4) != expected[key]:
         raise refuse("smollm3", key, config[key], "not every fourth layer is unrotated")
     return window_of_some_layers(config, fourth)
+
+
+def _olmo3(config: Config) -> Metadata:
+    local = local_rope(config, rope_parameters(config)["rope_theta"])
+    if local["rope_type"] != "default":
+        raise refuse("olmo2", "rope_type", local["rope_type"], "windows have scaled positions")
+    window = window_of_listed_layers(config, period=4)
+    return window | {"rope.freq_base_swa": number(local, "rope_theta")}
+
+
+def _exaone4(config: Config) -> Metadata:
+    if config.get("sliding_window") is None:
+        return {}
+    pattern = config.get("sliding_window_pattern", 4)
+    period = len(pattern) if isinstance(pattern, str) else pattern  # "LLLG" is 4
+    return window_of_listed_layers(config, period=4, default_period=period)
+
+
+def _ernie(config: Config) -> Metadata:
+    check_fixed("ernie4_5", config, [("use_bias", False, "there are biases")])
+    return {}
+
+
+def _seed(config: Config) -> Metadata:
+    fixed = [(key, False, "there are biases") for key in ("attention_out_bias", "mlp_bias")]
+    check_fixed("seed_oss", config, fixed)
+    return {}
 
 
 def _gemma(config: Config) -> Metadata:
@@ -145,14 +180,21 @@ _PHI3 = _Variant(
     "phi3",
     rotates_pairs=False,
     qkv_bias=False,
-    fused=True,
+    fused_qkv=True,
+    fused_mlp=True,
+    partial=1.0,
     more=window_of_every_layer,
     absent={"rms_norm_eps": 1e-5},
 )
 _GEMMA = _Variant("gemma", rotates_pairs=False, qkv_bias=False, gemma=True, more=_gemma, tied=True)
 _GEMMA2 = _GEMMA._replace(
     architecture="gemma2",
-    post_norms=True,
+    norms={
+        "attn_norm": "input_layernorm",
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
     more=_gemma2,
     absent={"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
 )
@@ -161,6 +203,67 @@ _GEMMA3 = _GEMMA2._replace(
     qk_norm="heads",
     more=_gemma3,
     absent={"rope_theta": 1e6},
+)
+
+
+# Layers whose outputs are normalized, and not their inputs.
+_POST_NORMS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_OLMO2 = _Variant(
+    "olmo2",
+    rotates_pairs=False,
+    qkv_bias=False,
+    qk_norm="whole",
+    norms=_POST_NORMS,
+    absent={"rms_norm_eps": 1e-5},
+)
+_OLMO3 = _OLMO2._replace(more=_olmo3, absent={"rms_norm_eps": 1e-5, "rope_theta": 500000.0})
+_EXAONE4 = _Variant(
+    "exaone4",
+    rotates_pairs=False,
+    qkv_bias=False,
+    qk_norm="heads",
+    norms=_POST_NORMS,
+    more=_exaone4,
+    absent={"rms_norm_eps": 1e-5},
+)
+# Pairs are rotated in its checkpoints, too.
+_GLM = _Variant(
+    "chatglm",
+    rotates_pairs=False,
+    qkv_bias=None,
+    output_bias=False,
+    fused_mlp=True,
+    partial=0.5,
+    absent={"attention_bias": True, "rms_norm_eps": 1.5625e-7},
+)
+_GLM4 = _GLM._replace(
+    architecture="glm4",
+    norms={
+        "attn_norm": "input_layernorm",
+        "post_attention_norm": "post_self_attn_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+    },
+)
+_ERNIE = _Variant(  # the same
+    "ernie4_5",
+    rotates_pairs=False,
+    qkv_bias=False,
+    more=_ernie,
+    tied=True,
+    absent={"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "head_dim": 128},
+)
+_SEED = _Variant(
+    "seed_oss",
+    rotates_pairs=False,
+    qkv_bias=None,
+    output_bias=False,
+    norms={"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"},
+    more=_seed,
+    absent={"attention_bias": True},
 )
 
 
@@ -175,12 +278,11 @@ def _norm(variant: _Variant, gguf: str, hf: str, size: str = "embd") -> Module:
 
 
 def _layer(variant: _Variant, config: Config) -> Iterator[Module]:
-    all_biases = variant.qkv_bias is None and flag(config, "attention_bias", False)
-    qkv_bias = variant.qkv_bias or all_biases
+    biases = variant.qkv_bias is None and flag(config, "attention_bias", False)
+    qkv_bias = variant.qkv_bias or biases
     mlp_bias = flag(config, "mlp_bias", False)
     reorder = pairs_from_halves if variant.rotates_pairs else None
-    yield _norm(variant, "attn_norm", "input_layernorm")
-    if variant.fused:
+    if variant.fused_qkv:
         yield Module("attn_qkv", "self_attn.qkv_proj", ("qkv", "embd"))
     else:
         yield Module("attn_q", "self_attn.q_proj", ("q", "embd"), qkv_bias, reorder)
@@ -190,17 +292,14 @@ def _layer(variant: _Variant, config: Config) -> Iterator[Module]:
         whole = variant.qk_norm == "whole"
         yield _norm(variant, "attn_q_norm", "self_attn.q_norm", "q" if whole else "head")
         yield _norm(variant, "attn_k_norm", "self_attn.k_norm", "kv" if whole else "head")
-    yield Module("attn_output", "self_attn.o_proj", ("embd", "q"), all_biases)
-    if variant.post_norms:
-        yield _norm(variant, "post_attention_norm", "post_attention_layernorm")
-        yield _norm(variant, "ffn_norm", "pre_feedforward_layernorm")
-        yield _norm(variant, "post_ffw_norm", "post_feedforward_layernorm")
-    else:
-        yield _norm(variant, "ffn_norm", "post_attention_layernorm")
+    output_bias = biases and variant.output_bias
+    yield Module("attn_output", "self_attn.o_proj", ("embd", "q"), output_bias)
+    for gguf, hf in variant.norms.items():
+        yield _norm(variant, gguf, hf)
     if variant.mixture is not None:
         yield from variant.mixture.modules()
         return
-    if variant.fused:
+    if variant.fused_mlp:
         yield Module("ffn_up", "mlp.gate_up_proj", ("gate_and_up", "embd"))
     else:
         yield Module("ffn_gate", "mlp.gate_proj", ("ff", "embd"), mlp_bias)
@@ -227,8 +326,8 @@ def _check_keys(variant: _Variant, config: Config) -> None:
 def _rotated(variant: _Variant, config: Config, sizes: Sizes) -> int:
     """The number of rotated dimensions of a head."""
     name, head = variant.architecture, sizes["head"]
-    if variant.fused:
-        return rotated_share(name, config, head, 1.0)
+    if variant.partial is not None:
+        return rotated_share(name, config, head, variant.partial)
     key = "partial_rotary_factor"
     share = rope_parameters(config).get(key, config.get(key, 1.0))
     if share != 1 and name != "gemma3":
@@ -269,7 +368,14 @@ FAMILIES = {
     "Qwen2MoeForCausalLM": _family(_QWEN2_MOE),
     "Qwen3ForCausalLM": _family(_QWEN3),
     "Qwen3MoeForCausalLM": _family(_QWEN3_MOE),
+    "Olmo2ForCausalLM": _family(_OLMO2),
+    "Olmo3ForCausalLM": _family(_OLMO3),
     "OlmoeForCausalLM": _family(_OLMOE),
+    "Exaone4ForCausalLM": _family(_EXAONE4),
+    "GlmForCausalLM": _family(_GLM),
+    "Glm4ForCausalLM": _family(_GLM4),
+    "Ernie4_5ForCausalLM": _family(_ERNIE),
+    "SeedOssForCausalLM": _family(_SEED),
     "Phi3ForCausalLM": _family(_PHI3),
     "GemmaForCausalLM": _family(_GEMMA),
     "Gemma2ForCausalLM": _family(_GEMMA2),

@@ -82,12 +82,12 @@ def rope_parameters(config: Config) -> Mapping[str, Any]:
     return {"rope_theta": theta, "rope_type": found.get("type", "default")} | found
 
 
-def local_rope(config: Config) -> Mapping[str, Any]:
-    """The rope parameters of layers with a window, if they differ, as in Gemma 3."""
+def local_rope(config: Config, default: float = _DEFAULT_BASE) -> Mapping[str, Any]:
+    """The rope parameters of layers with a window, if they differ, as in Gemma 3 and OLMo 3."""
     found = config.get("rope_parameters")
     if isinstance(found, dict) and found.keys() == _KINDS:
         return rope_parameters({"rope_parameters": found["sliding_attention"]})
-    theta = number(config, "rope_local_base_freq", _DEFAULT_BASE)
+    theta = number(config, "rope_local_base_freq", default)
     return {"rope_theta": theta, "rope_type": "default"}
 
 

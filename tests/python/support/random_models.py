@@ -169,6 +169,32 @@ RECIPES = {
         "GraniteMoe", 32, 4, 40,
         options=_gqa(2, num_local_experts=5, num_experts_per_tok=2, **_MULTIPLIERS),
     ),
+    "olmo2": Recipe("Olmo2", 32, 4, 40, options=_gqa(2)),
+    "olmo3": Recipe("Olmo3", 32, 4, 40, n_layers=5, options=_gqa(2, sliding_window=7)),
+    "olmo3_yarn": Recipe(
+        "Olmo3", 64, 4, 40, n_layers=5,
+        options=_gqa(
+            2, sliding_window=6,
+            rope_parameters={
+                "full_attention": _YARN_ROPE["rope_parameters"] | {"attention_factor": 1.3},
+                "sliding_attention": _rope()["rope_parameters"],
+            },
+        ),
+    ),
+    "glm": Recipe("Glm", 32, 4, 40, options=_gqa(2, head_dim=12)),
+    "glm4": Recipe("Glm4", 32, 4, 40, options=_gqa(2, head_dim=12, attention_bias=False)),
+    "ernie4_5": Recipe("Ernie4_5", 32, 4, 40, options=_gqa(2, head_dim=10)),
+    "seed_oss": Recipe("SeedOss", 32, 4, 40, options=_gqa(2, head_dim=10)),
+    "exaone4": Recipe(
+        "Exaone4", 64, 4, 40,
+        options=_gqa(
+            2, sliding_window=None, layer_types=["full_attention"] * 2, **_LLAMA3_ROPE
+        ),
+    ),
+    "exaone4_window": Recipe(
+        "Exaone4", 32, 4, 40, n_layers=5,
+        options=_gqa(2, sliding_window=7, sliding_window_pattern=4),
+    ),
     "smollm3": Recipe("SmolLM3", 32, 4, 40, n_layers=5, options=_gqa(2)),
     "gemma": Recipe("Gemma", 32, 4, 40, options=_gqa(1, head_dim=10)),
     "gemma2": Recipe(
@@ -186,6 +212,9 @@ RECIPES = {
     "stablelm": Recipe("StableLm", 64, 4, 40, options=_gqa(2, use_qkv_bias=True)),
     "stablelm_parallel": Recipe(
         "StableLm", 64, 4, 40, options=_gqa(4, use_parallel_residual=True)
+    ),
+    "cohere2": Recipe(
+        "Cohere2", 32, 4, 40, n_layers=5, options=_gqa(2, sliding_window=7, logit_scale=0.3)
     ),
     "command_r": Recipe("Cohere", 32, 4, 40, options=_gqa(2, logit_scale=0.3)),
     "gpt_oss": Recipe(
