@@ -23,18 +23,10 @@ def read_value(s: Scanner, out: Out, nested: int = _MAX_NESTED) -> Steps[bool]:
     begin = yield from s.peek()
     if begin == '"':
         return (yield from read_string(s, out))
-    if begin in ("{", "[") and nested > 0:
-
-        def value() -> Steps[bool]:
-            return (yield from read_value(s, out, nested - 1))
-
-        if begin == "[":
-            return (yield from _read_list(s, out, "]", value))
-
-        def member(_: str) -> Steps[bool]:
-            return (yield from value())
-
-        return (yield from read_object(s, out, member))
+    if begin == "[" and nested > 0:
+        return (yield from _read_list(s, out, "]", lambda: read_value(s, out, nested - 1)))
+    if begin == "{" and nested > 0:
+        return (yield from read_object(s, out, lambda _: read_value(s, out, nested - 1)))
     scalar = yield from s.run(_SCALAR_CHARACTERS)
     if not _SCALAR.fullmatch(scalar):
         return False

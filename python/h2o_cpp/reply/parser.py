@@ -113,7 +113,7 @@ def _steps(s: Scanner, format: ReplyFormat, tools: Tools, thinking: bool) -> Ste
         yield from _reasoning(s, *format.think, thinking)
     if format.parse is not None:
         yield from format.parse(s, tools)
-    yield from s.remainder(Content)
+    yield from s.remainder()
 
 
 def _reasoning(s: Scanner, begin: str, end: str, opened: bool) -> Steps[None]:

@@ -257,9 +257,9 @@ class Scanner:
                 return at
         return size
 
-    def remainder(self, kind: type[Content] | type[Reasoning] = Content) -> Steps[None]:
+    def remainder(self) -> Steps[None]:
         """Emit all remaining text."""
         while True:
-            self.emit(self.take(len(self.rest)), kind)
+            self.emit(self.take(len(self.rest)))
             if not (yield from self.more()):
                 return
