@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,10 +29,9 @@ def parse(s: Scanner, tools: Tools) -> Steps[None]:
 
 def grammar(r: Rules) -> str:
     """A grammar of calls."""
+    begin, line, end = r.marker(_BEGIN), r.text("\n"), r.marker(_END)
 
     def call(name: str, schema: Mapping[str, Any]) -> str:
-        head = r.text(f'\n{{"name": {json.dumps(name)}, "arguments": ')
-        end = r.text("}\n")
-        return f"{r.marker(_BEGIN)} {head} {r.json(schema)} {end} {r.marker(_END)}"
+        return f"{begin} {line} {r.json_call(name, schema)} {line} {end}"
 
-    return r.calls(call, between=r.text("\n"))
+    return r.calls(call, between=line)

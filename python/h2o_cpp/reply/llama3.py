@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
 from h2o_cpp.reply.calls import Tools, read_call
 from h2o_cpp.reply.rules import Rules
@@ -34,9 +32,5 @@ def parse(s: Scanner, tools: Tools) -> Steps[None]:
 
 def grammar(r: Rules) -> str:
     """A grammar of calls."""
-
-    def call(name: str, schema: Mapping[str, Any]) -> str:
-        head = r.text(f'{{"name": {json.dumps(name)}, "parameters": ')
-        return f"{head} {r.json(schema)} {r.text('}')}"
-
+    call = partial(r.json_call, arguments="parameters")
     return r.calls(call, between=r.text("; "))

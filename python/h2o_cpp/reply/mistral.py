@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,14 +57,11 @@ def _list(s: Scanner) -> Steps[bool]:
 def grammar(r: Rules) -> str:
     """A grammar of calls, in the form that the template uses."""
     begin = r.marker(_BEGIN)
+    if _ARGUMENTS not in r.template:
+        first = f"{begin} {r.text('[')}"
+        return r.calls(r.json_call, begin=first, between=r.text(", "), end=r.text("]"))
 
-    def named(name: str, schema: Mapping[str, Any]) -> str:
+    def call(name: str, schema: Mapping[str, Any]) -> str:
         return f"{begin} {r.text(name)} {r.marker(_ARGUMENTS)} {r.json(schema)}"
 
-    def listed(name: str, schema: Mapping[str, Any]) -> str:
-        head = r.text(f'{{"name": {json.dumps(name)}, "arguments": ')
-        return f"{head} {r.json(schema)} {r.text('}')}"
-
-    if _ARGUMENTS in r.template:
-        return r.calls(named)
-    return r.calls(listed, begin=f"{begin} {r.text('[')}", between=r.text(", "), end=r.text("]"))
+    return r.calls(call)

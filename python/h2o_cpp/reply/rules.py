@@ -58,6 +58,11 @@ class Rules:
         check_schema(schema)
         return self._rule("json", f"%json {json.dumps({**schema, 'x-guidance': _SPACE})}")
 
+    def json_call(self, name: str, schema: Mapping[str, Any], arguments: str = "arguments") -> str:
+        """{"name": ..., "arguments": {...}}; arguments: the second key."""
+        head = self.text(f'{{"name": {json.dumps(name)}, "{arguments}": ')
+        return f"{head} {self.json(schema)} {self.text('}')}"
+
     def up_to(self, marker: str, *others: str) -> str:
         """Text up to and including the marker, without any of the others."""
         found = "|".join(map(escape, (marker, *others)))
