@@ -49,9 +49,6 @@ def create_chat_completion(service: Service, body: ChatRequest) -> _Chat:
 class _Chat(OpenAIResponse):
     id_prefix = "chatcmpl"
 
-    def __init__(self, service: Service, body: ChatRequest, outputs: list[Output]) -> None:
-        super().__init__(service, body, outputs, logprobs=body.logprobs)
-
     def complete(self, outputs: list[Output]) -> ChatResponse:
         return ChatResponse(
             **self._head, choices=[self._choice(one) for one in outputs], usage=self._usage()

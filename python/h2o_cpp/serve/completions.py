@@ -11,7 +11,7 @@ from h2o_cpp.serve.endpoint import post
 from h2o_cpp.serve.logprobs import CompletionTokens
 from h2o_cpp.serve.openai_response import EVENTS, OpenAIResponse
 from h2o_cpp.serve.outputs import Output
-from h2o_cpp.serve.requests import CompletionRequest
+from h2o_cpp.serve.requests import CompletionRequest, prompt_list
 from h2o_cpp.serve.responses import CompletionChoice, CompletionLogprobs, CompletionResponse, Usage
 from h2o_cpp.serve.service import Service
 
@@ -28,10 +28,8 @@ router = APIRouter()
 def create_completion(service: Service, body: CompletionRequest) -> _Completions:
     """Continue each prompt."""
     outputs = service.submit(
-        body.prompts(),
+        prompt_list(body.prompt),
         body,
-        max_tokens=body.limit,
-        n_top=body.logprobs,
         prompt_logprobs=body.echo and body.logprobs is not None,
     )
     if not body.echo:
@@ -45,8 +43,8 @@ class _Completions(OpenAIResponse):
     id_prefix = "cmpl"
 
     def __init__(self, service: Service, body: CompletionRequest, outputs: list[Output]) -> None:
-        super().__init__(service, body, outputs, logprobs=body.logprobs is not None)
-        self._prompts = body.prompts() if body.echo else []
+        super().__init__(service, body, outputs)
+        self._prompts = prompt_list(body.prompt) if body.echo else []
         self._tokens = []
         if self._logprobs:
             self._tokens = [

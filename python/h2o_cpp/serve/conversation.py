@@ -80,8 +80,6 @@ def submit_chat(service: Service, body: ChatRequest, *, truncate: bool = False) 
     outputs = service.submit(
         [prompt.tokens],
         body,
-        max_tokens=body.limit,
-        n_top=(body.top_logprobs or 0) if body.logprobs else None,
         spelled=template.spelled if parses else (),
         grammar=grammar,
         around_form=None if grammar else template.form_grammar(**inside),

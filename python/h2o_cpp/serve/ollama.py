@@ -99,12 +99,11 @@ def generate(service: Service, body: OllamaGenerateRequest) -> _Lines | OllamaAn
         return _loaded(service, body, response="")
     fields = body.own(service.max_tokens)
     if body.raw or service.template is None:
-        for name in ("chat_template_kwargs", "reasoning_effort", "logprobs", "top_logprobs"):
+        for name in ("chat_template_kwargs", "reasoning_effort", "top_logprobs"):
             fields.pop(name, None)
-        n_top = (body.top_logprobs or 0) if body.logprobs else None
-        request = check(CompletionRequest, {**fields, "prompt": body.prompt})
-        limit = fields.get("max_tokens")
-        outputs = service.submit([body.prompt], request, max_tokens=limit, n_top=n_top)
+        fields["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
+        request = check(CompletionRequest, {"max_tokens": -1, **fields, "prompt": body.prompt})
+        outputs = service.submit([body.prompt], request)
     else:
         messages = [{"role": "system", "content": body.system}] if body.system else []
         messages.append({"role": "user", "content": body.prompt})

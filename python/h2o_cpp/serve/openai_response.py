@@ -42,18 +42,10 @@ class OpenAIResponse(GenerationResponse):
 
     id_prefix: str  # prefix of response ids
 
-    def __init__(
-        self,
-        service: Service,
-        body: GenerationRequest,
-        outputs: list[Output],
-        *,
-        logprobs: bool,
-    ) -> None:
-        """logprobs: whether log-probabilities are included."""
+    def __init__(self, service: Service, body: GenerationRequest, outputs: list[Output]) -> None:
         super().__init__(outputs, stream=body.stream)
         self._body = body
-        self._logprobs = logprobs
+        self._logprobs = body.n_top is not None
         self._tokenizer = service.generator.tokenizer
         self._views: list[CacheView] = []
         if body.kept_every is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -169,6 +170,11 @@ class GenerationRequest(ModelRequest, Sampling):
         limit: int | None = getattr(self, name)
         return limit
 
+    @property
+    @abstractmethod
+    def n_top(self) -> int | None:
+        """How many of the most likely tokens to report; None: no log-probabilities."""
+
     def _limits(self) -> list[str]:
         names = ("max_tokens", "max_completion_tokens", "n_predict")
         return [name for name in names if name in self.model_fields_set]
@@ -229,9 +235,9 @@ class CompletionRequest(GenerationRequest):
             raise PydanticCustomError("best_of", "only 1 is supported")
         return best_of
 
-    def prompts(self) -> Sequence[str | list[int]]:
-        """The prompts as a list."""
-        return prompt_list(self.prompt)
+    @property
+    def n_top(self) -> int | None:
+        return self.logprobs
 
 
 class ChatRequest(GenerationRequest):
@@ -306,6 +312,10 @@ class ChatRequest(GenerationRequest):
                 "give either continue_final_message or add_generation_prompt, not both",
             )
         return self
+
+    @property
+    def n_top(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def continues(self) -> bool:

@@ -91,8 +91,6 @@ class Service:
         prompts: Sequence[str | list[int]],
         body: GenerationRequest,
         *,
-        max_tokens: int | None,
-        n_top: int | None = None,
         prompt_logprobs: bool = False,
         spelled: Sequence[int] = (),
         grammar: str | None = None,
@@ -105,8 +103,7 @@ class Service:
 
         Raises ApiError if the Engine rejects a request, a limit is exceeded or the queue is full.
         """
-        if max_tokens is None:
-            max_tokens = self.max_tokens
+        max_tokens = self.max_tokens if body.limit is None else body.limit
         if max_tokens > self.max_tokens:
             raise ApiError(
                 400,
@@ -135,7 +132,9 @@ class Service:
                 for i in range(body.n):
                     if body.seed is not None:
                         options["seed"] = (body.seed + i) % 2**64
-                    record = Record(n_top=n_top, prompt=prompt_logprobs, kept_every=body.kept_every)
+                    record = Record(
+                        n_top=body.n_top, prompt=prompt_logprobs, kept_every=body.kept_every
+                    )
                     completion = self.engine.submit(
                         prompt,
                         policy=None if policy is self.generator.policy else policy,
