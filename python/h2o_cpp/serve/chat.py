@@ -26,7 +26,6 @@ from h2o_cpp.serve.responses import (
     ChatResponse,
     ToolCall,
     ToolCallDelta,
-    Usage,
 )
 from h2o_cpp.serve.service import Service
 
@@ -48,13 +47,10 @@ def create_chat_completion(service: Service, body: ChatRequest) -> _Chat:
 
 class _Chat(OpenAIResponse):
     id_prefix = "chatcmpl"
+    complete_type = ChatResponse
+    chunk_type = ChatChunk
 
-    def complete(self, outputs: list[Output]) -> ChatResponse:
-        return ChatResponse(
-            **self._head, choices=[self._choice(one) for one in outputs], usage=self._usage()
-        )
-
-    def _choice(self, output: Output) -> ChatChoice:
+    def choice(self, output: Output) -> ChatChoice:
         output.parts(output.ended.text)
         reply = output.reply
         calls = [
@@ -76,13 +72,13 @@ class _Chat(OpenAIResponse):
             kept=self._kept(output),
         )
 
-    def chunk(self, output: Output, parts: Sequence[Part]) -> ChatChunk:
-        """A chunk; the first one of a message has the role."""
+    def delta(self, output: Output, parts: Sequence[Part]) -> ChatChunkChoice:
+        """The first one of a message has the role."""
         role: Literal["assistant"] | None = None if output.begun else "assistant"
         content = [part.text for part in parts if isinstance(part, Content)]
         reasoning = [part.text for part in parts if isinstance(part, Reasoning)]
         calls = [_delta(output, part) for part in parts if isinstance(part, CallDelta)]
-        choice = ChatChunkChoice(
+        return ChatChunkChoice(
             index=output.index,
             delta=ChatDelta(
                 role=role,
@@ -94,13 +90,6 @@ class _Chat(OpenAIResponse):
             finish_reason=output.finish_reason,
             kept=self._kept(output),
         )
-        return self._chunk([choice])
-
-    def last_chunk(self, usage: Usage) -> ChatChunk:
-        return self._chunk([], usage)
-
-    def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> ChatChunk:
-        return ChatChunk(**self._head, choices=choices, usage=usage)
 
     def _new_logprobs(self, output: Output) -> ChatLogprobs | None:
         if not self._logprobs:

@@ -12,7 +12,7 @@ from h2o_cpp.serve.logprobs import CompletionTokens
 from h2o_cpp.serve.openai_response import EVENTS, OpenAIResponse
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.requests import CompletionRequest, prompt_list
-from h2o_cpp.serve.responses import CompletionChoice, CompletionLogprobs, CompletionResponse, Usage
+from h2o_cpp.serve.responses import CompletionChoice, CompletionLogprobs, CompletionResponse
 from h2o_cpp.serve.service import Service
 
 router = APIRouter()
@@ -41,6 +41,7 @@ class _Completions(OpenAIResponse):
     """Choices, each with its prompt in front if the request has `echo`."""
 
     id_prefix = "cmpl"
+    complete_type = chunk_type = CompletionResponse
 
     def __init__(self, service: Service, body: CompletionRequest, outputs: list[Output]) -> None:
         super().__init__(service, body, outputs)
@@ -52,21 +53,12 @@ class _Completions(OpenAIResponse):
                 for output in outputs
             ]
 
-    def complete(self, outputs: list[Output]) -> CompletionResponse:
-        choices = [self._choice(output, output.ended.text) for output in outputs]
-        return self._response(choices, self._usage())
+    def choice(self, output: Output) -> CompletionChoice:
+        return self._choice(output, output.ended.text)
 
-    def chunk(self, output: Output, parts: Sequence[Part]) -> CompletionResponse:
+    def delta(self, output: Output, parts: Sequence[Part]) -> CompletionChoice:
         text = "".join(part.text for part in parts if isinstance(part, Content))
-        return self._response([self._choice(output, text)])
-
-    def last_chunk(self, usage: Usage) -> CompletionResponse:
-        return self._response([], usage)
-
-    def _response(
-        self, choices: list[CompletionChoice], usage: Usage | None = None
-    ) -> CompletionResponse:
-        return CompletionResponse(**self._head, choices=choices, usage=usage)
+        return self._choice(output, text)
 
     def _choice(self, output: Output, piece: str) -> CompletionChoice:
         echoes = not output.begun and bool(self._prompts)

@@ -40,7 +40,9 @@ _PIECE = "\ufdd0"  # placeholder for a piece of text; a Unicode noncharacter
 class OpenAIResponse(GenerationResponse):
     """A choice per output. A stream ends with [DONE] unless it failed."""
 
-    id_prefix: str  # prefix of response ids
+    id_prefix: str  # of responses
+    complete_type: type[BaseModel]  # of a response with all choices
+    chunk_type: type[BaseModel]  # of its parts in a stream
 
     def __init__(self, service: Service, body: GenerationRequest, outputs: list[Output]) -> None:
         super().__init__(outputs, stream=body.stream)
@@ -57,12 +59,16 @@ class OpenAIResponse(GenerationResponse):
         ).model_dump()
 
     @abstractmethod
-    def chunk(self, output: Output, parts: Sequence[Part]) -> BaseModel:
-        """A chunk with the new parts of an output."""
+    def choice(self, output: Output) -> BaseModel:
+        """The choice of a finished output."""
 
     @abstractmethod
-    def last_chunk(self, usage: Usage) -> BaseModel:
-        """The chunk with the usage."""
+    def delta(self, output: Output, parts: Sequence[Part]) -> BaseModel:
+        """The choice of a chunk, with the new parts of an output."""
+
+    def complete(self, outputs: list[Output]) -> BaseModel:
+        choices = [self.choice(output) for output in outputs]
+        return self.complete_type(**self._head, choices=choices, usage=self._usage())
 
     def event(self, output: Output, piece: str) -> bytes:
         """A chunk, unless the piece adds nothing."""
@@ -72,14 +78,14 @@ class OpenAIResponse(GenerationResponse):
                 return b""
             if output.begun and len(parts) == 1 and isinstance(part := parts[0], Content):
                 return self._plain_event(output, part.text)
-        event = _data_of(self.chunk(output, parts))
+        event = self._chunk([self.delta(output, parts)])
         output.begun = True
         return event
 
     def _plain_event(self, output: Output, text: str) -> bytes:
         around = self._plain.get(output.index)
         if around is None:  # chunks differ only in the text
-            around = _data_of(self.chunk(output, [Content(_PIECE)])).split(_PIECE.encode())
+            around = self._chunk([self.delta(output, [Content(_PIECE)])]).split(_PIECE.encode())
             self._plain[output.index] = around
         return json.dumps(text)[1:-1].encode().join(around)
 
@@ -88,10 +94,14 @@ class OpenAIResponse(GenerationResponse):
         settings = self._body.stream_options
         if settings is None or not settings.include_usage:
             return sse(b"[DONE]")
-        return _data_of(self.last_chunk(self._usage())) + sse(b"[DONE]")
+        return self._chunk([], self._usage()) + sse(b"[DONE]")
 
     def failed(self, error: ApiError) -> bytes:
         return sse(error.body().encode())
+
+    def _chunk(self, choices: list[BaseModel], usage: Usage | None = None) -> bytes:
+        chunk = self.chunk_type(**self._head, choices=choices, usage=usage)
+        return sse(chunk.model_dump_json().encode())
 
     def _kept(self, output: Output) -> KeptTokens | None:
         return self._views[output.index].new() if self._views else None
@@ -107,7 +117,3 @@ class OpenAIResponse(GenerationResponse):
             prompt_tokens_details=PromptTokensDetails(cached_tokens=n_cached),
             completion_tokens_details=CompletionTokensDetails(reasoning_tokens=n_reasoning),
         )
-
-
-def _data_of(model: BaseModel) -> bytes:
-    return sse(model.model_dump_json().encode())
