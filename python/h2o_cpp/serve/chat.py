@@ -10,8 +10,9 @@ from fastapi import APIRouter
 from h2o_cpp.reply import CallDelta, Content, Part, Reasoning
 from h2o_cpp.serve.conversation import submit_chat
 from h2o_cpp.serve.endpoint import post
+from h2o_cpp.serve.generation_response import EVENTS
 from h2o_cpp.serve.logprobs import chat_logprobs
-from h2o_cpp.serve.openai_response import EVENTS, OpenAIResponse
+from h2o_cpp.serve.openai_response import OpenAIResponse
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.requests import ChatRequest
 from h2o_cpp.serve.responses import (

@@ -8,8 +8,9 @@ from fastapi import APIRouter
 
 from h2o_cpp.reply import Content, Part
 from h2o_cpp.serve.endpoint import post
+from h2o_cpp.serve.generation_response import EVENTS
 from h2o_cpp.serve.logprobs import CompletionTokens
-from h2o_cpp.serve.openai_response import EVENTS, OpenAIResponse
+from h2o_cpp.serve.openai_response import OpenAIResponse
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.requests import CompletionRequest, prompt_list
 from h2o_cpp.serve.responses import CompletionChoice, CompletionLogprobs, CompletionResponse

@@ -6,6 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from typing import Any
 
 from fastapi import Response
 from pydantic import BaseModel
@@ -13,6 +14,14 @@ from starlette.types import Message, Receive, Scope, Send
 
 from h2o_cpp.serve.errors import ApiError, internal_error
 from h2o_cpp.serve.outputs import Output, Outputs
+
+# Describes streams of server-sent events in the OpenAPI document.
+EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "All at once, or a stream of chunks",
+        "content": {"text/event-stream": {}},
+    }
+}
 
 Pieces = AsyncIterator[tuple[Output, str]]
 
@@ -95,12 +104,8 @@ class GenerationResponse(OutputsResponse):
         """The last bytes of a stream that failed."""
 
     async def _answer(self, pieces: Pieces, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._stream:
-            await self._send_stream(pieces, send)
-        else:
-            await super()._answer(pieces, scope, receive, send)
-
-    async def _send_stream(self, pieces: Pieces, send: Send) -> None:
+        if not self._stream:
+            return await super()._answer(pieces, scope, receive, send)
         output, piece = await anext(pieces)
         headers = [(b"content-type", self.stream_type.encode()), (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -125,7 +130,7 @@ def _part(body: bytes, *, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": body, "more_body": more}
 
 
-def sse(data: bytes, event: str | None = None) -> bytes:
+def sse(data: str, event: str | None = None) -> bytes:
     """A server-sent event."""
-    name = b"" if event is None else b"event: " + event.encode() + b"\n"
-    return name + b"data: " + data + b"\n\n"
+    name = "" if event is None else f"event: {event}\n"
+    return f"{name}data: {data}\n\n".encode()

@@ -13,9 +13,8 @@ from h2o_cpp.serve.blocks import Block, Blocks
 from h2o_cpp.serve.conversation import prompt_of, submit_chat
 from h2o_cpp.serve.endpoint import post
 from h2o_cpp.serve.errors import ApiError
-from h2o_cpp.serve.generation_response import GenerationResponse, sse
+from h2o_cpp.serve.generation_response import EVENTS, GenerationResponse, sse
 from h2o_cpp.serve.messages_request import CountRequest, MessagesRequest
-from h2o_cpp.serve.openai_response import EVENTS
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.service import Service
 
@@ -116,7 +115,7 @@ class _Message(GenerationResponse):
         return _event("message_delta", delta=_ending(output), usage=usage) + _event("message_stop")
 
     def failed(self, error: ApiError) -> bytes:
-        return sse(error.body("/v1/messages").encode(), "error")
+        return sse(error.body("/v1/messages"), "error")
 
 
 def _usage(output: Output) -> MessageUsage:
@@ -164,4 +163,4 @@ def _block_event(step: str, block: Block, text: str) -> bytes:
 
 
 def _event(kind: str, **fields: Any) -> bytes:
-    return sse(json.dumps({"type": kind, **fields}).encode(), kind)
+    return sse(json.dumps({"type": kind, **fields}), kind)

@@ -6,7 +6,6 @@ import json
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
 from uuid import uuid4
 
 from pydantic import BaseModel
@@ -25,14 +24,6 @@ from h2o_cpp.serve.responses import (
     Usage,
 )
 from h2o_cpp.serve.service import Service
-
-# Describes streams in the OpenAPI document.
-EVENTS: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "All at once, or a stream of chunks",
-        "content": {"text/event-stream": {}},
-    }
-}
 
 _PIECE = "\ufdd0"  # placeholder for a piece of text; a Unicode noncharacter
 
@@ -93,15 +84,15 @@ class OpenAIResponse(GenerationResponse):
         """The usage chunk, if requested, and [DONE]."""
         settings = self._body.stream_options
         if settings is None or not settings.include_usage:
-            return sse(b"[DONE]")
-        return self._chunk([], self._usage()) + sse(b"[DONE]")
+            return sse("[DONE]")
+        return self._chunk([], self._usage()) + sse("[DONE]")
 
     def failed(self, error: ApiError) -> bytes:
-        return sse(error.body().encode())
+        return sse(error.body())
 
     def _chunk(self, choices: list[BaseModel], usage: Usage | None = None) -> bytes:
         chunk = self.chunk_type(**self._head, choices=choices, usage=usage)
-        return sse(chunk.model_dump_json().encode())
+        return sse(chunk.model_dump_json())
 
     def _kept(self, output: Output) -> KeptTokens | None:
         return self._views[output.index].new() if self._views else None

@@ -14,8 +14,7 @@ from h2o_cpp.serve.blocks import Block, Blocks
 from h2o_cpp.serve.conversation import submit_chat
 from h2o_cpp.serve.endpoint import post
 from h2o_cpp.serve.errors import ApiError
-from h2o_cpp.serve.generation_response import GenerationResponse, sse
-from h2o_cpp.serve.openai_response import EVENTS
+from h2o_cpp.serve.generation_response import EVENTS, GenerationResponse, sse
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.responses_request import FunctionTool, ResponsesRequest, Tool, shown_name
 from h2o_cpp.serve.service import Service
@@ -204,7 +203,7 @@ class _Response(GenerationResponse):
     def _event(self, kind: str, **fields: Any) -> bytes:
         event = {"type": kind, "sequence_number": self._n_events, **fields}
         self._n_events += 1
-        return sse(json.dumps(event).encode(), kind)
+        return sse(json.dumps(event), kind)
 
 
 def _given(tool: Tool) -> dict[str, Any]:
