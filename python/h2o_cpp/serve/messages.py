@@ -85,24 +85,19 @@ class _Message(GenerationResponse):
 
     def complete(self, outputs: list[Output]) -> AnthropicResponse:
         [output] = outputs
-        return self._response([_content(one) for one in self._blocks.add_all(output)], output)
-
-    def _response(self, content: list[dict[str, Any]], output: Output) -> AnthropicResponse:
+        content = [_content(block) for block in self._blocks.add_all(output)]
+        usage = _usage(output, output.ended.completion_tokens)
         return AnthropicResponse(
-            id=self._id,
-            model=self._model,
-            content=content,
-            **_ending(output),
-            usage=_usage(output),
+            id=self._id, model=self._model, content=content, **_ending(output), usage=usage
         )
 
     def begin(self) -> bytes:
         """The event with the empty message."""
-        [output] = self._outputs.all
-        message = self._response([], output).model_dump()
-        message |= {"stop_reason": None, "stop_sequence": None}
-        message["usage"]["output_tokens"] = 0
-        return _event("message_start", message=message)
+        usage = _usage(self._outputs.all[0], 0)
+        message = AnthropicResponse(
+            id=self._id, model=self._model, content=[], stop_reason=None, usage=usage
+        )
+        return _event("message_start", message=message.model_dump())
 
     def event(self, output: Output, piece: str) -> bytes:
         """The events for the blocks that a piece changes."""
@@ -111,28 +106,25 @@ class _Message(GenerationResponse):
     def end(self) -> bytes:
         """The events with the stop reason and the usage."""
         [output] = self._outputs.all
-        usage = _usage(output).model_dump()
+        usage = _usage(output, output.ended.completion_tokens).model_dump()
         return _event("message_delta", delta=_ending(output), usage=usage) + _event("message_stop")
 
     def failed(self, error: ApiError) -> bytes:
         return sse(error.body("/v1/messages"), "error")
 
 
-def _usage(output: Output) -> MessageUsage:
+def _usage(output: Output, n_generated: int) -> MessageUsage:
     n_cached = output.completion.cached_tokens
     return MessageUsage(
         input_tokens=len(output.prompt) - n_cached,
         cache_read_input_tokens=n_cached,
-        output_tokens=0 if output.generation is None else output.generation.completion_tokens,
+        output_tokens=n_generated,
     )
 
 
 def _ending(output: Output) -> dict[str, Any]:
-    if output.generation is None:
-        return {"stop_reason": None, "stop_sequence": None}
-    stop_string = output.generation.stop_string or None
-    if output.finish_reason == "stop" and stop_string is not None:
-        return {"stop_reason": "stop_sequence", "stop_sequence": stop_string}
+    if output.finish_reason == "stop" and output.ended.stop_string:
+        return {"stop_reason": "stop_sequence", "stop_sequence": output.ended.stop_string}
     reasons = {"tool_calls": "tool_use", "stop": "end_turn", "length": "max_tokens"}
     return {"stop_reason": reasons[output.finish_reason or "length"], "stop_sequence": None}
 
@@ -141,7 +133,7 @@ def _content(block: Block) -> dict[str, Any]:
     if block.kind == "reasoning":
         return {"type": "thinking", "thinking": block.text, "signature": ""}
     if block.kind == "call":
-        arguments = json.loads(block.text)
+        arguments = json.loads(block.text or "{}")
         return {"type": "tool_use", "id": block.id, "name": block.name, "input": arguments}
     return {"type": "text", "text": block.text}
 
@@ -150,9 +142,7 @@ def _block_event(step: str, block: Block, text: str) -> bytes:
     if step == "end":
         return _event("content_block_stop", index=block.index)
     if step == "begin":
-        empty = Block(block.index, block.kind, "{}" if block.kind == "call" else "", block.name)
-        empty.id = block.id
-        return _event("content_block_start", index=block.index, content_block=_content(empty))
+        return _event("content_block_start", index=block.index, content_block=_content(block))
     kind, field = {
         "text": ("text_delta", "text"),
         "reasoning": ("thinking_delta", "thinking"),
