@@ -103,7 +103,7 @@ class _Response(GenerationResponse):
         }
         if output is not None:
             cut = output.finish_reason == "length"
-            n_prompt, n = self._outputs.count_tokens()
+            n_prompt, n = len(output.prompt), output.ended.completion_tokens
             fields = {
                 "status": "incomplete" if cut else "completed",
                 "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
@@ -125,7 +125,7 @@ class _Response(GenerationResponse):
                 "id": self._id,
                 "created_at": self._created,
                 "model": self._model,
-                "output": [self._item(block, "completed") for block in self._blocks.all],
+                "output": [self._item(block, done=True) for block in self._blocks.all],
                 "error": None,
                 "instructions": body.instructions,
                 "max_output_tokens": body.max_output_tokens,
@@ -144,33 +144,28 @@ class _Response(GenerationResponse):
             }
         )
 
-    def _item(self, block: Block, status: str) -> dict[str, Any]:
-        done = status == "completed"
-        if done and not block.complete:
-            status = "incomplete"
+    def _item(self, block: Block, *, done: bool) -> dict[str, Any]:
+        status = ("completed" if block.complete else "incomplete") if done else "in_progress"
         kind = {"text": "msg", "reasoning": "rs", "call": "fc"}[block.kind]
         head = {"id": f"{kind}_{self._id}_{block.index}", "status": status}
         if block.kind == "call":
+            namespace, name = self._functions.get(block.name, (None, block.name))
+            named = {"name": name} if namespace is None else {"name": name, "namespace": namespace}
             return {
                 **head,
                 "type": "function_call",
                 "call_id": block.id,
-                **self._named(block),
-                "arguments": block.text if done else "",
+                **named,
+                "arguments": block.text,
             }
         content = [_part(block)] if done else []
         if block.kind == "reasoning":
             return {**head, "type": "reasoning", "summary": [], "content": content}
         return {**head, "type": "message", "role": "assistant", "content": content}
 
-    def _named(self, block: Block) -> dict[str, Any]:
-        """The name of a called function, and its namespace if it has one."""
-        namespace, name = self._functions.get(block.name, (None, block.name))
-        return {"name": name} if namespace is None else {"name": name, "namespace": namespace}
-
     def _step(self, step: str, block: Block, text: str) -> bytes:
         at: dict[str, Any] = {"output_index": block.index}
-        item = self._item(block, "in_progress")
+        item = self._item(block, done=step == "end")
         inside = {**at, "item_id": item["id"]}
         kind = {
             "text": "output_text",
@@ -181,24 +176,19 @@ class _Response(GenerationResponse):
             inside["content_index"] = 0
         logprobs: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
         if step == "begin":
-            events = [self._event("response.output_item.added", **at, item=item)]
-            if block.kind != "call":
-                empty = {**_part(block), "text": ""}
-                events.append(self._event("response.content_part.added", **inside, part=empty))
-            return b"".join(events)
+            added = self._event("response.output_item.added", **at, item=item)
+            if block.kind == "call":
+                return added
+            return added + self._event("response.content_part.added", **inside, part=_part(block))
         if step == "more":
             return self._event(f"response.{kind}.delta", **inside, delta=text, **logprobs)
         if block.kind == "call":
-            done = {"name": self._named(block)["name"], "arguments": block.text}
-            events = [self._event(f"response.{kind}.done", **inside, **done)]
+            called = {"name": item["name"], "arguments": block.text}
+            done = self._event(f"response.{kind}.done", **inside, **called)
         else:
-            events = [
-                self._event(f"response.{kind}.done", **inside, text=block.text, **logprobs),
-                self._event("response.content_part.done", **inside, part=_part(block)),
-            ]
-        item = self._item(block, "completed")
-        events.append(self._event("response.output_item.done", **at, item=item))
-        return b"".join(events)
+            done = self._event(f"response.{kind}.done", **inside, text=block.text, **logprobs)
+            done += self._event("response.content_part.done", **inside, part=_part(block))
+        return done + self._event("response.output_item.done", **at, item=item)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         event = {"type": kind, "sequence_number": self._n_events, **fields}
