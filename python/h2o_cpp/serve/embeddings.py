@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -59,45 +60,38 @@ class EmbeddingList(BaseModel):
 
 
 @post(router, "/v1/embeddings", EmbeddingRequest, response_model=EmbeddingList)
-def create_embeddings(service: Service, body: EmbeddingRequest) -> _Embeddings:
+def create_embeddings(service: Service, body: EmbeddingRequest) -> EmbeddingResponse:
     """Embed each text."""
-    return _Embeddings(service, body, service.embed(prompt_list(body.input), body.pooling))
+
+    def complete(vectors: Any, n_tokens: int) -> EmbeddingList:
+        if body.dimensions not in (None, vectors.shape[1]):
+            raise ApiError(
+                400, f"dimensions must be {vectors.shape[1]} for this model", param="dimensions"
+            )
+        encode = _base64 if body.encoding_format == "base64" else np.ndarray.tolist
+        return EmbeddingList(
+            model=service.name,
+            data=[Embedding(index=i, embedding=encode(v)) for i, v in enumerate(vectors)],
+            usage=EmbeddingUsage(prompt_tokens=n_tokens, total_tokens=n_tokens),
+        )
+
+    return EmbeddingResponse(service.embed(prompt_list(body.input), body.pooling), complete)
 
 
-def vectors(outputs: list[Output]) -> Any:
-    """The embeddings of finished outputs in the texts' order, float32 [n, n_embd], of length 1."""
-    in_order = sorted(outputs, key=lambda output: output.index)
-    return unit_length(np.stack([output.completion.embedding for output in in_order]))
+def _base64(vector: Any) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
 class EmbeddingResponse(OutputsResponse):
     """The response to a request for embeddings."""
 
-    def __init__(self, service: Service, outputs: Outputs) -> None:
+    def __init__(self, outputs: Outputs, body: Callable[[Any, int], BaseModel]) -> None:
+        """body: makes the response of float32 [n, n_embd], scaled to length 1, and the number of
+        tokens read."""
         super().__init__(outputs)
-        self._name = service.name
-
-
-class _Embeddings(EmbeddingResponse):
-    def __init__(self, service: Service, body: EmbeddingRequest, outputs: Outputs) -> None:
-        super().__init__(service, outputs)
         self._body = body
 
-    def complete(self, outputs: list[Output]) -> EmbeddingList:
-        found = vectors(outputs)
-        if self._body.dimensions not in (None, found.shape[1]):
-            raise ApiError(
-                400, f"dimensions must be {found.shape[1]} for this model", param="dimensions"
-            )
-        n, _ = self._outputs.count_tokens()
-        return EmbeddingList(
-            model=self._name,
-            data=[Embedding(index=i, embedding=self._encode(v)) for i, v in enumerate(found)],
-            usage=EmbeddingUsage(prompt_tokens=n, total_tokens=n),
-        )
-
-    def _encode(self, vector: Any) -> list[float] | str:
-        if self._body.encoding_format == "base64":
-            return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-        floats: list[float] = vector.tolist()
-        return floats
+    def complete(self, outputs: list[Output]) -> BaseModel:
+        in_order = sorted(outputs, key=lambda output: output.index)
+        vectors = unit_length(np.stack([output.completion.embedding for output in in_order]))
+        return self._body(vectors, sum(len(output.prompt) for output in outputs))

@@ -14,7 +14,7 @@ from h2o_cpp.generation.embedding import unit_length
 from h2o_cpp.reply import Content, Reasoning
 from h2o_cpp.serve.catalog import Entry
 from h2o_cpp.serve.conversation import submit_chat
-from h2o_cpp.serve.embeddings import EmbeddingResponse, vectors
+from h2o_cpp.serve.embeddings import EmbeddingResponse
 from h2o_cpp.serve.endpoint import CatalogOf, post
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.generation_response import GenerationResponse
@@ -118,7 +118,17 @@ def embed(service: Service, body: OllamaEmbedRequest) -> EmbeddingResponse | Oll
         return OllamaEmbeddings(model=service.name, embeddings=[])
     texts = [body.input] if isinstance(body.input, str) else body.input
     outputs = service.embed(texts, "mean", truncate=body.truncate)
-    return _Embeddings(service, outputs, body.dimensions)
+    dimensions = body.dimensions or None
+
+    def complete(vectors: Any, n_tokens: int) -> OllamaEmbeddings:
+        return OllamaEmbeddings(
+            model=service.name,
+            embeddings=unit_length(vectors[:, :dimensions]).tolist(),
+            total_duration=int(max(output.ended.prompt_seconds for output in outputs) * 1e9),
+            prompt_eval_count=n_tokens,
+        )
+
+    return EmbeddingResponse(outputs, complete)
 
 
 @post(router, "/embeddings", OllamaEmbeddingRequest)
@@ -126,7 +136,10 @@ def embed_one(service: Service, body: OllamaEmbeddingRequest) -> EmbeddingRespon
     """Embed one text: the older form of /api/embed."""
     if not body.prompt:
         return OllamaVector(embedding=[])
-    return _Embedding(service, service.embed([body.prompt], "mean"))
+    outputs = service.embed([body.prompt], "mean")
+    return EmbeddingResponse(
+        outputs, lambda vectors, _: OllamaVector(embedding=vectors[0].tolist())
+    )
 
 
 @post(router, "/show", ShowRequest)
@@ -245,31 +258,10 @@ class OllamaEmbeddings(BaseModel):
     prompt_eval_count: int = 0
 
 
-class _Embeddings(EmbeddingResponse):
-    def __init__(self, service: Service, outputs: Outputs, dimensions: int | None) -> None:
-        super().__init__(service, outputs)
-        self._dimensions = dimensions or None
-
-    def complete(self, outputs: list[Output]) -> OllamaEmbeddings:
-        n, _ = self._outputs.count_tokens()
-        found = unit_length(vectors(outputs)[:, : self._dimensions])
-        return OllamaEmbeddings(
-            model=self._name,
-            embeddings=found.tolist(),
-            total_duration=int(max(output.ended.prompt_seconds for output in outputs) * 1e9),
-            prompt_eval_count=n,
-        )
-
-
 class OllamaVector(BaseModel):
     """One embedding."""
 
     embedding: list[float]
-
-
-class _Embedding(EmbeddingResponse):
-    def complete(self, outputs: list[Output]) -> OllamaVector:
-        return OllamaVector(embedding=vectors(outputs)[0].tolist())
 
 
 def _tag(entry: Entry) -> dict[str, Any]:

@@ -98,9 +98,12 @@ class OpenAIResponse(GenerationResponse):
         return self._views[output.index].new() if self._views else None
 
     def _usage(self) -> Usage:
-        n_prompt, n = self._outputs.count_tokens(self._body.n)
-        n_cached = sum(one.ended.cached_tokens for one in self._outputs.all[:: self._body.n])
-        n_reasoning = sum(one.count_reasoning(self._tokenizer) for one in self._outputs.all)
+        outputs = self._outputs.all
+        first = outputs[:: self._body.n]  # one of each prompt
+        n_prompt = sum(len(output.prompt) for output in first)
+        n = sum(output.ended.completion_tokens for output in outputs)
+        n_cached = sum(output.ended.cached_tokens for output in first)
+        n_reasoning = sum(output.count_reasoning(self._tokenizer) for output in outputs)
         return Usage(
             prompt_tokens=n_prompt,
             completion_tokens=n,

@@ -132,11 +132,6 @@ class Outputs:
         """Whether all outputs have ended."""
         return self._n_unfinished == 0
 
-    def count_tokens(self, n: int = 1) -> tuple[int, int]:
-        """Prompt tokens, counting each of n outputs' prompts once, and generated tokens."""
-        n_prompt = sum(len(output.prompt) for output in self.all[::n])
-        return n_prompt, sum(output.ended.completion_tokens for output in self.all)
-
     def pieces(self) -> AsyncGenerator[tuple[Output, str], None]:
         """Pieces of all outputs as they arrive; an output ends with an empty piece.
 
