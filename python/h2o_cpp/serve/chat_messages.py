@@ -64,6 +64,11 @@ class ToolCall(Schema):
         return {"id": self.id, "type": self.type, "function": self.function.plain()}
 
 
+def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A ToolCall as in a request; arguments: JSON."""
+    return {"id": id, "function": {"name": name, "arguments": arguments}}
+
+
 class Message(Schema):
     """A message. The chat template determines which roles and fields work."""
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from h2o_cpp.serve.chat_messages import tool_call
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.parsing import check
 from h2o_cpp.serve.requests import ChatRequest, ModelRequest
@@ -255,8 +256,7 @@ def _plain(message: AnthropicMessage) -> list[dict[str, Any]]:
         elif isinstance(block, ThinkingBlock):
             own["reasoning_content"] = own.get("reasoning_content", "") + block.thinking
         elif isinstance(block, ToolUseBlock):
-            function = {"name": block.name, "arguments": json.dumps(block.input)}
-            call = {"id": block.id, "type": "function", "function": function}
+            call = tool_call(block.id, block.name, json.dumps(block.input))
             own.setdefault("tool_calls", []).append(call)
     own["content"] = "\n".join(texts)
     return [*results, own] if texts or len(own) > 2 or not results else results

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from h2o_cpp.serve.chat_messages import ToolDefinition
+from h2o_cpp.serve.chat_messages import ToolDefinition, tool_call
 from h2o_cpp.serve.requests import ModelRequest
 from h2o_cpp.serve.sampling import Sampling
 from h2o_cpp.serve.schema import Empty, Schema
@@ -120,13 +120,11 @@ class OllamaMessage(Schema):
             message["tool_call_id"] = self.tool_call_id
         if self.tool_calls:
             message["tool_calls"] = [
-                {
-                    "id": call.id or f"call{i:05}",
-                    "function": {
-                        "name": call.function.name,
-                        "arguments": json.dumps(call.function.arguments),
-                    },
-                }
+                tool_call(
+                    call.id or f"call{i:05}",
+                    call.function.name,
+                    json.dumps(call.function.arguments),
+                )
                 for i, call in enumerate(self.tool_calls)
             ]
         return message

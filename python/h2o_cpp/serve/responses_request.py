@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from h2o_cpp.serve.chat_messages import RefusalPart
+from h2o_cpp.serve.chat_messages import FunctionDefinition, RefusalPart, tool_call
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.parsing import check
 from h2o_cpp.serve.requests import (
@@ -86,15 +86,11 @@ Item = Annotated[
 ]
 
 
-class FunctionTool(Schema):
+class FunctionTool(FunctionDefinition):
     """A tool that the model may call."""
 
     ignored = ("allowed_callers", "defer_loading", "output_schema")
     type: Literal["function"]
-    name: str = Field(min_length=1)
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = Field(None, description="ignored")
 
 
 class NamespaceTool(Schema):
@@ -276,8 +272,7 @@ def _add(
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": ""})
         name = shown_name(item.namespace, item.name)
-        function = {"name": name, "arguments": item.arguments}
-        call = {"id": item.call_id, "type": "function", "function": function}
+        call = tool_call(item.call_id, name, item.arguments)
         messages[-1].setdefault("tool_calls", []).append(call)
 
 
