@@ -56,7 +56,6 @@ class Catalog:
         self._max_loaded = max_loaded
         self._idle = idle
         self._closed = False
-        self._stays = False  # models stay loaded
         self.on_unload: Callable[[EngineStats], None] = lambda _: None
         # One model at a time is loaded or unloaded: each needs the room that others leave.
         self._changing = asyncio.Lock()
@@ -66,10 +65,8 @@ class Catalog:
         """A catalog of one model, which stays loaded."""
         n_bytes = service.generator.path.stat().st_size
         entry = Entry(service.name, lambda _: service, n_bytes, created=service.created)
-        entry.service = service
-        catalog = cls([entry])
-        catalog._stays = True
-        return catalog
+        entry.service, entry.n_users = service, 1
+        return cls([entry])
 
     @contextmanager
     def run(self) -> Iterator[None]:
@@ -97,8 +94,11 @@ class Catalog:
     @property
     def loaded(self) -> list[Service]:
         """The services of all loaded models."""
-        known = [*self.entries.values(), *self._retired]
-        return [entry.service for entry in known if entry.service is not None]
+        return [entry.service for entry in self._known if entry.service is not None]
+
+    @property
+    def _known(self) -> list[Entry]:
+        return [*self.entries.values(), *self._retired]
 
     @property
     def closed(self) -> bool:
@@ -127,8 +127,7 @@ class Catalog:
 
     def give_back(self, service: Service) -> None:
         """Release a model after its response has ended."""
-        known = [*self.entries.values(), *self._retired]
-        [entry] = [one for one in known if one.service is service]
+        [entry] = [one for one in self._known if one.service is service]
         entry.n_users -= 1
         entry.last_used = time.monotonic()
         if entry in self._retired and entry.n_users == 0:
@@ -136,9 +135,7 @@ class Catalog:
 
     async def unload(self, name: str | None) -> None:
         """Unload a model unless it is in use or stays loaded. Raises ApiError."""
-        entry = self.find(name)
-        if not self._stays:
-            await self._unload(entry)
+        await self._unload(self.find(name))
 
     async def _unload_retired(self) -> None:
         for entry in [one for one in self._retired if one.n_users == 0]:
@@ -220,7 +217,7 @@ class Catalog:
             await asyncio.to_thread(opened.close)
 
     def _close_all(self) -> None:
-        for entry in [*self.entries.values(), *self._retired]:
+        for entry in self._known:
             entry.open.close()
             entry.open = ExitStack()
 
