@@ -257,6 +257,25 @@ def test_replace_keeps_unchanged_models_loaded(folder: Path) -> None:
     asyncio.run(check())
 
 
+def test_model_that_is_removed_while_it_loads(folder: Path) -> None:
+    """The request that loads it uses it; then it is unloaded."""
+
+    async def check() -> None:
+        catalog = Catalog(read_models(folder, OPTIONS, {}))
+        with catalog.run():
+            taking = asyncio.ensure_future(catalog.take("one"))
+            await asyncio.sleep(0)  # it loads in a thread
+            await catalog.replace([])
+            service = await taking
+            assert catalog.loaded == [service]
+            catalog.give_back(service)
+            await catalog._unloading
+            assert service.engine.closed
+            assert catalog.loaded == []
+
+    asyncio.run(check())
+
+
 class TestKeys:
     def test_max_requests_per_key(self, tiny_opt: Path) -> None:
         """Requests of another key do not count."""

@@ -140,7 +140,7 @@ class Catalog:
     async def _unload_retired(self) -> None:
         for entry in [one for one in self._retired if one.n_users == 0]:
             await self._unload(entry)
-            if entry in self._retired:
+            if entry.service is None and entry in self._retired:  # a request may have loaded it
                 self._retired.remove(entry)
 
     async def unload_idle(self) -> None:
