@@ -42,8 +42,6 @@ from h2o_cpp.serve.responses import ErrorResponse, Health
 from h2o_cpp.serve.service import Service
 
 MAX_BODY_BYTES = 4 * 2**20
-MAX_BODIES_BYTES = 64 * 2**20
-BODY_TIMEOUT = 60
 ROUTERS = (
     completions.router,
     chat.router,
@@ -107,8 +105,8 @@ def create_app_of(
     api_key: str | Collection[str] | None = None,
     max_requests_per_key: int | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
-    max_bodies_bytes: int = MAX_BODIES_BYTES,
-    body_timeout: int = BODY_TIMEOUT,
+    max_bodies_bytes: int = 64 * 2**20,
+    body_timeout: int = 60,
     allowed_hosts: Collection[str] = (),
     cors_origins: Collection[str] = (),
 ) -> FastAPI:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -10,25 +11,17 @@ from h2o_cpp.serve.errors import ApiError, refuse
 
 _SMALL_BYTES = 64 * 2**10  # smaller bodies never count towards the total, which connections limit
 
-_PATHS = (
-    "/v1/",
-    "/api/",
-    "/tokenize",
-    "/detokenize",
-    "/apply-template",
-)  # with a body
+_PATHS = ("/v1/", "/api/", "/tokenize", "/detokenize", "/apply-template")  # with a body
 
 
+@dataclass
 class BodyLimits:
-    """Limits on the size of request bodies and on the time to receive them.
+    """Limits on the size of request bodies and on the time to receive them."""
 
-    Attributes: `each` and `total`, the most bytes of one body and of all requests in progress;
-    `seconds`, the time within which a body must arrive; `n_bytes`, the bytes held now.
-    """
-
-    def __init__(self, *, each: int, total: int, seconds: int) -> None:
-        self.each, self.total, self.seconds = each, total, seconds
-        self.n_bytes = 0
+    each: int  # most bytes of one body
+    total: int  # of all requests in progress
+    seconds: int  # within which a body must arrive
+    n_bytes: int = 0  # held now
 
 
 class Bodies:
@@ -41,23 +34,18 @@ class Bodies:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not scope["path"].startswith(_PATHS):
             return await self._app(scope, receive, send)
-        body = _Body(self._limits)
+        body, seconds = _Body(self._limits), self._limits.seconds
         try:
             try:
-                await self._read(body, scope, receive)
+                await asyncio.wait_for(body.read(scope, receive), seconds)
             except ApiError as error:
                 return await refuse(error, scope, receive, send)
+            except asyncio.TimeoutError:
+                late = ApiError(408, f"the body did not arrive within {seconds} s", code="timeout")
+                return await refuse(late, scope, receive, send)
             await self._app(scope, body.receive_again(receive), send)
         finally:
             body.release()
-
-    async def _read(self, body: _Body, scope: Scope, receive: Receive) -> None:
-        seconds = self._limits.seconds
-        try:
-            await asyncio.wait_for(body.read(scope, receive), seconds)
-        except asyncio.TimeoutError:
-            message = f"the body did not arrive within {seconds} s"
-            raise ApiError(408, message, code="timeout") from None
 
 
 class _Body:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
@@ -18,19 +19,16 @@ _READ_BYTES = 32 * 2**10  # instead of 256 KiB, of which many connections hold s
 _MAX_REFUSED = 64  # rejected connections that may wait; further ones are aborted
 
 
+@dataclass
 class Connections:
-    """State shared by all connections of a server.
+    """State shared by all connections of a server."""
 
-    Attributes: `maximum`; `head_seconds`, the time for a request's headers;
-    `write_seconds`, the time in which a client must read something; `receiving`, the connections
-    without a complete request, longest waiting first; `refused`, those over the maximum.
-    """
-
-    def __init__(self, *, maximum: int, head_seconds: int, write_seconds: int) -> None:
-        self.maximum = maximum
-        self.head_seconds, self.write_seconds = head_seconds, write_seconds
-        self.receiving: dict[Connection, None] = {}
-        self.refused: set[Connection] = set()
+    maximum: int
+    head_seconds: int  # for a request's headers
+    write_seconds: int  # in which a client must read something
+    # Those without a complete request, longest waiting first.
+    receiving: dict[Connection, None] = field(default_factory=dict)
+    refused: set[Connection] = field(default_factory=set)  # over the maximum
 
 
 class Connection(H11Protocol):
@@ -106,8 +104,7 @@ class Connection(H11Protocol):
         if len(self._shared.refused) >= _MAX_REFUSED:
             return self.transport.abort()
         self._shared.refused.add(self)
-        most = self._shared.maximum
-        message = f"there are {most} connections, the limit"
+        message = f"there are {self._shared.maximum} connections, the limit"
         self._turn_away(ApiError(503, message, code="too_many"))
 
     def _turn_away(self, error: ApiError) -> None:

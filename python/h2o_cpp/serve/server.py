@@ -17,11 +17,7 @@ from fastapi import FastAPI
 from h2o_cpp.model.arguments import check_int
 from h2o_cpp.serve.connection import Connection, Connections
 
-MAX_CONNECTIONS = 512
-HEADER_TIMEOUT = 10
-WRITE_TIMEOUT = 60
-KEEP_ALIVE = 5
-
+_MAX_CONNECTIONS = 512
 _TO_SEND_SECONDS = 5  # for clients that read slowly
 
 
@@ -39,9 +35,9 @@ class Server(uvicorn.Server):
         port: int,
         grace: int,
         max_connections: int | None = None,
-        header_timeout: int = HEADER_TIMEOUT,
-        write_timeout: int = WRITE_TIMEOUT,
-        keep_alive: int = KEEP_ALIVE,
+        header_timeout: int = 10,
+        write_timeout: int = 60,
+        keep_alive: int = 5,
         tls_cert: str | None = None,
         tls_key: str | None = None,
         on_hangup: Callable[[], Awaitable[None]] | None = None,
@@ -137,6 +133,6 @@ def _default_connections() -> int:
     try:
         import resource
     except ImportError:  # Windows
-        return MAX_CONNECTIONS
+        return _MAX_CONNECTIONS
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_CONNECTIONS if files < 0 else min(MAX_CONNECTIONS, files // 2)
+    return _MAX_CONNECTIONS if files < 0 else min(_MAX_CONNECTIONS, files // 2)
