@@ -17,7 +17,7 @@ from h2o_cpp.generation.trace import Record
 from h2o_cpp.generator import Generator
 from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.chat_template import ChatTemplate
-from h2o_cpp.model.policy import Policy, choose_policy
+from h2o_cpp.model.policy import choose_policy
 from h2o_cpp.serve.cache_view import policy_counts
 from h2o_cpp.serve.errors import ApiError, closed, refusal
 from h2o_cpp.serve.outputs import Output, Outputs
@@ -116,9 +116,11 @@ class Service:
                 f"{len(prompts)} prompts with n={body.n}, expected at most {self.max_queue} "
                 "outputs",
             )
-        policy = self._policy(body)
 
         def each() -> Iterator[Output]:
+            policy = None  # the Generator's
+            if body.hh is not None or body.policy is not None:
+                policy = choose_policy(body.hh, None, body.policy, self.generator.n_ctx)
             options = body.sampling()
             options["max_tokens"] = max_tokens
             if grammar is not None:
@@ -127,7 +129,7 @@ class Service:
                         400, "a required tool call cannot be combined with another output format"
                     )
                 options["grammar"] = grammar
-            for given in prompts:
+            for n_before, given in enumerate(prompts):
                 prompt = self._tokens(given)
                 for i in range(body.n):
                     if body.seed is not None:
@@ -137,14 +139,16 @@ class Service:
                     )
                     completion = self.engine.submit(
                         prompt,
-                        policy=None if policy is self.generator.policy else policy,
+                        policy=policy,
                         record=record,
                         spelled=spelled,
                         around_form=around_form,
                         timeout=0,
                         **options,
                     )
-                    yield Output(0, prompt, completion, record, policy)
+                    index = n_before * body.n + i
+                    kept = policy or self.generator.policy
+                    yield Output(index, prompt, completion, record, kept)
 
         return self._enqueue(each())
 
@@ -184,7 +188,6 @@ class Service:
             outputs: list[Output] = []
             for output in each:
                 undo.callback(output.completion.close)
-                output.index = len(outputs)
                 outputs.append(output)
             undo.pop_all()
             return outputs
@@ -238,13 +241,6 @@ class Service:
         limit = f"n_ctx is {n_ctx}" if self.max_prompt == n_ctx else "the server's --max-prompt"
         message = f"the prompt has more than {self.max_prompt} tokens, {limit}"
         return ApiError(400, message, code="context_length_exceeded")
-
-    def _policy(self, body: GenerationRequest) -> Policy | Sequence[Policy]:
-        """The policy of a request's outputs."""
-        if body.hh is None and body.policy is None:
-            return self.generator.policy
-        with self.refusals():
-            return choose_policy(body.hh, None, body.policy, self.generator.n_ctx)
 
 
 @contextmanager
