@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from h2o_cpp.generation.embedding import unit_length
-from h2o_cpp.reply import Content, Reasoning
+from h2o_cpp.reply import Reply
 from h2o_cpp.serve.catalog import Entry
 from h2o_cpp.serve.conversation import submit_chat
 from h2o_cpp.serve.embeddings import EmbeddingResponse
@@ -208,23 +208,24 @@ class _Lines(GenerationResponse):
     def _line(self, output: Output, piece: str) -> OllamaAnswer:
         n_before = len(output.reply.calls)
         parts = output.parts(piece)
-        content = "".join(part.text for part in parts if isinstance(part, Content))
-        thinking = "".join(part.text for part in parts if isinstance(part, Reasoning))
+        new = Reply()
+        new.add(parts)
+        logprobs: list[ChatTokenLogprob] = []
+        if self._tokenizer is not None:
+            logprobs = chat_logprobs(self._tokenizer, output.new_logprobs()).content
         fields: dict[str, Any] = {}
-        calls = [
-            {
-                "id": output.call_id(i),
-                "function": {"name": c.name, "arguments": json.loads(c.arguments)},
-            }
-            for i, c in enumerate(output.reply.calls)
-        ][n_before:]
-        logprobs = self._new_logprobs(output)
         if parts or logprobs or output.generation is not None:
-            message: dict[str, Any] = {"content" if self._chat else "response": content}
-            if thinking:
-                message["thinking"] = thinking
-            if calls:
-                message["tool_calls"] = calls
+            message: dict[str, Any] = {"content" if self._chat else "response": new.content}
+            if new.reasoning:
+                message["thinking"] = new.reasoning
+            if new.calls:
+                message["tool_calls"] = [
+                    {
+                        "id": output.call_id(i),
+                        "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+                    }
+                    for i, call in enumerate(new.calls, n_before)
+                ]
             fields = {"message": {"role": "assistant", **message}} if self._chat else message
         if logprobs:
             fields["logprobs"] = logprobs
@@ -241,11 +242,6 @@ class _Lines(GenerationResponse):
             }
         done = output.generation is not None
         return OllamaAnswer(model=self._model, created_at=_now(), done=done, **fields)
-
-    def _new_logprobs(self, output: Output) -> list[ChatTokenLogprob]:
-        if self._tokenizer is None:
-            return []
-        return chat_logprobs(self._tokenizer, output.new_logprobs()).content
 
 
 class OllamaEmbeddings(BaseModel):
