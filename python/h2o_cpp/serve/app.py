@@ -16,6 +16,7 @@ from fastapi.responses import FileResponse, HTMLResponse, Response
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.types import Receive, Scope, Send
 
 from h2o_cpp import __version__
 from h2o_cpp.generator import Generator
@@ -37,7 +38,7 @@ from h2o_cpp.serve.endpoint import CatalogOf, bearer
 from h2o_cpp.serve.errors import add_handlers, closed
 from h2o_cpp.serve.guard import Guard
 from h2o_cpp.serve.metrics import CountResponses, EngineCollector
-from h2o_cpp.serve.parsing import Api
+from h2o_cpp.serve.parsing import body_schemas
 from h2o_cpp.serve.responses import ErrorResponse, Health
 from h2o_cpp.serve.service import Service
 
@@ -52,6 +53,8 @@ ROUTERS = (
     properties.router,
     tokens.router,
 )
+
+_WITHOUT_V1 = ("/chat/completions", "/responses", "/models")
 
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/]+")  # without a path
 
@@ -141,7 +144,7 @@ def create_app_of(
     )
     if max_requests_per_key is not None:
         check_int("max_requests_per_key", max_requests_per_key, 1)
-    app = Api(
+    app = _Application(
         title="h2o.cpp",
         version=__version__,
         description="Texts from a model with a bounded, heavy-hitter (H2O) KV cache.",
@@ -184,6 +187,34 @@ def create_app_of(
     _add_state(app, catalog, limits, registry)
     _add_page(app)
     return app
+
+
+class _Application(FastAPI):
+    """A FastAPI application that documents the bodies of endpoints."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; some paths also work without /v1, as in llama.cpp.
+
+        A slash at the end of an API's path has no effect. HEAD is answered as GET; the server
+        leaves the body out.
+        """
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        if scope["type"] == "http":
+            path = scope["path"].rstrip("/")
+            if path in _WITHOUT_V1:
+                scope = {**scope, "path": f"/v1{path}"}
+            elif path.startswith(("/v1/", "/api/")):
+                scope = {**scope, "path": path}
+        await super().__call__(scope, receive, send)
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI document."""
+        is_new = self.openapi_schema is None
+        document: dict[str, Any] = super().openapi()
+        if is_new:
+            document["components"]["schemas"] |= body_schemas()
+        return document
 
 
 def _add_page(app: FastAPI) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import numpy as np
-from fastapi import FastAPI
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
 from pydantic_core import ErrorDetails, from_json
-from starlette.types import Receive, Scope, Send
 
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.schema import UNKNOWN_FIELD
@@ -19,8 +17,6 @@ from h2o_cpp.serve.schema import UNKNOWN_FIELD
 _MAX_MEMBERS = 2**16  # arrays, objects and keys
 _MAX_VALUES = 2**18
 _SCAN_BYTES = 8 * 2**10  # shorter bodies are not checked
-
-_WITHOUT_V1 = ("/chat/completions", "/responses", "/models")
 
 # Types of pydantic's errors.
 _UNKNOWN_TYPE = "union_tag_invalid"
@@ -59,34 +55,12 @@ def body_of(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-class Api(FastAPI):
-    """A FastAPI application that documents the bodies parsed by parse()."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; some paths also work without /v1, as in llama.cpp.
-
-        A slash at the end of an API's path has no effect. HEAD is answered as GET; the server
-        leaves the body out.
-        """
-        if scope["type"] == "http" and scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}
-        if scope["type"] == "http":
-            path = scope["path"].rstrip("/")
-            if path in _WITHOUT_V1:
-                scope = {**scope, "path": f"/v1{path}"}
-            elif path.startswith(("/v1/", "/api/")):
-                scope = {**scope, "path": path}
-        await super().__call__(scope, receive, send)
-
-    def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document."""
-        is_new = self.openapi_schema is None
-        document: dict[str, Any] = super().openapi()
-        if is_new:
-            models: Any = [(model, "validation") for model in dict.fromkeys(_models)]
-            _, found = models_json_schema(models, ref_template=_SCHEMAS)
-            document["components"]["schemas"] |= found["$defs"]
-        return document
+def body_schemas() -> dict[str, Any]:
+    """The OpenAPI schemas of the models given to body_of(), by name."""
+    models: Any = [(model, "validation") for model in dict.fromkeys(_models)]
+    _, found = models_json_schema(models, ref_template=_SCHEMAS)
+    schemas: dict[str, Any] = found["$defs"]
+    return schemas
 
 
 def _check_counts(body: bytes) -> None:
