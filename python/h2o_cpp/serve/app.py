@@ -137,13 +137,18 @@ def create_app_of(
             finally:
                 unloading.cancel()
 
+    keys = [] if api_key is None else [api_key] if isinstance(api_key, str) else [*api_key]
+    if "" in keys:
+        raise ValueError("api_key is empty, expected a non-empty key or None")
+    if max_requests_per_key is not None:
+        check_int("max_requests_per_key", max_requests_per_key, 1)
+        if not keys:
+            raise ValueError("max_requests_per_key is given without api_key")
     limits = BodyLimits(
         each=check_int("max_body_bytes", max_body_bytes, 1, None),
         total=check_int("max_bodies_bytes", max_bodies_bytes, 1, None),
         seconds=check_int("body_timeout", body_timeout, 1),
     )
-    if max_requests_per_key is not None:
-        check_int("max_requests_per_key", max_requests_per_key, 1)
     app = _Application(
         title="h2o.cpp",
         version=__version__,
@@ -153,11 +158,6 @@ def create_app_of(
         redoc_url=None,
         responses=_ERRORS,
     )
-    keys = [] if api_key is None else [api_key] if isinstance(api_key, str) else [*api_key]
-    if "" in keys:
-        raise ValueError("api_key is empty, expected a non-empty key or None")
-    if max_requests_per_key is not None and not keys:
-        raise ValueError("max_requests_per_key is given without api_key")
     for origin in cors_origins:
         if not _ORIGIN.fullmatch(origin):
             raise ValueError(
