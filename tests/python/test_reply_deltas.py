@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -22,9 +21,8 @@ from h2o_cpp.reply import (
     parse_reply,
 )
 from support.random_search import examples
-from support.written_calls import written
+from support.written_calls import FORMAT_NAMES, format_of, split, written
 
-FORMAT_NAMES = ["hermes", "qwen3-coder", "llama3", "mistral", "mistral-args", "harmony"]
 SCHEMAS: dict[str, Any] = {
     name: {
         "type": "object",
@@ -41,10 +39,6 @@ data = st.recursive(
 )
 arguments = st.fixed_dictionaries({}, optional={"text": texts, "data": data})
 calls = st.lists(st.tuples(st.sampled_from(["f", "g"]), arguments), min_size=1, max_size=3)
-
-
-def format_of(name: str) -> Any:
-    return FORMATS[name.removesuffix("-args")]
 
 
 def parts(name: str, pieces: list[str]) -> list[Part]:
@@ -81,11 +75,6 @@ def check(found: list[Part]) -> list[tuple[str, str]]:
             assert not is_open
     assert not is_open
     return completed
-
-
-def split(text: str, cuts: list[int]) -> list[str]:
-    ends = sorted({position % (len(text) + 1) for position in cuts} | {0, len(text)})
-    return [text[a:b] for a, b in pairwise(ends)]
 
 
 @settings(max_examples=examples(100))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import pairwise
 from threading import Thread
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.needs import packages
-from support.written_calls import written
+from support.written_calls import FORMAT_NAMES, format_of, split, written
 
 pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
 
-from h2o_cpp.reply import FORMATS, ReplyParser
+from h2o_cpp.reply import ReplyParser
 from h2o_cpp.serve.chat import _Chat
 from h2o_cpp.serve.generation_response import GenerationResponse
 from h2o_cpp.serve.messages import _Message
@@ -36,7 +35,6 @@ CALLS: Any = [
 ]
 TOKENIZER = SimpleNamespace(encode=lambda text, **_: [*text])
 SERVICE: Any = SimpleNamespace(name="m", generator=SimpleNamespace(tokenizer=TOKENIZER))
-FORMAT_NAMES = ["hermes", "qwen3-coder", "llama3", "mistral", "mistral-args", "harmony"]
 
 formats = st.sampled_from(FORMAT_NAMES)
 cuts = st.lists(st.integers(0, 10_000), max_size=30)
@@ -45,17 +43,15 @@ cuts = st.lists(st.integers(0, 10_000), max_size=30)
 def make_output(name: str) -> Output:
     nothing: Any = SimpleNamespace(cached_tokens=0)
     output = Output(0, [1, 2, 3], nothing, nothing, nothing)
-    format = FORMATS[name.removesuffix("-args")]
-    output.parser = ReplyParser(format, tools={"f": SCHEMA, "g": SCHEMA})
+    output.parser = ReplyParser(format_of(name), tools={"f": SCHEMA, "g": SCHEMA})
     return output
 
 
 def make_body(response: GenerationResponse, output: Output, text: str, cuts: list[int]) -> bytes:
     """The response body for a text that arrives in pieces."""
-    ends = sorted({position % (len(text) + 1) for position in cuts} | {0, len(text)})
     body = response.begin()
-    for a, b in pairwise(ends):
-        body += response.event(output, text[a:b])
+    for piece in split(text, cuts):
+        body += response.event(output, piece)
     generation: Any = SimpleNamespace(
         text=text, finish_reason="stop", stop_string="", completion_tokens=9, cached_tokens=0
     )

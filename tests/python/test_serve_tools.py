@@ -12,12 +12,12 @@ import pytest
 
 from h2o_cpp import Generator
 from support.chatty import user
+from support.dialects import CALL
 from support.needs import packages
 from support.serving import Server, events, serving
 from support.tool_talk import THINKS, TOOLS, WEATHER, spell, talking
 
 PATH = "/v1/chat/completions"
-CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Łódź"}}</tool_call>'
 ARGUMENTS = '{"city": "Łódź"}'
 OUTPUT = f"<think>\nHm.\n</think>\nLet me see.\n{CALL}\n{CALL}"
 # The model outputs OUTPUT after a prompt of N tokens: "1uHi;" with a tool, "uHi!;" without.

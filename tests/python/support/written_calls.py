@@ -1,12 +1,28 @@
-"""Replies with tool calls, in the format of each model family."""
+"""Replies with tool calls, in the format of each model family, whole and in pieces."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
+from h2o_cpp.reply import FORMATS, ReplyFormat
+
+FORMAT_NAMES = ["hermes", "qwen3-coder", "llama3", "mistral", "mistral-args", "harmony"]
+
 Call = tuple[str, dict[str, Any]]  # a tool's name, and its arguments
+
+
+def format_of(name: str) -> ReplyFormat:
+    """The format of one of FORMAT_NAMES."""
+    return FORMATS[name.removesuffix("-args")]
+
+
+def split(text: str, cuts: Sequence[int]) -> list[str]:
+    """The pieces of a text that is cut at these positions, modulo its length."""
+    ends = sorted({position % (len(text) + 1) for position in cuts} | {0, len(text)})
+    return [text[a:b] for a, b in pairwise(ends)]
 
 
 def written(format: str, calls: Sequence[Call], *, indent: int | None = None) -> str:
