@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from h2o_cpp.serve.schema import Schema
+from h2o_cpp.serve.schema import ByType, ListOf, NonEmptyList, Schema
 
 
 class TextPart(Schema):
@@ -31,7 +31,7 @@ class RefusalPart(Schema):
         return self.refusal
 
 
-ContentPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+ContentPart = ByType[TextPart | RefusalPart]
 
 
 class CalledFunction(Schema):
@@ -83,12 +83,12 @@ class Message(Schema):
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
         description="developer is taken as system"
     )
-    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = Field(
+    content: str | ListOf[ContentPart] | None = Field(
         None, description="optional only with tool_calls or refusal"
     )
     refusal: str | None = Field(None, description="the content, if there is none")
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_calls: ListOf[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = Field(None, description="the same, as some servers name it")
@@ -150,7 +150,7 @@ class AllowedTools(Schema):
     """The tools to show to the model, and whether it must call one."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1, fail_fast=True)]
+    tools: NonEmptyList[NamedTool]
 
 
 class AllowedToolsChoice(Schema):

@@ -13,7 +13,7 @@ from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.parsing import check
 from h2o_cpp.serve.requests import ChatRequest, ModelRequest
 from h2o_cpp.serve.sampling import TopP
-from h2o_cpp.serve.schema import Empty, Schema
+from h2o_cpp.serve.schema import ByType, Empty, ListOf, NonEmptyList, Schema
 
 
 class TextBlock(Schema):
@@ -46,7 +46,7 @@ class ContentSource(Schema):
     """A document's text in blocks."""
 
     type: Literal["content"]
-    content: str | Annotated[list[TextBlock], Field(fail_fast=True)]
+    content: str | ListOf[TextBlock]
 
 
 class DocumentBlock(Schema):
@@ -54,7 +54,7 @@ class DocumentBlock(Schema):
 
     ignored = ("cache_control", "citations")
     type: Literal["document"]
-    source: Annotated[TextSource | ContentSource, Field(discriminator="type")]
+    source: ByType[TextSource | ContentSource]
     title: str | None = None
     context: str | None = None
 
@@ -73,7 +73,7 @@ class SearchResultBlock(Schema):
     type: Literal["search_result"]
     title: str
     source: str
-    content: Annotated[list[TextBlock], Field(fail_fast=True)]
+    content: ListOf[TextBlock]
 
     @property
     def text(self) -> str:
@@ -82,9 +82,7 @@ class SearchResultBlock(Schema):
 
 
 TextLike = TextBlock | DocumentBlock | SearchResultBlock
-_TextBlocks = Annotated[
-    list[Annotated[TextLike, Field(discriminator="type")]], Field(fail_fast=True)
-]
+_TextBlocks = ListOf[ByType[TextLike]]
 
 
 class ToolResultBlock(Schema):
@@ -111,15 +109,14 @@ class RedactedThinkingBlock(Schema):
     type: Literal["redacted_thinking"]
 
 
-Block_ = Annotated[
+Block_ = ByType[
     TextBlock
     | DocumentBlock
     | SearchResultBlock
     | ToolUseBlock
     | ToolResultBlock
     | ThinkingBlock
-    | RedactedThinkingBlock,
-    Field(discriminator="type"),
+    | RedactedThinkingBlock
 ]
 
 
@@ -127,7 +124,7 @@ class AnthropicMessage(Schema):
     """A message."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | Annotated[list[Block_], Field(fail_fast=True)]
+    content: str | ListOf[Block_]
 
 
 class AnthropicTool(Schema):
@@ -165,9 +162,9 @@ class CountRequest(ModelRequest):
         *("cache_control", "context_management", "output_config", "output_format", "speed"),
         *("fallbacks", "user_profile_id"),
     )
-    messages: Annotated[list[AnthropicMessage], Field(min_length=1, fail_fast=True)]
-    system: str | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None
-    tools: Annotated[list[AnthropicTool], Field(fail_fast=True)] | None = None
+    messages: NonEmptyList[AnthropicMessage]
+    system: str | ListOf[TextBlock] | None = None
+    tools: ListOf[AnthropicTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     mcp_servers: Empty | None = None

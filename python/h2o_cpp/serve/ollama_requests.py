@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from h2o_cpp.serve.chat_messages import ToolDefinition, tool_call
 from h2o_cpp.serve.requests import ModelRequest
 from h2o_cpp.serve.sampling import Sampling
-from h2o_cpp.serve.schema import Empty, Schema
+from h2o_cpp.serve.schema import Empty, ListOf, Schema
 
 
 class Options(Sampling):
@@ -103,7 +103,7 @@ class OllamaMessage(Schema):
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     thinking: str | None = None
-    tool_calls: Annotated[list[OllamaCall], Field(fail_fast=True)] | None = None
+    tool_calls: ListOf[OllamaCall] | None = None
     images: Empty | None = None
     tool_name: str | None = None
     name: str | None = Field(None, description="the older name of tool_name")
@@ -135,8 +135,8 @@ class OllamaChatRequest(OllamaRequest):
 
     ignored = ("shift",)
     truncate: bool = Field(True, description="leave out the oldest turns if the prompt is too long")
-    messages: Annotated[list[OllamaMessage], Field(fail_fast=True)] = Field(default_factory=list)
-    tools: Annotated[list[ToolDefinition], Field(fail_fast=True)] | None = None
+    messages: ListOf[OllamaMessage] = Field(default_factory=list)
+    tools: ListOf[ToolDefinition] | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -166,7 +166,7 @@ class OllamaEmbedRequest(ModelRequest):
     """One or several texts to embed; without one, load the model."""
 
     ignored = ("keep_alive", "options")
-    input: str | Annotated[list[str], Field(fail_fast=True)] = ""
+    input: str | ListOf[str] = ""
     truncate: bool = Field(True, description="cut texts that are too long")
     dimensions: int | None = Field(
         None, ge=0, lt=2**31, description="only so many of each embedding; 0: all"

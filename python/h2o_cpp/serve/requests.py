@@ -17,7 +17,7 @@ from h2o_cpp.serve.chat_messages import (
     ToolDefinition,
 )
 from h2o_cpp.serve.sampling import Sampling
-from h2o_cpp.serve.schema import Empty, Schema
+from h2o_cpp.serve.schema import ByType, Empty, ListOf, NonEmptyList, Schema
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -33,14 +33,8 @@ def _token_limit(limit: int) -> int | None:
 _LIMITS = [{"type": "integer", "const": -1}, {"type": "integer", "minimum": 1}]
 TokenLimit = Annotated[int, AfterValidator(_token_limit), WithJsonSchema({"anyOf": _LIMITS})]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-# Validation of lists stops at the first error; there could be very many.
-_Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
-Prompts = (
-    str
-    | Annotated[list[str], Field(min_length=1, fail_fast=True)]
-    | _Tokens
-    | Annotated[list[_Tokens], Field(min_length=1, fail_fast=True)]
-)
+_Tokens = NonEmptyList[Token]
+Prompts = str | NonEmptyList[str] | _Tokens | NonEmptyList[_Tokens]
 
 
 def prompt_list(given: Any) -> Sequence[str | list[int]]:
@@ -125,10 +119,9 @@ class GenerationRequest(ModelRequest, Sampling):
     stream: bool = Field(False, description="as server-sent events")
     stream_options: StreamSettings | None = None
 
-    response_format: (
-        Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
-        | None
-    ) = Field(None, description="at most one of this, guided_*, grammar and json_schema")
+    response_format: ByType[TextFormat | JsonObjectFormat | JsonSchemaFormat] | None = Field(
+        None, description="at most one of this, guided_*, grammar and json_schema"
+    )
     guided_json: dict[str, Any] | str | None = Field(None, description="a schema")
     guided_regex: str | None = Field(None, description="the whole output matches it")
     guided_choice: list[Annotated[str, Field(min_length=1)]] | None = Field(
@@ -244,7 +237,7 @@ class ChatRequest(GenerationRequest):
     """Answer the last message of a conversation."""
 
     ignored = (*GenerationRequest.ignored, "prediction")
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    messages: NonEmptyList[Message]
     max_tokens: TokenLimit | None = Field(
         None, description="-1, and the default: up to the server's limit"
     )
@@ -256,18 +249,16 @@ class ChatRequest(GenerationRequest):
         None, ge=0, le=20, description="also for the N most likely tokens at each position"
     )
 
-    tools: Annotated[list[ToolDefinition], Field(fail_fast=True)] | None = Field(
+    tools: ListOf[ToolDefinition] | None = Field(
         None, description="tools that the model may call, if its chat template supports tools"
     )
     tool_choice: (
-        Literal["none", "auto", "required"]
-        | Annotated[NamedTool | AllowedToolsChoice, Field(discriminator="type")]
-        | None
+        Literal["none", "auto", "required"] | ByType[NamedTool | AllowedToolsChoice] | None
     ) = Field(
         None, description="none: do not show the tools; required, or a tool: the model must call"
     )
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call")
-    documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = Field(
+    documents: ListOf[dict[str, Any]] | None = Field(
         None, description="passed to the chat template"
     )
     chat_template_kwargs: dict[str, Any] | None = Field(

@@ -19,7 +19,7 @@ from h2o_cpp.serve.requests import (
     TextFormat,
 )
 from h2o_cpp.serve.sampling import TopP
-from h2o_cpp.serve.schema import Schema
+from h2o_cpp.serve.schema import ByType, ListOf, NonEmptyList, Schema
 
 
 class TextPart(Schema):
@@ -30,9 +30,7 @@ class TextPart(Schema):
     text: str
 
 
-_Parts = Annotated[
-    list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]], Field(fail_fast=True)
-]
+_Parts = ListOf[ByType[TextPart | RefusalPart]]
 
 
 class MessageItem(Schema):
@@ -99,7 +97,7 @@ class NamespaceTool(Schema):
     type: Literal["namespace"]
     name: str = Field(min_length=1)
     description: str | None = None
-    tools: Annotated[list[FunctionTool], Field(fail_fast=True)]
+    tools: ListOf[FunctionTool]
 
 
 class HostedTool(BaseModel):
@@ -114,7 +112,7 @@ class HostedTool(BaseModel):
     ]
 
 
-Tool = Annotated[FunctionTool | NamespaceTool | HostedTool, Field(discriminator="type")]
+Tool = ByType[FunctionTool | NamespaceTool | HostedTool]
 
 
 class FunctionChoice(Schema):
@@ -129,7 +127,7 @@ class AllowedToolsChoice(Schema):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[FunctionChoice], Field(min_length=1, fail_fast=True)]
+    tools: NonEmptyList[FunctionChoice]
 
 
 class Reasoning(Schema):
@@ -149,9 +147,7 @@ class TextSettings(Schema):
     """The format of the text."""
 
     ignored = ("verbosity",)
-    format: (
-        Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")] | None
-    ) = None
+    format: ByType[TextFormat | JsonFormat | SchemaFormat] | None = None
 
     def response_format(self) -> dict[str, Any] | None:
         """The equivalent response_format of a ChatRequest."""
@@ -173,19 +169,15 @@ class ResponsesRequest(ModelRequest):
         *("prompt_cache_options", "access_programs"),
         "max_tool_calls",  # of hosted tools
     )
-    input: str | Annotated[list[Item], Field(min_length=1, fail_fast=True)]
+    input: str | NonEmptyList[Item]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     stream: bool = False
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: TopP | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(
-        None, description="hosted tools are left out"
-    )
+    tools: ListOf[Tool] | None = Field(None, description="hosted tools are left out")
     tool_choice: (
-        Literal["none", "auto", "required"]
-        | Annotated[FunctionChoice | AllowedToolsChoice, Field(discriminator="type")]
-        | None
+        Literal["none", "auto", "required"] | ByType[FunctionChoice | AllowedToolsChoice] | None
     ) = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError
 
+_T = TypeVar("_T")
+
+# Validation of a list stops at the first error; there could be very many.
+ListOf = Annotated[list[_T], Field(fail_fast=True)]
+NonEmptyList = Annotated[list[_T], Field(min_length=1, fail_fast=True)]
+
 # A list that is accepted only with no elements, which would have an effect.
 Empty = Annotated[list[Any], Field(max_length=0)]
+
+ByType = Annotated[_T, Field(discriminator="type")]  # a union of classes with different types
 
 UNKNOWN_FIELD = "unknown_field"  # the type of the validation error
 

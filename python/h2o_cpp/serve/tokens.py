@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from h2o_cpp.serve.endpoint import post
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.requests import ChatRequest, ModelRequest, Token
+from h2o_cpp.serve.schema import ListOf
 from h2o_cpp.serve.service import Service
 
 router = APIRouter()
@@ -29,7 +28,7 @@ class TokenizeRequest(ModelRequest):
 class DetokenizeRequest(ModelRequest):
     """Tokens to detokenize."""
 
-    tokens: Annotated[list[Token], Field(fail_fast=True)]
+    tokens: ListOf[Token]
 
 
 class TokenPiece(BaseModel):
