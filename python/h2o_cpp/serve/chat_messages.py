@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from h2o_cpp.serve.schema import ByType, ListOf, NonEmptyList, Schema
+from h2o_cpp.serve.schema import ByType, ListOf, NonEmptyList, NonEmptyText, Schema
 
 
 class TextPart(Schema):
@@ -119,7 +119,7 @@ class Message(Schema):
 class FunctionDefinition(Schema):
     """A function that the model may call."""
 
-    name: str = Field(min_length=1)
+    name: NonEmptyText
     description: str | None = None
     parameters: dict[str, Any] | None = Field(None, description="a JSON schema")
     strict: bool | None = Field(None, description="ignored")

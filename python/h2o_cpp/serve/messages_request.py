@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -12,8 +12,8 @@ from h2o_cpp.serve.chat_messages import tool_call
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.parsing import check
 from h2o_cpp.serve.requests import ChatRequest, ModelRequest
-from h2o_cpp.serve.sampling import TopP
-from h2o_cpp.serve.schema import ByType, Empty, ListOf, NonEmptyList, Schema
+from h2o_cpp.serve.sampling import StopStrings, TopP
+from h2o_cpp.serve.schema import ByType, Empty, ListOf, NonEmptyList, NonEmptyText, Schema
 
 
 class TextBlock(Schema):
@@ -135,7 +135,7 @@ class AnthropicTool(Schema):
         *("input_examples", "allowed_callers"),
     )
     type: Literal["custom"] = "custom"
-    name: str = Field(min_length=1)
+    name: NonEmptyText
     description: str | None = None
     input_schema: dict[str, Any]
 
@@ -217,9 +217,7 @@ class MessagesRequest(CountRequest):
 
     ignored = (*CountRequest.ignored, "metadata", "service_tier", "inference_geo", "diagnostics")
     max_tokens: int = Field(ge=1)
-    stop_sequences: Annotated[
-        list[Annotated[str, Field(min_length=1)]], Field(max_length=16)
-    ] | None = None  # fmt: skip
+    stop_sequences: StopStrings | None = None
     stream: bool = False
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: TopP | None = None

@@ -17,7 +17,7 @@ from h2o_cpp.serve.chat_messages import (
     ToolDefinition,
 )
 from h2o_cpp.serve.sampling import Sampling
-from h2o_cpp.serve.schema import ByType, Empty, ListOf, NonEmptyList, Schema
+from h2o_cpp.serve.schema import ByType, Empty, ListOf, NonEmptyList, NonEmptyText, Schema
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -124,7 +124,7 @@ class GenerationRequest(ModelRequest, Sampling):
     )
     guided_json: dict[str, Any] | str | None = Field(None, description="a schema")
     guided_regex: str | None = Field(None, description="the whole output matches it")
-    guided_choice: list[Annotated[str, Field(min_length=1)]] | None = Field(
+    guided_choice: list[NonEmptyText] | None = Field(
         None, min_length=1, max_length=1024, description="the output is one of these"
     )
     guided_grammar: str | None = Field(None, description="llama.cpp's GBNF, or llguidance's Lark")

@@ -19,7 +19,7 @@ from h2o_cpp.serve.requests import (
     TextFormat,
 )
 from h2o_cpp.serve.sampling import TopP
-from h2o_cpp.serve.schema import ByType, ListOf, NonEmptyList, Schema
+from h2o_cpp.serve.schema import ByType, ListOf, NonEmptyList, NonEmptyText, Schema
 
 
 class TextPart(Schema):
@@ -95,7 +95,7 @@ class NamespaceTool(Schema):
     """Functions, whose names the model sees with the namespace in front."""
 
     type: Literal["namespace"]
-    name: str = Field(min_length=1)
+    name: NonEmptyText
     description: str | None = None
     tools: ListOf[FunctionTool]
 

@@ -6,13 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from h2o_cpp.serve.schema import Schema
+from h2o_cpp.serve.schema import NonEmptyText, Schema
 
 _LEAST_P = 2.0**-126  # the smallest normal float32
 
 _TokenKey = Annotated[str, Field(pattern=r"^\d{1,9}$")]
 TopK = Annotated[int, Field(ge=-(2**31), lt=2**31), AfterValidator(lambda k: max(k, 0))]
 TopP = Annotated[float, Field(ge=0, le=1), AfterValidator(lambda p: max(p, _LEAST_P))]
+StopStrings = Annotated[list[NonEmptyText], Field(max_length=16)]
 Seed = Annotated[
     int, Field(ge=-(2**63), lt=2**63), AfterValidator(lambda seed: None if seed == -1 else seed)
 ]
@@ -26,11 +27,9 @@ class Sampling(Schema):
     seed: Seed | None = Field(
         None, description="the same seed gives the same output; -1 is a random one"
     )
-    stop: (
-        Annotated[str, Field(min_length=1)]
-        | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
-        | None
-    ) = Field(None, description="strings that end the output and are not part of it")
+    stop: NonEmptyText | StopStrings | None = Field(
+        None, description="strings that end the output and are not part of it"
+    )
     top_k: TopK | None = Field(None, description="0 and less are all")
     min_p: float | None = Field(None, ge=0, le=1)
     repeat_penalty: float | None = Field(None, ge=0.01, le=100, description="1 is none")

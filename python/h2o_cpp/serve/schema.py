@@ -1,4 +1,4 @@
-"""The base class of request objects."""
+"""The base class of request objects, and types of their fields."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 _T = TypeVar("_T")
 
+NonEmptyText = Annotated[str, Field(min_length=1)]
 # Validation of a list stops at the first error; there could be very many.
 ListOf = Annotated[list[_T], Field(fail_fast=True)]
 NonEmptyList = Annotated[list[_T], Field(min_length=1, fail_fast=True)]
