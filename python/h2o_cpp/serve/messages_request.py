@@ -285,7 +285,5 @@ def _choice(choice: ToolChoice) -> str | dict[str, Any]:
 
 
 def _tool(tool: AnthropicTool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
-    if tool.description is not None:
-        function["description"] = tool.description
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
     return {"type": "function", "function": function}

@@ -111,23 +111,20 @@ class OllamaMessage(Schema):
 
     def plain(self) -> dict[str, Any]:
         """The equivalent chat message."""
-        message: dict[str, Any] = {"role": self.role, "content": self.content}
-        if self.thinking:
-            message["reasoning_content"] = self.thinking
-        if (name := self.tool_name or self.name) is not None:
-            message["name"] = name
-        if self.tool_call_id is not None:
-            message["tool_call_id"] = self.tool_call_id
-        if self.tool_calls:
-            message["tool_calls"] = [
-                tool_call(
-                    call.id or f"call{i:05}",
-                    call.function.name,
-                    json.dumps(call.function.arguments),
-                )
-                for i, call in enumerate(self.tool_calls)
-            ]
-        return message
+        calls = [
+            tool_call(
+                call.id or f"call{i:05}", call.function.name, json.dumps(call.function.arguments)
+            )
+            for i, call in enumerate(self.tool_calls or ())
+        ]
+        return {
+            "role": self.role,
+            "content": self.content,
+            "reasoning_content": self.thinking or None,
+            "name": self.tool_name or self.name,
+            "tool_call_id": self.tool_call_id,
+            "tool_calls": calls or None,
+        }
 
 
 class OllamaChatRequest(OllamaRequest):
