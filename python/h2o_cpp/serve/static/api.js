@@ -1,6 +1,6 @@
 // Requests to the server, and its streams.
 
-export class Refused extends Error {
+class Refused extends Error {
   constructor(status, message) {
     super(message);
     this.status = status;

@@ -17,7 +17,7 @@ function read() {
 export const list = () => all;
 
 export function create(mode) {
-  const made = { id: crypto.getRandomValues(new Uint32Array(2)).join("-"), mode, messages: [], text: "" };
+  const made = { mode, messages: [], text: "" };
   all = [made, ...all.filter((one) => !isEmpty(one))].slice(0, MOST);
   return made;
 }
@@ -34,7 +34,7 @@ export function save() {
   }
 }
 
-export const isEmpty = (one) => !one.messages.length && !one.text;
+const isEmpty = (one) => !one.messages.length && !one.text;
 
 export function title(one) {
   const first = one.mode === "chat" ? one.messages[0]?.content : one.text;

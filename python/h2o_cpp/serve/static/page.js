@@ -152,7 +152,7 @@ async function send() {
         showError(message);
       }
       showRunning();
-    } else if (chat && shown.messages.length) showList();
+    }
     showList();
     if (!model().h2o) showLimits();
   }
