@@ -123,7 +123,7 @@ def check_schema(schema: Mapping[str, Any]) -> None:
         raise ValueError(" ".join(found.split()))
 
 
-def ends_with(patterns: Collection[str], marker: str, others: Collection[str] = ()) -> str:
+def ends_with(patterns: Collection[str], marker: str, others: Collection[str]) -> str:
     """A terminal that matches all patterns, then the first marker, without any of `others`."""
     end = escape(marker)
     never = [f"{ANY_TEXT}{escape(one)}{ANY_TEXT}" for one in others]

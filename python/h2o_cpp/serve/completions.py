@@ -29,9 +29,7 @@ router = APIRouter()
 def create_completion(service: Service, body: CompletionRequest) -> _Completions:
     """Continue each prompt."""
     outputs = service.submit(
-        prompt_list(body.prompt),
-        body,
-        prompt_logprobs=body.echo and body.logprobs is not None,
+        prompt_list(body.prompt), body, prompt_logprobs=body.echo and body.logprobs is not None
     )
     if not body.echo:
         body.prompt = ""  # may be large
