@@ -27,7 +27,7 @@ from h2o_cpp.serve.ollama_requests import (
     OllamaRequest,
     ShowRequest,
 )
-from h2o_cpp.serve.outputs import Output, Outputs
+from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.parsing import check
 from h2o_cpp.serve.requests import ChatRequest, CompletionRequest
 from h2o_cpp.serve.responses import ChatTokenLogprob

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 
 from h2o_cpp import _core
@@ -116,8 +116,7 @@ class Service:
                 f"{len(prompts)} prompts with n={body.n}, expected at most {self.max_queue} "
                 "outputs",
             )
-
-        def each() -> Iterator[Output]:
+        with _submitting() as outputs:
             policy = None  # the Generator's
             if body.hh is not None or body.policy is not None:
                 policy = choose_policy(body.hh, None, body.policy, self.generator.n_ctx)
@@ -129,7 +128,7 @@ class Service:
                         400, "a required tool call cannot be combined with another output format"
                     )
                 options["grammar"] = grammar
-            for n_before, given in enumerate(prompts):
+            for given in prompts:
                 prompt = self._tokens(given)
                 for i in range(body.n):
                     if body.seed is not None:
@@ -146,11 +145,9 @@ class Service:
                         timeout=0,
                         **options,
                     )
-                    index = n_before * body.n + i
                     kept = policy or self.generator.policy
-                    yield Output(index, prompt, completion, record, kept)
-
-        return self._enqueue(each())
+                    outputs.append(Output(len(outputs), prompt, completion, record, kept))
+        return outputs
 
     def embed(
         self, texts: Sequence[str | list[int]], pooling: Pooling, *, truncate: bool = False
@@ -175,22 +172,14 @@ class Service:
             return output(i, self.engine.submit(prompts[i], pooling=pooling, timeout=0))
 
         async def submit_later(i: int) -> Output:
-            with _submission():
+            with _submitting():
                 return output(i, await self.engine.submit_async(prompts[i], pooling=pooling))
 
         n = min(len(prompts), self.max_queue, 2 * self.generator.max_sequences)
-        later = [partial(submit_later, i) for i in range(n, len(prompts))]
-        return Outputs(self._enqueue(map(submit, range(n))), later)
-
-    def _enqueue(self, each: Iterator[Output]) -> list[Output]:
-        """Collect all outputs; after an error, cancel them."""
-        with _submission(), ExitStack() as undo:
-            outputs: list[Output] = []
-            for output in each:
-                undo.callback(output.completion.close)
-                outputs.append(output)
-            undo.pop_all()
-            return outputs
+        with _submitting() as outputs:
+            for i in range(n):
+                outputs.append(submit(i))
+        return Outputs(outputs, [partial(submit_later, i) for i in range(n, len(prompts))])
 
     def chat_template(self, *, tools: bool = False) -> ChatTemplate:
         """The chat template; tools: whether it must support tools. Raises ApiError."""
@@ -244,10 +233,15 @@ class Service:
 
 
 @contextmanager
-def _submission() -> Iterator[None]:
-    """Turn errors of Engine.submit() into ApiErrors."""
+def _submitting() -> Iterator[list[Output]]:
+    """A list for outputs, which an error cancels; it becomes an ApiError."""
+    outputs: list[Output] = []
     try:
-        yield
+        try:
+            yield outputs
+        except BaseException:
+            Outputs(outputs).close()
+            raise
     except ValueError as error:
         raise refusal(error) from error
     except ImportError as error:  # llguidance is missing
