@@ -27,12 +27,11 @@ def parse(s: Scanner, tools: Tools) -> Steps[None]:
     """Parse content and calls. The first <tool_call> may be missing."""
     while (marker := (yield from s.until([_BEGIN, _FUNCTION]))) is not None:
         s.keep(marker)
-        if marker == _BEGIN:
+        begins = marker == _FUNCTION
+        if not begins:
             yield from s.spaces()
-            if not (yield from s.starts(_FUNCTION)):
-                s.not_a_call()
-                continue
-        if not tools.any or not (yield from _call(s, tools)):
+            begins = yield from s.starts(_FUNCTION)
+        if not begins or not tools.any or not (yield from _call(s, tools)):
             s.not_a_call()
             continue
         s.end_call()
