@@ -209,7 +209,6 @@ class _Application(FastAPI):
         await super().__call__(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document."""
         is_new = self.openapi_schema is None
         document: dict[str, Any] = super().openapi()
         if is_new:

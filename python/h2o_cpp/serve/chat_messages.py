@@ -27,7 +27,6 @@ class RefusalPart(Schema):
 
     @property
     def text(self) -> str:
-        """The text."""
         return self.refusal
 
 

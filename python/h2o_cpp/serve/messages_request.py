@@ -60,7 +60,6 @@ class DocumentBlock(Schema):
 
     @property
     def text(self) -> str:
-        """The text."""
         source = self.source
         data = source.data if isinstance(source, TextSource) else _text(source.content)
         return "\n".join(part for part in (self.title, self.context, data) if part)
@@ -77,7 +76,6 @@ class SearchResultBlock(Schema):
 
     @property
     def text(self) -> str:
-        """The text."""
         return "\n".join((self.title, self.source, _text(self.content)))
 
 
@@ -229,7 +227,6 @@ class MessagesRequest(CountRequest):
 
     @property
     def schema_of_output(self) -> dict[str, Any] | None:
-        """The schema that the output follows."""
         form = self.output_config and self.output_config.format
         form = form or self.output_format
         return form.schema_ if form else None

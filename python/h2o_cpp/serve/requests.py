@@ -38,7 +38,6 @@ Prompts = str | NonEmptyList[str] | _Tokens | NonEmptyList[_Tokens]
 
 
 def prompt_list(given: Any) -> Sequence[str | list[int]]:
-    """Prompts as a list."""
     is_list = isinstance(given, list) and not isinstance(given[0], int)
     prompts: Sequence[str | list[int]] = given if is_list else [given]
     return prompts
@@ -92,7 +91,6 @@ class ModelRequest(Schema):
 
     @property
     def unloads(self) -> bool:
-        """Whether it unloads the model."""
         return False
 
     @property
