@@ -12,9 +12,8 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from h2o_cpp.serve.errors import ApiError
+from h2o_cpp.serve.errors import LINGER_SECONDS, ApiError
 
-_LINGER_SECONDS = 1.0  # for the client to read an error
 _READ_BYTES = 32 * 2**10  # instead of 256 KiB, of which many connections hold several
 _MAX_REFUSED = 64  # rejected connections that may wait; further ones are aborted
 
@@ -113,7 +112,7 @@ class Connection(H11Protocol):
         self._answer(error)
         if self.transport.can_write_eof():  # not with TLS
             self.transport.write_eof()
-        self._write_timer.start(_LINGER_SECONDS, self.transport.abort)
+        self._write_timer.start(LINGER_SECONDS, self.transport.abort)
 
     def _answer(self, error: ApiError) -> None:
         response = error.response({"Connection": "close"})

@@ -15,7 +15,7 @@ from h2o_cpp.generation.request import ContextFullError
 from h2o_cpp.serve.responses import ErrorDetail, ErrorResponse
 
 _JSON = "application/json"
-_LINGER_SECONDS = 1.0
+LINGER_SECONDS = 1.0  # before a connection closes, for the client to read an error
 _ANTHROPIC = {
     401: "authentication_error",
     403: "permission_error",
@@ -90,7 +90,7 @@ async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) ->
     await send(start)
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
     with suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(_drop(receive), _LINGER_SECONDS)
+        await asyncio.wait_for(_drop(receive), LINGER_SECONDS)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
