@@ -121,6 +121,12 @@ def test_layers_with_a_window_equal_transformers(model: str, config: dict[str, A
     assert slides(model, **config) == expected
 
 
+def test_gemma3_has_no_softcap_in_attention() -> None:
+    found = metadata("Gemma3", attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
+    assert found == metadata("Gemma3", final_logit_softcapping=30.0)
+    assert found["final_logit_softcapping"] == 30
+
+
 def test_smollm3_rotates_by_fourth_layers() -> None:
     assert metadata("SmolLM3", no_rope_layer_interval=4) == metadata("SmolLM3")
     listed = metadata("SmolLM3", no_rope_layer_interval=2, no_rope_layers=[1, 1, 1, 0] * 2)

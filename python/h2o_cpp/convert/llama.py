@@ -145,7 +145,7 @@ def _gemma3(config: Config) -> Metadata:
         raise refuse("gemma3", "rope_type", rope["rope_type"], "windows have scaled positions")
     period = dimension(config, "sliding_window_pattern", 6)
     return (
-        _gemma2(config)
+        _gemma2({**config, "attn_logit_softcapping": None})  # ignored, as in transformers
         | window_of_listed_layers(config, period=6, default_period=period)
         | {"rope.freq_base_swa": number(rope, "rope_theta")}
     )

@@ -244,7 +244,9 @@ def make_model(recipe: Recipe, seed: int) -> Any:
     import transformers
 
     name = _CLASSES.get(recipe.model, f"{recipe.model}ForCausalLM")
-    model: Any = getattr(transformers, name)(recipe.config())
+    config = recipe.config()
+    config._attn_implementation = "eager"  # others may ignore Gemma 2's softcap
+    model: Any = getattr(transformers, name)(config)
     model.eval()
     if hasattr(model.config, "num_experts_per_tok"):
         model.set_experts_implementation("eager")  # supports float64
