@@ -71,8 +71,15 @@ def test_invalid_arguments_are_rejected(tiny_opt: Path) -> None:
             generator.embed("")
         with pytest.raises(ValueError, match=r"text\[1\] is empty"):
             generator.embed(["a", ""])
-        with pytest.raises(ValueError, match="n_ctx"):
-            generator.embed("word " * 100)
+        with pytest.raises(
+            ValueError, match=r"text\[1\] has 33 tokens, .* n_ctx=32; -c allows up to 2048$"
+        ):
+            generator.embed([[2] * 32, [2] * 33])
+    with (
+        Generator(tiny_opt) as generator,
+        pytest.raises(ValueError, match=r"the text has 2049 .* n_ctx=2048, the trained length$"),
+    ):
+        generator.embed([2] * 2049)
     with pytest.raises(RuntimeError, match="closed"):
         generator.embed("a")
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp.generation.batch import run_batch
-from h2o_cpp.generation.request import Pooling, is_batch, make_request
+from h2o_cpp.generation.request import ContextFullError, Pooling, is_batch, make_request
 from h2o_cpp.model.arguments import check_bool
 from h2o_cpp.model.runtime import Runtime
 
@@ -30,13 +30,14 @@ def embed(
         raise ValueError("text is an empty list, expected at least one text")
     seeds = random.Random(0)  # unused, as nothing is sampled
     requests = [make_request(runtime, seeds, one, {}, pooling=pooling) for one in texts]
+    n_ctx, n_train = runtime.engine.session.n_ctx, runtime.model.n_ctx_train
     for i, request in enumerate(requests):
-        if not len(request.prompt):
-            raise ValueError(
-                f"text[{i}] is empty, expected at least one token"
-                if many
-                else "the text is empty, expected at least one token"
-            )
+        name, n = f"text[{i}]" if many else "the text", len(request.prompt)
+        if n == 0:
+            raise ValueError(f"{name} is empty, expected at least one token")
+        if n > n_ctx and not runtime.engine.endless:
+            more = f"; -c allows up to {n_train}" if n_ctx < n_train else ", the trained length"
+            raise ContextFullError(f"{name} has {n} tokens, expected at most n_ctx={n_ctx}{more}")
         request.submit(runtime.engine)  # validate only
     found: dict[int, NDArray[np.float32]] = {}
     for piece in run_batch(runtime.engine, requests, runtime.n_sequences):
