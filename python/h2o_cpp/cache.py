@@ -128,7 +128,7 @@ class KVCache:
             max_tokens=check_int("max_tokens", max_tokens, 1),
             output_gram=None
             if output_weight is None
-            else _gram(_floats(output_weight), n_heads, n_kv_heads, head_dim),
+            else _gram(_floats("output_weight", output_weight), n_heads, n_kv_heads, head_dim),
             **kv_dtypes(kv_dtype),
             device=check_device(device),
             threads=thread_count(threads),
@@ -165,7 +165,7 @@ class KVCache:
         sqrt(3.4e38 / head_dim) / 2, whose products could exceed float32; and for keys and values
         that kv_dtype cannot hold: above 65504 in f16, above 65504 / sqrt(2) with a rope.
         """
-        q, k, v = map(_floats, (q, k, v))
+        q, k, v = map(_floats, "qkv", (q, k, v))
         if lengths is None:
             lengths = {0: len(q) if q.ndim else 0}
         if not isinstance(lengths, Mapping):
@@ -242,7 +242,7 @@ def _of_heads(name: str, values: ArrayLike | None, n_heads: int) -> list[float]:
     """A number per head; empty for None."""
     if values is None:
         return []
-    array = np.asarray(values, np.float32)
+    array = _floats(name, values)
     if array.shape != (n_heads,):
         raise ValueError(f"{name} has shape {list(array.shape)}, expected [{n_heads}]")
     if not np.isfinite(array).all():
@@ -250,10 +250,12 @@ def _of_heads(name: str, values: ArrayLike | None, n_heads: int) -> list[float]:
     return [float(value) for value in array]
 
 
-def _floats(x: ArrayLike | SupportsDLPack) -> NDArray[np.float32]:
+def _floats(name: str, x: ArrayLike | SupportsDLPack) -> NDArray[np.float32]:
     if hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray):
         array = cast(Any, x)
         on_host = array.__dlpack_device__()[0] == _DLPACK_CPU
         x = np.from_dlpack(array) if on_host else np.from_dlpack(array, device="cpu")
+    if np.iscomplexobj(x):
+        raise ValueError(f"{name} has complex numbers, expected real ones")
     with np.errstate(over="ignore"):  # infinities are rejected
         return np.asarray(x, np.float32)

@@ -51,6 +51,17 @@ def test_values_out_of_range_are_rejected(name: str, value: float) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+def test_complex_numbers_are_rejected() -> None:
+    cache = KVCache(2, 1, HEAD_DIM, Policy.window(3), threads=1)
+    for name in "qkv":
+        arrays = ones()
+        with pytest.raises(ValueError, match=f"^{name} has complex numbers, expected real ones"):
+            cache.attend(**{**arrays, name: arrays[name] * 1j})
+    assert len(cache) == 0
+    with pytest.raises(ValueError, match="sink_logits has complex numbers"):
+        KVCache(2, 1, HEAD_DIM, Policy.window(3), sink_logits=[1j, 0])
+
+
 @pytest.mark.parametrize("kv_dtype", LARGEST_STORED)
 @pytest.mark.parametrize("name", ["k", "v"])
 @pytest.mark.parametrize("rope", [None, Rope()])
