@@ -198,6 +198,13 @@ def test_eval_command(
     for score, row in zip(scores, table, strict=True):
         assert row.startswith(f"| {score['task']} | {score['metric']} | {score['value']:.4f} |")
         assert f"| {score['kept']:.1f} |" in row
-    for wrong in (["--tasks", "copa,boolq"], ["--limit", "0"], ["--num-fewshot", "-1"]):
+    for wrong, message in (
+        (["--tasks", "copa,boolq"], "task 'boolq', expected one of"),
+        (["--limit", "0"], "limit=0, expected an integer, 1 or more"),
+        (["--num-fewshot", "-1"], "num_fewshot=-1, expected an integer, 0 or more"),
+        (["--num-fewshot", "2"], "num_fewshot=2, expected at most 1, the examples of copa"),
+    ):
         assert main([*arguments, *wrong]) == 1
-        assert capsys.readouterr().out == ""  # arguments are validated before scoring
+        printed = capsys.readouterr()
+        assert printed.out == ""  # arguments are validated before scoring
+        assert message in printed.err

@@ -53,7 +53,18 @@ def evaluate(
     if limit is not None:
         check_int("limit", limit, 1)
     loaded = [load_task(name, data) for name in tasks]
+    if num_fewshot:
+        for each in loaded:
+            for name, task in each["tasks"].items():
+                _check_examples(name, task, num_fewshot)
     return (score for each in loaded for score in _evaluate(model, each, num_fewshot, limit))
+
+
+def _check_examples(name: str, task: Any, n: int) -> None:
+    # Questions of the same split are examples of each other.
+    most = len(task.fewshot_docs()) - (task.fewshot_cfg.split == task.config.test_split)
+    if n > most:
+        raise ValueError(f"num_fewshot={n}, expected at most {most}, the examples of {name}")
 
 
 def _evaluate(
