@@ -105,13 +105,14 @@ class Output(Closing):
         file = self._path.with_name(f"{self._path.name}.job")
         now = json.loads(json.dumps(settings))
         before = _read_settings(file)
-        if self.finished and before is not None and before != now and not allow_other:
+        if self.finished and before is not None and not allow_other:
             changed = [
                 f"{name} {before.get(name)!r}, now {now.get(name)!r}"
                 for name in sorted({*before, *now})
-                if before.get(name) != now.get(name)
+                if before.get(name) != now.get(name)  # a missing one was not given
             ]
-            raise ValueError(f"{self._path} was made with {'; '.join(changed)}: {_CHANGED}")
+            if changed:
+                raise ValueError(f"{self._path} was made with {'; '.join(changed)}: {_CHANGED}")
         if before != now:
             with atomic_output(file) as temporary:
                 temporary.write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")

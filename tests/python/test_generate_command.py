@@ -229,6 +229,8 @@ class TestResumeWithOtherOptions:
             (["--hh", "0.3"], "hh 0.2, now 0.3"),
             (["--hh", "0.3", "--stop", "a"], "hh 0.2, now 0.3; stop [], now ['a']"),
             (["-s", "6"], "seed 5, now 6"),
+            (["--archive", "q8_0"], "archive None, now 'q8_0'"),
+            (["--exact"], "exact None, now True"),
         ],
     )
     def test_changed_options_are_rejected(
@@ -269,6 +271,13 @@ class TestResumeWithOtherOptions:
         output.with_name("out.jsonl.job").unlink()
         assert main(arguments(prompts, output, "--temperature", "0")) == 0
         assert main(arguments(prompts, output)) == 1
+
+    def test_job_file_without_a_newer_option_is_accepted(self, prompts: Path, output: Path) -> None:
+        file = output.with_name("out.jsonl.job")
+        settings = json.loads(file.read_text())
+        del settings["archive"]
+        file.write_text(json.dumps(settings))
+        assert main(arguments(prompts, output)) == 0
 
     def test_invalid_job_file_is_rejected(
         self, prompts: Path, output: Path, capsys: pytest.CaptureFixture[str]

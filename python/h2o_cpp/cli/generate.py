@@ -29,19 +29,10 @@ from h2o_cpp.jobs import Output, StdoutOutput, generate_lines
 
 # What an output depends on, besides its line and the model.
 _SETTINGS = (
-    *(
-        "field",
-        "hh",
-        "cache_memory",
-        "recent",
-        "policy",
-        "n_ctx",
-        "positions",
-        "n_batch",
-        "kv_dtype",
-    ),
+    *("field", "hh", "cache_memory", "recent", "policy", "n_ctx", "positions", "n_batch"),
+    *("kv_dtype", "archive", "archive_pages", "archive_heads"),
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n"),
-    *("seed", "stop", "ignore_eos", "kv_dtype"),
+    *("seed", "stop", "ignore_eos"),
 )
 
 
@@ -143,6 +134,8 @@ def _open_output(args: argparse.Namespace, generator: Generator) -> Output | Std
     if args.output == STANDARD:
         return StdoutOutput()
     settings = {name: getattr(args, name) for name in _SETTINGS}
+    if args.exact:
+        settings["exact"] = True
     return Output(
         args.output,
         {"model": generator.path.name, **settings, **changed_sampling(args)},
