@@ -14,7 +14,7 @@ from h2o_cpp.measure.perplexity import token_losses
 from h2o_cpp.model.arguments import check_float, check_int
 from h2o_cpp.model.device import model_and_cache_bytes, open_on_device
 from h2o_cpp.model.policy import Policy, fraction_of, named_policy
-from h2o_cpp.model.session import chunks, open_model, open_session
+from h2o_cpp.model.session import open_model, open_session, read_tokens
 from h2o_cpp.model.tokenizer import Tokenizer
 
 # Tokens of a continuation scored at a time without eviction. Does not affect the result; bounds the
@@ -139,7 +139,7 @@ class BudgetedModel:
         tokens = self._newest(prompt, self.n_ctx - max_tokens)
         n_batch = min(self._chunk, len(tokens))
         session = self._open(len(tokens), n_ctx=len(tokens) + max_tokens, n_batch=n_batch)
-        logits = _read(session, tokens)
+        logits = read_tokens(session, tokens)
         output: list[int] = []
         text = ""
         while (token := int(logits.argmax())) not in self.tokenizer.end_tokens:
@@ -171,17 +171,10 @@ class BudgetedModel:
         self._bytes.append(session.cache_bytes)
 
 
-def _read(session: _core.Session, context: NDArray[np.int32]) -> NDArray[np.float32]:
-    """Logits after the context, [1, n_vocab]."""
-    for part in chunks(session, context):
-        logits = session.step([(0, part)])
-    return logits
-
-
 def _logits(
     session: _core.Session, tokens: NDArray[np.int32], n_context: int, n_scored: int
 ) -> Iterator[NDArray[np.float32]]:
     """Logits after the context and after each token that follows it, in chunks of rows."""
-    yield _read(session, tokens[:n_context])
+    yield read_tokens(session, tokens[:n_context])
     for begin in range(n_context, len(tokens), n_scored):
         yield session.score(0, tokens[begin : begin + n_scored])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from h2o_cpp import _core
 from h2o_cpp.measure.retrieval.tasks import Sample
 from h2o_cpp.model.policy import Policy
-from h2o_cpp.model.session import chunks, open_session
+from h2o_cpp.model.session import open_session, read_tokens
 
 # The key of a GGUF file: layer * n_kv_heads + kv_head of each ranked head, the first first.
 RETRIEVAL_HEADS = "h2o.retrieval_heads"
@@ -49,16 +49,13 @@ def rank_heads(
     for sample in samples:
         session.reset(0)
         prompt, fact = sample.prompt, slice(len(sample.before), len(sample.before + sample.fact))
-        for chunk in chunks(session, np.asarray(prompt[:-1], np.int32)):
-            session.step([(0, chunk)])
-            progress(len(chunk))
+        read_tokens(session, np.asarray(prompt[:-1], np.int32), progress)
         recorded = [i for i in range(model.n_layers) if session.kept(i, 0, 0)[1].any()]
         if not recorded:
             raise ValueError("every layer has a window: no head can find facts far back")
         before = _attention(session, model, fact)
-        for chunk in chunks(session, np.asarray([prompt[-1], *sample.answer[:-1]], np.int32)):
-            session.step([(0, chunk)])
-            progress(len(chunk))
+        answer = [prompt[-1], *sample.answer[:-1]]
+        read_tokens(session, np.asarray(answer, np.int32), progress)
         gained = _attention(session, model, fact) - before
         shares += gained / max(gained.sum(), np.finfo(np.float64).tiny) / len(samples)
     order = np.argsort(-shares, axis=None, kind="stable")

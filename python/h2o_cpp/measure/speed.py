@@ -26,7 +26,7 @@ from h2o_cpp.model.arguments import check_context, check_int
 from h2o_cpp.model.device import model_and_cache_bytes, open_on_device
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import Policy, budget_policy
-from h2o_cpp.model.session import Positions, chunks, open_model, open_session
+from h2o_cpp.model.session import Positions, open_model, open_session, read_tokens
 from h2o_cpp.model.stored_budget import Budget, resolve_budget
 
 
@@ -182,8 +182,7 @@ def prefill_seconds(session: _core.Session, tokens: NDArray[np.int32]) -> float:
     """Seconds to read tokens [n] into an empty cache, in chunks as Generator reads a prompt."""
     session.reset(0)
     begun = perf_counter()
-    for part in chunks(session, tokens):
-        session.step([(0, part)])
+    read_tokens(session, tokens)
     return perf_counter() - begun
 
 

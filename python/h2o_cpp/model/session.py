@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from h2o_cpp import _core
 from h2o_cpp.model.arguments import (
-    INT32_MAX,
     archive_arguments,
     bytes_of,
     check_bool,
@@ -116,12 +115,9 @@ def check_positions(positions: object) -> Positions:
 
 
 def chunks(
-    session: _core.Session,
-    tokens: NDArray[np.int32],
-    sequence: int = 0,
-    n_batch: int = INT32_MAX,
+    session: _core.Session, tokens: NDArray[np.int32], sequence: int = 0
 ) -> Iterator[NDArray[np.int32]]:
-    """Split tokens into chunks as long as the sequence's next step allows, at most n_batch.
+    """Split tokens into chunks as long as the sequence's next step allows.
 
     Each chunk must be read before the next is requested. Raises ValueError if the sequence has no
     room for all tokens.
@@ -132,6 +128,22 @@ def chunks(
             f"{len(tokens)} more tokens, expected at most {room}, the room left in the sequence"
         )
     while len(tokens):
-        n = min(n_batch, session.chunk(sequence))
+        n = session.chunk(sequence)
         yield tokens[:n]
         tokens = tokens[n:]
+
+
+def read_tokens(
+    session: _core.Session,
+    tokens: NDArray[np.int32],
+    progress: Callable[[int], object] = lambda n: None,
+) -> NDArray[np.float32]:
+    """Read tokens into sequence 0, in chunks. Returns the logits after them, [1, n_vocab].
+
+    progress: called with the number of tokens of each chunk.
+    """
+    logits = np.empty((0, 0), np.float32)  # after no tokens
+    for chunk in chunks(session, tokens):
+        logits = session.step([(0, chunk)])
+        progress(len(chunk))
+    return logits

@@ -14,7 +14,7 @@ from h2o_cpp.measure.perplexity import Budgeted, budgeted, token_losses
 from h2o_cpp.measure.retrieval.tasks import Sample
 from h2o_cpp.model.arguments import KvDType, check_int
 from h2o_cpp.model.policy import Policy
-from h2o_cpp.model.session import chunks, open_session
+from h2o_cpp.model.session import open_session, read_tokens
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,8 @@ def answer_logits(
     """
     session.reset(0)
     tokens = np.asarray(prompt, np.int32)
-    for part in np.split(tokens, [len(tokens) - n_apart]):
-        for chunk in chunks(session, part):
-            logits = session.step([(0, chunk)])
-    rows = [logits]
+    if n_apart:
+        read_tokens(session, tokens[:-n_apart])
+    rows = [read_tokens(session, tokens[-n_apart:])]
     rows += [session.step([(0, np.array([token], np.int32))]) for token in answer[:-1]]
     return np.concatenate(rows)
