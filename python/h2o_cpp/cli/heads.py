@@ -48,8 +48,7 @@ def run(args: argparse.Namespace) -> int:
     stored = stores(args, path)
     n_samples = check_int("samples", args.samples, 1)
     model = open_model(path, device="cpu", threads=args.threads)
-    length = min(model.n_ctx_train, _LENGTH)
-    length = length if args.n_ctx is None else check_context(args.n_ctx, model.n_ctx_train)
+    length = check_context(args.n_ctx, model.n_ctx_train, _LENGTH)
     tokenizer = Tokenizer.of_model(model)
     samples = [
         sample

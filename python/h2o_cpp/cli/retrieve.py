@@ -79,8 +79,7 @@ def run(args: argparse.Namespace) -> int:
     filler = FILLER if args.file is None else read_text(args.file)
     n_samples = check_int("samples", args.samples, 1)
     model = open_model(args.model, device="cpu", threads=args.threads)
-    length = min(model.n_ctx_train, _LENGTH)
-    length = length if args.n_ctx is None else check_context(args.n_ctx, model.n_ctx_train)
+    length = check_context(args.n_ctx, model.n_ctx_train, _LENGTH)
     tokenizer = Tokenizer.of_model(model)
     tasks = {
         task: read_samples(tokenizer, args.data, n_samples)

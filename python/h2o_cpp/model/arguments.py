@@ -37,10 +37,10 @@ def check_int(name: str, value: object, least: int, most: int | None = INT32_MAX
     raise ValueError(f"{name}={value!r}, expected an integer, {limits}")
 
 
-def check_context(n_ctx: int | None, n_ctx_train: int) -> int:
-    """A context length; 0: the trained length; None: the trained length, at most DEFAULT_N_CTX."""
+def check_context(n_ctx: int | None, n_ctx_train: int, most: int = _core.DEFAULT_N_CTX) -> int:
+    """A context length; 0: the trained length; None: the trained length, at most `most`."""
     if n_ctx is None:
-        return min(n_ctx_train, _core.DEFAULT_N_CTX)
+        return min(n_ctx_train, most)
     number = check_int("n_ctx", n_ctx, 0)
     if number > n_ctx_train:
         raise ValueError(f"n_ctx={n_ctx}, expected at most the trained length, {n_ctx_train}")
