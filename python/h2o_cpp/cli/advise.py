@@ -29,7 +29,7 @@ from h2o_cpp.cli.options import (
 )
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.advice import Advice, Archived, Recall, advise
-from h2o_cpp.model.arguments import KvDType
+from h2o_cpp.model.arguments import KvDType, types_text
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.stored_budget import store_budget
 
@@ -105,17 +105,17 @@ def _print(found: Advice) -> None:
     print("|---|---|---|---|---|---|---|")
     several = len({row.archive_heads for row in found.curve if row.archive is not None}) > 1
     for row in found.curve:
-        archive = "" if row.archive is None else f", archive {_name(row.archive)}"
+        archive = "" if row.archive is None else f", archive {types_text(row.archive)}"
         if several and row.archive_heads is not None:
             archive += f" of {100 * row.archive_heads:g}% of the heads"
         archived = f", archive {mebibytes(row.archive_bytes)}" if row.archive_bytes else ""
         print(
-            f"| {row.policy} | {_name(row.kv_dtype)}{archive} | {row.budget:g} | {row.kept} "
+            f"| {row.policy} | {types_text(row.kv_dtype)}{archive} | {row.budget:g} | {row.kept} "
             f"| {row.perplexity:.3f} | {row.perplexity / found.full_perplexity:.3f} "
             f"| {mebibytes(row.cache_bytes)}{archived} |"
         )
     print(f"\n{found.tokens} tokens predicted, in windows of {found.n_ctx}")
-    types = "" if found.kv_dtype == "f16" else f" --kv-dtype {_name(found.kv_dtype)}"
+    types = "" if found.kv_dtype == "f16" else f" --kv-dtype {types_text(found.kv_dtype)}"
     if found.hh == 1 and found.kv_dtype == "f16":
         print(f"advice: the full cache; every smaller one costs more than {found.most_loss:.1%}")
     else:
@@ -129,7 +129,7 @@ def _print(found: Advice) -> None:
         )
         print(
             f"with an archive: --hh {with_archive.hh:g} --policy {found.policy}{types} "
-            f"--archive {_name(with_archive.archive)}{options}"
+            f"--archive {types_text(with_archive.archive)}{options}"
         )
         archived = f"archive {mebibytes(with_archive.archive_bytes)}"
         _print_costs(found, with_archive, f"{mebibytes(with_archive.cache_bytes)}, {archived}")
@@ -156,7 +156,3 @@ def _types(text: str) -> list[KvDType]:
     """Types and pairs of types: "f16,q8_0+q4_0"."""
     pairs = [part.partition("+") for part in text.split(",")]
     return [(k, v) if plus else k for k, plus, v in pairs]
-
-
-def _name(kv_dtype: KvDType) -> str:
-    return kv_dtype if isinstance(kv_dtype, str) else ",".join(kv_dtype)

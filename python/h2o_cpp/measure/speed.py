@@ -22,7 +22,7 @@ from h2o_cpp.measure.traffic import (
     prefill_flops,
     weights,
 )
-from h2o_cpp.model.arguments import check_context, check_int
+from h2o_cpp.model.arguments import check_context, check_int, types_text
 from h2o_cpp.model.device import model_and_cache_bytes, open_on_device
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import Policy, budget_policy
@@ -152,7 +152,7 @@ def measure(
         machine=machine.processor(),
         backend=model.backend,
         policy=str(chosen),
-        kv_dtype=kv_dtype if isinstance(kv_dtype, str) else ",".join(kv_dtype),
+        kv_dtype=types_text(kv_dtype),
         n_ctx=session.n_ctx,
         n_batch=session.n_batch,
         rounds=rounds,

@@ -93,6 +93,11 @@ def kv_dtypes(kv_dtype: KvDType) -> KvDTypes:
     return {"k_dtype": k_dtype, "v_dtype": v_dtype}
 
 
+def types_text(kv_dtype: KvDType) -> str:
+    """One type, or two separated by a comma."""
+    return kv_dtype if isinstance(kv_dtype, str) else ",".join(kv_dtype)
+
+
 def _pair(name: str, types: object) -> Sequence[str]:
     both = [types, types] if isinstance(types, str) else types
     if isinstance(both, tuple | list) and [type(t) for t in both] == [str, str]:

@@ -6,7 +6,7 @@ import os
 from typing import Literal, TypeAlias, TypeVar
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import KvDType
+from h2o_cpp.model.arguments import KvDType, types_text
 from h2o_cpp.model.policy import POLICIES
 from h2o_cpp.model.stored_metadata import store_metadata
 
@@ -109,10 +109,6 @@ def store_budget(
     hh, policy, kv_dtype, archive...: as for Generator. n_ctx, loss: the context in which the cost
     was measured, and the relative increase of perplexity there.
     """
-
-    def joined(types: KvDType) -> str:
-        return types if isinstance(types, str) else ",".join(types)
-
     store_metadata(
         source,
         output,
@@ -121,8 +117,8 @@ def store_budget(
             POLICY: policy,
             N_CTX: n_ctx,
             LOSS: float(loss),
-            KV_DTYPE: joined(kv_dtype),
-            ARCHIVE: None if archive is None else joined(archive),
+            KV_DTYPE: types_text(kv_dtype),
+            ARCHIVE: None if archive is None else types_text(archive),
             ARCHIVE_PAGES: archive_pages,
             ARCHIVE_HEADS: None if archive_heads is None else float(archive_heads),
         },
