@@ -60,17 +60,20 @@ def budgeted(
     *,
     equal_bytes: bool,
 ) -> list[Budgeted]:
-    """The named policies at every budget, as at_budgets(); kv_dtype: default: f16.
+    """The full cache, then the named policies at every budget, as at_budgets().
 
-    equal_bytes: budgets are fractions of the bytes of a full f16 cache; policies keep as many
-        tokens as fit, and kv_dtype defaults as with cache_memory of Generator.
+    kv_dtype: default: f16.
+    equal_bytes: budgets are fractions of the bytes of a full cache, which is in f16; policies keep
+        as many tokens as fit, and kv_dtype defaults as with cache_memory of Generator.
 
     Raises ValueError as Generator does.
     """
+    full_types = "f16" if equal_bytes or kv_dtype is None else kv_dtype
+    found = [Budgeted("full", 1.0, n_ctx, Policy.full(), full_types)]
     if not equal_bytes:
-        types = kv_dtype or "f16"
-        return [one._replace(kv_dtype=types) for one in at_budgets(names, budgets, n_ctx)]
-    shape, found = ModelShape.of_model(model), []
+        evicting = at_budgets(names, budgets, n_ctx)
+        return found + [one._replace(kv_dtype=full_types) for one in evicting]
+    shape = ModelShape.of_model(model)
     for share in budgets:
         for name in names:
             policy, types = fit_cache(
@@ -176,17 +179,15 @@ def measure(
     """
     check_int("n_ctx", n_ctx, 2)
     check_int("n_batch", n_batch, 1, n_ctx)
-    evicting = budgeted(policies, budgets, model, n_ctx, kv_dtype, equal_bytes=equal_bytes)
+    every = budgeted(policies, budgets, model, n_ctx, kv_dtype, equal_bytes=equal_bytes)
     if streaming and stride is not None:
         raise ValueError("stride applies to windows, not to streaming")
     if streaming and len(tokens) <= N_SEGMENTS:
         raise ValueError(f"the text has {len(tokens)} tokens, expected more than {N_SEGMENTS}")
     text = [*beginning, *tokens]
-    full_dtype = "f16" if equal_bytes or kv_dtype is None else kv_dtype
-    full = [Budgeted("full", 1.0, n_ctx, Policy.full(), full_dtype)]
     if streaming and len(text) > n_ctx:
-        full = []
-    for name, budget, kept, policy, types in [*full, *evicting]:
+        every = every[1:]
+    for name, budget, kept, policy, types in every:
         session = open_session(
             model, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=types, archive=archive,
             archive_pages=archive_pages, archive_heads=archive_heads,

@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.measure.perplexity import Budgeted, budgeted, token_losses
+from h2o_cpp.measure.perplexity import budgeted, token_losses
 from h2o_cpp.measure.retrieval.tasks import Sample
 from h2o_cpp.model.arguments import KvDType, check_int
-from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import open_session, read_tokens
 
 
@@ -59,11 +58,8 @@ def measure(
     Raises ValueError.
     """
     check_int("n_batch", n_batch, 1, n_ctx)
-    full_dtype = "f16" if equal_bytes or kv_dtype is None else kv_dtype
-    baselines = [
-        Budgeted(name, 1.0, n_ctx, Policy.full(), full_dtype) for name in ("full", "absent")
-    ]
-    evicting = budgeted(policies, budgets, model, n_ctx, kv_dtype, equal_bytes=equal_bytes)
+    whole, *evicting = budgeted(policies, budgets, model, n_ctx, kv_dtype, equal_bytes=equal_bytes)
+    absent = whole._replace(name="absent")
     for task, samples in tasks.items():
         longest = max(len(sample.prompt) + len(sample.answer) for sample in samples)
         if longest > n_ctx:
@@ -71,7 +67,7 @@ def measure(
                 f"{task} has a sample of {longest} tokens, expected at most n_ctx={n_ctx}"
             )
         full = np.zeros(len(samples))
-        for name, budget, kept, policy, types in [*baselines, *evicting]:
+        for name, budget, kept, policy, types in [whole, absent, *evicting]:
             session = open_session(
                 model, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=types, archive=archive,
                 archive_pages=archive_pages, archive_heads=archive_heads,
