@@ -18,7 +18,6 @@ from dataclasses import asdict
 from h2o_cpp.cli.argument_types import names
 from h2o_cpp.cli.cache_options import add_archive, add_n_batch, add_n_ctx
 from h2o_cpp.cli.files import read_text
-from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import (
     add_model,
     add_store,
@@ -28,6 +27,7 @@ from h2o_cpp.cli.options import (
     stores,
 )
 from h2o_cpp.cli.parser import Parser
+from h2o_cpp.cli.tables import mebibytes
 from h2o_cpp.measure.advice import Advice, Archived, Recall, advise
 from h2o_cpp.model.arguments import KvDType, types_text
 from h2o_cpp.model.model_files import find_model

@@ -12,9 +12,9 @@ from dataclasses import asdict
 
 from h2o_cpp import BUNDLED_MODEL
 from h2o_cpp.cli.cache_options import add_cache
-from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import add_machine, add_max_tokens, add_model
 from h2o_cpp.cli.parser import Parser
+from h2o_cpp.cli.tables import mebibytes, print_table
 from h2o_cpp.measure.speed import Measurement, measure
 
 
@@ -58,11 +58,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(asdict(found), indent=2))
         return 0
-    rows = _rows(found)
-    width = max(map(len, rows))
     print(f"{found.model} on {found.machine}, {found.backend}")
-    for name, value in rows.items():
-        print(f"  {name:{width}}  {value}")
+    print_table(_rows(found))
     return 0
 
 

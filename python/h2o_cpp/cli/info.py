@@ -12,6 +12,7 @@ from typing import Any
 from h2o_cpp import _core
 from h2o_cpp.cli.options import add_model
 from h2o_cpp.cli.parser import Parser
+from h2o_cpp.cli.tables import mebibytes, print_table
 from h2o_cpp.model.capacity import ModelShape, capacity, slab_bytes
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import budget_policy
@@ -70,10 +71,10 @@ def run(args: argparse.Namespace) -> int:
         case _:
             part = ""
     print(f"{path}: GGUF v{file.version}, {len(tensors)} tensors{part}")
-    _print_table({key.replace("_", " "): _text(key, value) for key, value in summary.items()})
+    print_table({key.replace("_", " "): _text(key, value) for key, value in summary.items()})
     if args.metadata:
         print("\nmetadata")
-        _print_table({key: json.dumps(value) for key, value in short.items()})
+        print_table({key: json.dumps(value) for key, value in short.items()})
     if args.tensors:
         print("\ntensors")
         for name, dtype, shape, nbytes in tensors:
@@ -138,10 +139,6 @@ def _budget(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
     return budget | {name: metadata[key] for name, key in archive.items() if key in metadata}
 
 
-def mebibytes(n: int) -> str:
-    return f"{n / 2**20:.2f} MiB"
-
-
 def _text(key: str, value: Any) -> str:
     if key == "bytes":
         return mebibytes(value)
@@ -182,12 +179,6 @@ def _budget_text(
     if isinstance(loss, float):
         text += f", which costs {loss:.2%}" + (f" at {n_ctx} tokens" if n_ctx is not None else "")
     return text
-
-
-def _print_table(rows: Mapping[str, str]) -> None:
-    width = max(map(len, rows), default=0)
-    for key, value in rows.items():
-        print(f"  {key:{width}}  {value}")
 
 
 def _short(value: Any) -> Any:

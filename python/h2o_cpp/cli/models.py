@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from h2o_cpp import _core
-from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.parser import Parser
+from h2o_cpp.cli.tables import mebibytes
 from h2o_cpp.model.library import models_directory, pulled_models
 
 

@@ -17,9 +17,9 @@ from h2o_cpp.cli.comparison import (
     write_csv,
 )
 from h2o_cpp.cli.files import read_text
-from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import add_model, add_text, add_text_tokens
 from h2o_cpp.cli.parser import Parser
+from h2o_cpp.cli.tables import mebibytes
 from h2o_cpp.measure.perplexity import N_SEGMENTS, Measurement, measure
 from h2o_cpp.measure.plots import draw_budgets
 from h2o_cpp.model.arguments import check_context, check_int

@@ -13,9 +13,9 @@ from dataclasses import asdict
 
 from h2o_cpp.cli.argument_types import budget
 from h2o_cpp.cli.cache_options import add_kv_dtype, add_max_sequences, add_n_batch
-from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import add_max_tokens, add_model, add_threads
 from h2o_cpp.cli.parser import Parser
+from h2o_cpp.cli.tables import mebibytes
 from h2o_cpp.measure.planner import Plan, plan
 from h2o_cpp.measure.prediction import Candidate
 from h2o_cpp.model.arguments import bytes_of

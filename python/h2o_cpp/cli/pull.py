@@ -13,9 +13,9 @@ import sys
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp import _core
-from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.models import Described, describe
 from h2o_cpp.cli.parser import Parser
+from h2o_cpp.cli.tables import mebibytes
 from h2o_cpp.model.library import pulled_models
 from h2o_cpp.model.pull import pull
 

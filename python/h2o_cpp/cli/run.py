@@ -7,7 +7,6 @@ import json
 import sys
 
 from h2o_cpp import Generator
-from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import (
     add_generation,
     add_prompt,
@@ -16,6 +15,7 @@ from h2o_cpp.cli.options import (
     stream_options,
 )
 from h2o_cpp.cli.parser import Parser
+from h2o_cpp.cli.tables import mebibytes
 from h2o_cpp.generation.request import StreamOptions
 from h2o_cpp.generation.stream import Stream
 

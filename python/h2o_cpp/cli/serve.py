@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from h2o_cpp import BUNDLED_MODEL
 from h2o_cpp.cli.cache_options import add_cache, add_sequences
-from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import add_machine, add_model, generator_options, open_generator
 from h2o_cpp.cli.parser import Parser
+from h2o_cpp.cli.tables import mebibytes, print_table
 from h2o_cpp.cli.template import add_template, read_template
 from h2o_cpp.model.arguments import bytes_of, check_int
 from h2o_cpp.model.chat_template import is_jinja
@@ -174,7 +174,7 @@ def run(args: argparse.Namespace) -> int:
             async def on_hangup() -> None:
                 try:
                     await catalog.replace(read_models(args.models, options, limits))
-                    print(f"  models         {', '.join(catalog.entries)}", file=sys.stderr)
+                    _print({"models": ", ".join(catalog.entries)})
                 except (OSError, ValueError) as error:
                     print(f"error: {error}; the models stay as they were", file=sys.stderr)
 
@@ -226,9 +226,7 @@ def _check_one_or_many(args: argparse.Namespace) -> None:
 
 
 def _print_models(catalog: Catalog, address: str) -> None:
-    rows = {"models": ", ".join(catalog.entries), "page": address, "API": f"{address}/v1"}
-    for key, value in rows.items():
-        print(f"  {key:13}  {value}", file=sys.stderr)
+    _print({"models": ", ".join(catalog.entries), "page": address, "API": f"{address}/v1"})
 
 
 def _print_model(service: Service, template: str | None, address: str) -> None:
@@ -257,5 +255,8 @@ def _print_model(service: Service, template: str | None, address: str) -> None:
         "page": address,
         "API": f"{address}/v1",
     }
-    for key, value in rows.items():
-        print(f"  {key:13}  {value}", file=sys.stderr)
+    _print(rows)
+
+
+def _print(rows: dict[str, str]) -> None:
+    print_table(rows, width=len("chat template"), file=sys.stderr)
