@@ -13,10 +13,9 @@ import numpy as np
 from h2o_cpp.chat import Chat
 from h2o_cpp.cli.argument_types import budget
 from h2o_cpp.cli.options import open_generator, stream_options
-from h2o_cpp.cli.tables import mebibytes
+from h2o_cpp.cli.run import cache_size
 from h2o_cpp.cli.template import read_template
 from h2o_cpp.cli.token_colors import color_wanted, legend, styled, token_styles
-from h2o_cpp.generation.stats import Stats
 from h2o_cpp.generation.stream import Stream
 from h2o_cpp.measure.inspection import VisiblePieces
 from h2o_cpp.model.atomic import check_output
@@ -80,7 +79,7 @@ class Conversation:
     def _budget(self, argument: str) -> None:
         if argument:
             self._reopen(*argument.split())
-        _print(f"[{self._cache(self.generator.stats())} | {self.generator.policy}]")
+        _print(f"[{cache_size(self.generator.stats())} | {self.generator.policy}]")
 
     def _reopen(self, hh: str, policy: str | None = None, *more: str) -> None:
         if more:
@@ -116,13 +115,8 @@ class Conversation:
         stats = self.generator.stats()
         _print(
             f"[{stats.tokens_seen} tokens seen, {stats.tokens_kept} kept, {stats.evictions} evicted"
-            f" | {self._cache(stats)} | {stats.backend}]"
+            f" | {cache_size(stats)} | {stats.backend}]"
         )
-
-    def _cache(self, stats: Stats) -> str:
-        share = stats.cache_bytes / stats.full_cache_bytes
-        full = mebibytes(stats.full_cache_bytes)
-        return f"cache {mebibytes(stats.cache_bytes)}, full {full} ({share:.0%})"
 
     def _inspect(self, _: str) -> None:
         stats = self.generator.stats()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 
 from h2o_cpp import Generator
 from h2o_cpp.cli.options import (
@@ -17,6 +19,7 @@ from h2o_cpp.cli.options import (
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.tables import mebibytes
 from h2o_cpp.generation.request import StreamOptions
+from h2o_cpp.generation.stats import Stats
 from h2o_cpp.generation.stream import Stream
 
 
@@ -49,12 +52,12 @@ def run(args: argparse.Namespace) -> int:
         return show(generator, stream)
 
 
-def _read(stream: Stream) -> int:
+def _read(stream: Stream, write: Callable[[str], object] = lambda piece: None) -> int:
     """Read a stream to its end; Ctrl-C ends it with status 130."""
     with stream:
         try:
-            for _ in stream:
-                pass
+            for piece in stream:
+                write(piece)
         except KeyboardInterrupt:
             return 130
     return 0
@@ -81,27 +84,25 @@ def _document(generator: Generator, stream: Stream, prompt: str) -> dict[str, ob
 
 def show(generator: Generator, stream: Stream) -> int:
     """Print a stream and a summary; Ctrl-C ends it with status 130."""
-    status = 0
-    with stream:
-        try:
-            for piece in stream:
-                print(piece, end="", flush=True)
-        except KeyboardInterrupt:
-            status = 130
+    status = _read(stream, partial(print, end="", flush=True))
     print(flush=True)
     print(summary(generator, stream), file=sys.stderr)
     return status
 
 
+def cache_size(stats: Stats) -> str:
+    """The bytes of the cache and of a full one."""
+    size, full = stats.cache_bytes, stats.full_cache_bytes
+    return f"cache {mebibytes(size)}, full {mebibytes(full)} ({size / full:.0%})"
+
+
 def summary(generator: Generator, stream: Stream) -> str:
     """One line: speed of prompt and generation, bytes of the cache and of a full one, evictions."""
     stats = generator.stats()
-    share = stats.cache_bytes / stats.full_cache_bytes
     archive = f", archive {mebibytes(stats.archive_bytes)}" if stats.archive_bytes else ""
     return (
         f"[prompt {stream.prompt_tokens} tokens, {stream.prompt_tokens_per_second:.0f}/s | "
         f"generated {len(stream.tokens)} tokens, {stream.tokens_per_second:.0f}/s | "
-        f"cache {mebibytes(stats.cache_bytes)}, full {mebibytes(stats.full_cache_bytes)} "
-        f"({share:.0%}){archive} | {stats.evictions} evicted of {stats.tokens_seen} | "
+        f"{cache_size(stats)}{archive} | {stats.evictions} evicted of {stats.tokens_seen} | "
         f"end: {stream.finish_message or stream.finish_reason}]"
     )
