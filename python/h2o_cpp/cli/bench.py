@@ -10,7 +10,6 @@ import argparse
 import json
 from dataclasses import asdict
 
-from h2o_cpp import BUNDLED_MODEL
 from h2o_cpp.cli.cache_options import add_cache
 from h2o_cpp.cli.options import add_machine, add_max_tokens, add_model
 from h2o_cpp.cli.parser import Parser
@@ -19,7 +18,7 @@ from h2o_cpp.measure.speed import Measurement, measure
 
 
 def add_arguments(parser: Parser) -> None:
-    add_model(parser, default=BUNDLED_MODEL)
+    add_model(parser, bundled=True)
     parser.add_argument(
         "-p", "--prompt-tokens", "--prompt", "--n-prompt", type=int, default=512, metavar="N",
         help="read a prompt of N random tokens (default: %(default)s)",

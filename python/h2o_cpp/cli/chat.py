@@ -23,7 +23,7 @@ from h2o_cpp.generation.request import ContextFullError
 
 
 def add_arguments(parser: Parser) -> None:
-    add_model(parser, default=BUNDLED_MODEL)
+    add_model(parser, bundled=True)
     parser.add_argument(
         "--system",
         "-sys",

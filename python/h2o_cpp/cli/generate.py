@@ -19,7 +19,7 @@ from time import perf_counter
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from h2o_cpp import BUNDLED_MODEL, Generator
+from h2o_cpp import Generator
 from h2o_cpp.cli.cache_options import add_sequences
 from h2o_cpp.cli.files import STANDARD
 from h2o_cpp.cli.options import add_generation, add_model, open_generator, stream_options
@@ -37,7 +37,7 @@ _SETTINGS = (
 
 
 def add_arguments(parser: Parser) -> None:
-    add_model(parser, default=BUNDLED_MODEL)
+    add_model(parser, bundled=True)
     parser.add_argument(
         "-i", "--input", type=Path, required=True, metavar="FILE",
         help='a JSON object in each line; "-" is stdin',

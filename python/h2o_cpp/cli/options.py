@@ -23,7 +23,8 @@ from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.stored_metadata import metadata_output
 
 # The inputs of find_model.
-MODEL = "GGUF file, a directory with one, the name of a pulled model, or hf://org/name"
+_MODEL = "GGUF file, a directory with one, the name of a pulled model, or hf://org/name"
+_OR_BUNDLED = f"{_MODEL} (default: the bundled tiny model)"
 
 _NO_PREFIXES = {
     "prefix_cache": 0,
@@ -31,8 +32,6 @@ _NO_PREFIXES = {
     "prefix_cache_disk_bytes": None,
     "prefix_ends": False,
 }
-
-_BUNDLED = "(default: the bundled tiny model)"
 
 
 def add_generation(parser: Parser, *, max_tokens: int | None = 128) -> None:
@@ -69,14 +68,12 @@ def add_generation(parser: Parser, *, max_tokens: int | None = 128) -> None:
     add_machine(parser, resident=True)
 
 
-def add_model(parser: Parser, *, default: Path | None = None) -> None:
-    """Add the model, positional or as --model; required unless it has a default."""
-    if default is None:
-        parser.add_either("-m", "--model", metavar="MODEL", help=MODEL)
+def add_model(parser: Parser, *, bundled: bool = False) -> None:
+    """Add the model, positional or as --model; bundled: the default is the bundled one."""
+    if bundled:
+        parser.add_either("-m", "--model", metavar="MODEL", default=BUNDLED_MODEL, help=_OR_BUNDLED)
     else:
-        parser.add_either(
-            "-m", "--model", metavar="MODEL", default=default, help=f"{MODEL} {_BUNDLED}"
-        )
+        parser.add_either("-m", "--model", metavar="MODEL", help=_MODEL)
 
 
 def add_prompt(parser: Parser, metavar: str, what: str) -> None:
@@ -88,12 +85,7 @@ def add_prompt(parser: Parser, metavar: str, what: str) -> None:
     )
     prompt.add_argument("-f", "--file", type=Path, metavar="FILE", help=f"read {what} from FILE")
     parser.add_argument(
-        "-m",
-        "--model",
-        action=Once,
-        default=BUNDLED_MODEL,
-        metavar="MODEL",
-        help=f"{MODEL} {_BUNDLED}",
+        "-m", "--model", action=Once, default=BUNDLED_MODEL, metavar="MODEL", help=_OR_BUNDLED
     )
 
     def check(args: argparse.Namespace, extras: Sequence[str]) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: Parser) -> None:
-    add_model(parser, default=BUNDLED_MODEL)
+    add_model(parser, bundled=True)
     server = parser.add_argument_group("server")
     server.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: %(default)s)"
