@@ -15,10 +15,9 @@ from h2o_cpp import BUNDLED_MODEL
 from h2o_cpp.cli.conversation import COMMANDS, Conversation
 from h2o_cpp.cli.files import error_text
 from h2o_cpp.cli.line_editor import editing, history_file, is_quoted, messages, unquoted
-from h2o_cpp.cli.options import add_generation, add_model
+from h2o_cpp.cli.options import add_generation, add_model, add_template
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.run import show
-from h2o_cpp.cli.template import add_template
 from h2o_cpp.generation.request import ContextFullError
 
 

@@ -12,9 +12,8 @@ import numpy as np
 
 from h2o_cpp.chat import Chat
 from h2o_cpp.cli.argument_types import budget
-from h2o_cpp.cli.options import open_generator, stream_options
+from h2o_cpp.cli.options import open_generator, read_template, stream_options
 from h2o_cpp.cli.run import cache_size
-from h2o_cpp.cli.template import read_template
 from h2o_cpp.cli.token_colors import color_wanted, legend, styled, token_styles
 from h2o_cpp.generation.stream import Stream
 from h2o_cpp.measure.inspection import VisiblePieces

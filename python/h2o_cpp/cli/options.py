@@ -18,6 +18,8 @@ from h2o_cpp.cli.files import STANDARD, read_text
 from h2o_cpp.cli.parser import Arguments, Once, Parser
 from h2o_cpp.cli.sampling import add_sampling, sampling_options
 from h2o_cpp.generation.request import ENDLESS, StreamOptions
+from h2o_cpp.model import chat_template
+from h2o_cpp.model.builtin_templates import BUILTIN_TEMPLATES
 from h2o_cpp.model.library import pulled_models
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.stored_metadata import metadata_output
@@ -128,6 +130,17 @@ def add_text_tokens(parser: Arguments, default: str) -> None:
         type=int,
         metavar="N",
         help=f"read only the first N tokens of the text (default: {default})",
+    )
+
+
+def add_template(parser: Arguments) -> None:
+    parser.add_argument(
+        "--template",
+        "--chat-template",
+        "--chat-template-file",
+        metavar="NAME",
+        help=f"chat template: one of {', '.join(BUILTIN_TEMPLATES)}; or a Jinja2 file, or its text "
+        "(default: the model's own)",
     )
 
 
@@ -248,6 +261,18 @@ def read_prompt(args: argparse.Namespace) -> str:
         return read_text(args.file).removesuffix("\n")
     text: str = args.words if args.prompt is None else args.prompt
     return read_text(STANDARD).removesuffix("\n") if text == "-" else text
+
+
+def read_template(given: str | None) -> str | None:
+    """The text of a template: given as such, by its name or as a file (FILE, @FILE).
+
+    Raises OSError for a file that cannot be read, and ValueError.
+    """
+    if given is None:
+        return None
+    if given.startswith("@"):
+        return read_text(Path(given[1:]))
+    return chat_template.read_template(given)
 
 
 def _is_model(text: str) -> bool:

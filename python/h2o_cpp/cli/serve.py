@@ -17,10 +17,16 @@ from typing import TYPE_CHECKING
 
 from h2o_cpp import BUNDLED_MODEL
 from h2o_cpp.cli.cache_options import add_cache, add_sequences
-from h2o_cpp.cli.options import add_machine, add_model, generator_options, open_generator
+from h2o_cpp.cli.options import (
+    add_machine,
+    add_model,
+    add_template,
+    generator_options,
+    open_generator,
+    read_template,
+)
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.tables import mebibytes, print_table
-from h2o_cpp.cli.template import add_template, read_template
 from h2o_cpp.model.arguments import bytes_of, check_int
 from h2o_cpp.model.chat_template import is_jinja
 from h2o_cpp.reply import FORMATS
