@@ -200,7 +200,7 @@ def make_request(
     sampling = make_sampling(options)
     sampling.seed = seeds.getrandbits(64) if seed is None else check_int("seed", seed, 0, 2**64 - 1)
     return Request(
-        prompt_tokens(runtime, prompt, parse_special, after),
+        _prompt_tokens(runtime, prompt, parse_special, after),
         after,
         sampling,
         seeded=seed is not None,
@@ -256,12 +256,10 @@ def is_batch(prompt: object, after: Snapshot | None = None) -> bool:
     return isinstance(prompt[0], str | Sequence | np.ndarray)
 
 
-def prompt_tokens(
+def _prompt_tokens(
     runtime: Runtime, prompt: str | Sequence[int], parse_special: bool, after: Snapshot | None
 ) -> NDArray[np.int32]:
     """The tokens of a prompt, which continues `after`."""
-    if not isinstance(after, Snapshot | None):
-        raise TypeError(f"after={after!r}, expected a Snapshot")
     begins = after is None or not after.tokens
     if isinstance(prompt, str):
         if not prompt:  # not even a beginning-of-text token
