@@ -74,14 +74,11 @@ def make_constraint(
 
     Raises ValueError if it does not compile, and TypeError.
     """
-    library = _llguidance()
     with _mutex:
         compiler = _compilers.get(tokenizer)
         if compiler is None:
             compiler = _compilers[tokenizer] = _Compiler(tokenizer)
-    if form == "grammar":
-        value = _lark(value, tokenizer)
-    source = _source(library, form, value)
+    source = _source(form, value, tokenizer)
     if around is not None:
         source = _within(around, source)
     try:
@@ -156,16 +153,15 @@ def _llguidance() -> Any:
     return llguidance
 
 
-def _source(library: Any, form: str, value: Any) -> str:
+def _source(form: str, value: Any, tokenizer: Tokenizer) -> str:
     """The grammar in llguidance's format."""
-    matcher = library.LLMatcher
+    matcher = _llguidance().LLMatcher
     if form == "schema":
         return str(matcher.grammar_from_json_schema(_schema(value), defaults=_JSON))
-    if form == "choice":
-        return str(matcher.grammar_from_lark(_choice(value)))
     if form == "regex":
         return str(matcher.grammar_from_regex(check_str(form, value)))
-    return str(matcher.grammar_from_lark(value))
+    lark = _choice(value) if form == "choice" else _lark(value, tokenizer)
+    return str(matcher.grammar_from_lark(lark))
 
 
 def _within(around: str, source: str) -> str:
