@@ -116,13 +116,15 @@ class KVCache:
             max_tokens = min(policy.budget + 1, INT32_MAX)
         n_sequences = check_int("n_sequences", n_sequences, 1)
         n_heads = check_int("n_heads", n_heads, 1)
+        n_kv_heads = check_int("n_kv_heads", n_kv_heads, 1)
+        head_dim = check_int("head_dim", head_dim, 1)
         self._cache = _core.KvCache(
             n_heads,
-            check_int("n_kv_heads", n_kv_heads, 1),
-            check_int("head_dim", head_dim, 1),
+            n_kv_heads,
+            head_dim,
             policy=policy.core(),
             n_sequences=n_sequences,
-            rotary=None if rope is None else rope.core(check_int("head_dim", head_dim, 1)),
+            rotary=None if rope is None else rope.core(head_dim),
             sink_logits=_of_heads("sink_logits", sink_logits, n_heads),
             alibi_slopes=_of_heads("alibi_slopes", alibi_slopes, n_heads),
             max_tokens=check_int("max_tokens", max_tokens, 1),
@@ -230,7 +232,7 @@ def _gram(
         raise ValueError(
             f"output_weight has shape {weight.shape}, expected (n, {n_heads * head_dim})"
         )
-    if n_kv_heads < 1 or n_heads % n_kv_heads:
+    if n_heads % n_kv_heads:
         raise ValueError(f"n_heads={n_heads}, expected a multiple of n_kv_heads={n_kv_heads}")
     heads = weight.reshape(len(weight), n_kv_heads, -1, head_dim)
     heads = heads.transpose(1, 3, 0, 2).reshape(n_kv_heads, head_dim, -1)
