@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -122,9 +123,8 @@ class Chat:
 
         The next turn reads the whole conversation again.
         """
-        other = Chat.__new__(Chat)
-        other._generator, other._template = generator, self._template
-        other._messages, other._reply = self.messages, None
+        other = copy(self)
+        other._generator, other._messages, other._reply = generator, self.messages, None
         return other
 
     def fork(self) -> Chat:
@@ -133,9 +133,7 @@ class Chat:
         Raises RuntimeError before the first reply, and if the Generator has streamed something else
         since the last one.
         """
-        other = Chat.__new__(Chat)
-        other._generator, other._template = self._generator, self._template
-        other._messages = [*self._messages]
+        other = copy(self)  # say() replaces the list of messages
         other._reply = _RestoredReply(self._last_reply().text, self._snapshot())
         return other
 
