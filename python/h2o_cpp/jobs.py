@@ -73,7 +73,7 @@ class Output(Closing):
         try:
             lock_file(self._file)
             self._file.seek(0)
-            whole, torn = self._read(path)
+            whole, torn = self._read()
             if allow_other_settings:
                 self.finished = dict.fromkeys(self.finished)
             if settings is not None:
@@ -87,7 +87,7 @@ class Output(Closing):
             self._file.close()
             raise
 
-    def _read(self, path: Path) -> tuple[int, bytes]:
+    def _read(self) -> tuple[int, bytes]:
         """The number of bytes in complete lines, and the rest."""
         whole = 0
         for n, line in enumerate(self._file, 1):
@@ -95,7 +95,7 @@ class Output(Closing):
                 return whole, line
             index, checksum = _read_line(line)
             if index is None or index in self.finished:
-                raise ValueError(f"{path}:{n}: not an output line of a job")
+                raise ValueError(f"{self._path}:{n}: not an output line of a job")
             self.finished[index] = checksum
             whole += len(line)
         return whole, b""
@@ -263,8 +263,10 @@ def _line(index: int, fields: dict[str, Any]) -> bytes:
 
 
 def _read_settings(file: Path) -> dict[str, Any] | None:
-    """The settings of a job; None if there is no such file. Raises ValueError for an invalid "
-    "file."""
+    """The settings of a job; None if there is no such file.
+
+    Raises ValueError for an invalid file.
+    """
     try:
         settings = json.loads(file.read_bytes())
     except FileNotFoundError:

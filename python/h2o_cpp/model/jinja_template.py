@@ -95,8 +95,8 @@ class _Worker:
                 worker.end()
 
     def ask(self, request: dict[str, Any]) -> Any:
-        """The answer to a request. Raises ValueError if there is none, and then ends the "
-        "process."""
+        """The answer to a request. Raises ValueError if there is none, and then ends the
+        process."""
         late = threading.Event()
 
         def stop() -> None:
