@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     path = find_model(args.model)
     file = _core.GgufFile(path)
     metadata, tensors = file.metadata(), file.tensors()
-    summary = dict(summarize(metadata, tensors))
+    summary = _summarize(metadata, tensors)
     if args.memory is not None:
         architecture = metadata.get("general.architecture")
         summary["sequences"] = {
@@ -82,9 +82,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def summarize(
+def _summarize(
     metadata: Mapping[str, Any], tensors: list[tuple[str, str, tuple[int, ...], int]]
-) -> Iterator[tuple[str, Any]]:
+) -> dict[str, Any]:
     """Properties of a file by name, without missing ones."""
     architecture = metadata.get("general.architecture", "")
 
@@ -105,28 +105,29 @@ def summarize(
         "tokens": len(metadata.get("tokenizer.ggml.tokens", ())) or None,
         "chat_template": "tokenizer.chat_template" in metadata,
         "budget": _budget(metadata),
+        "parameters": sum(prod(shape) for _, _, shape, _ in tensors),
+        "bytes": sum(nbytes for *_, nbytes in tensors),
+        "types": dict(Counter(dtype for _, dtype, _, _ in tensors)),
+        "cache": _cache(ModelShape.of_metadata(metadata)),
     }
-    yield from ((key, value) for key, value in found.items() if value not in (None, ""))
-    yield "parameters", sum(prod(shape) for _, _, shape, _ in tensors)
-    yield "bytes", sum(nbytes for *_, nbytes in tensors)
-    yield "types", dict(Counter(dtype for _, dtype, _, _ in tensors))
-    if shape := ModelShape.of_metadata(metadata):
-        yield (
-            "cache",
-            {
-                "n_tokens": _CACHE_TOKENS,
-                **{
-                    name: slab_bytes(
-                        shape,
-                        budget_policy(hh, None, _CACHE_TOKENS),
-                        n_ctx=_CACHE_TOKENS,
-                        kv_dtype="f16",
-                        positions="original",
-                    )
-                    for name, hh in _BUDGETS.items()
-                },
-            },
+    return {key: value for key, value in found.items() if value not in (None, "")}
+
+
+def _cache(shape: ModelShape | None) -> dict[str, int] | None:
+    """The bytes of caches with each of _BUDGETS."""
+    if shape is None:
+        return None
+    sizes = {
+        name: slab_bytes(
+            shape,
+            budget_policy(hh, None, _CACHE_TOKENS),
+            n_ctx=_CACHE_TOKENS,
+            kv_dtype="f16",
+            positions="original",
         )
+        for name, hh in _BUDGETS.items()
+    }
+    return {"n_tokens": _CACHE_TOKENS, **sizes}
 
 
 def _budget(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
