@@ -41,7 +41,7 @@ def store_metadata(
         if value is None:
             entries.pop(key, None)
         else:
-            entries[key] = _string(key) + _packed(value)
+            entries[key] = metadata_entry(key, value)
     from shutil import copyfileobj  # slow to import
 
     alignment = file.metadata().get("general.alignment", _ALIGNMENT)
@@ -91,17 +91,20 @@ def _read_tensors(file: IO[bytes], n: int) -> bytes:
     return b"".join(parts)
 
 
-def _packed(value: Value) -> bytes:
-    """A value, after its type's number in GGUF."""
+def metadata_entry(key: str, value: Value) -> bytes:
+    """A key, its type's number in GGUF and its value."""
     if isinstance(value, str):
-        return struct.pack("<I", 8) + _string(value)
-    if isinstance(value, int):
-        return struct.pack("<II", 4, value)
-    if isinstance(value, float):
-        return struct.pack("<Id", 12, value)
-    return struct.pack(f"<IIQ{len(value)}i", 9, 5, len(value), *value)
+        packed = struct.pack("<I", 8) + gguf_string(value)
+    elif isinstance(value, int):
+        packed = struct.pack("<II", 4, value)
+    elif isinstance(value, float):
+        packed = struct.pack("<Id", 12, value)
+    else:
+        packed = struct.pack(f"<IIQ{len(value)}i", 9, 5, len(value), *value)
+    return gguf_string(key) + packed
 
 
-def _string(text: str) -> bytes:
-    data = text.encode()
+def gguf_string(text: str) -> bytes:
+    """A string of a GGUF file, after its length."""
+    data = text.encode("utf-8", "surrogateescape")
     return struct.pack("<Q", len(data)) + data

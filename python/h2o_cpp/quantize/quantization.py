@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGML_QUANT_SIZES, GGML_QUANT_VERSION, GGMLQuantizationType, GGUFValueType
+from gguf import GGML_QUANT_SIZES, GGML_QUANT_VERSION, GGMLQuantizationType
 from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC, GGUF_VERSION
 from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -18,6 +18,7 @@ from h2o_cpp import _core
 from h2o_cpp.model.arguments import thread_count
 from h2o_cpp.model.atomic import atomic_output, check_output
 from h2o_cpp.model.model_files import find_model
+from h2o_cpp.model.stored_metadata import gguf_string, metadata_entry
 from h2o_cpp.quantize.imatrix import Importance, read_imatrix
 from h2o_cpp.quantize.mix import MIXES, Mix, Model, Shape, choose_types
 
@@ -216,7 +217,7 @@ def _metadata(file: _core.GgufFile, mix: Mix) -> list[bytes]:
         ("general.quantization_version", GGML_QUANT_VERSION),
         ("general.file_type", mix.file_type),
     ):
-        entries[key] = _string(key) + struct.pack("<II", GGUFValueType.UINT32, value)
+        entries[key] = metadata_entry(key, value)
     return list(entries.values())
 
 
@@ -227,13 +228,8 @@ def _header(metadata: Sequence[bytes], tensors: Sequence[_Tensor], alignment: in
     offset = 0
     for tensor in tensors:
         n_dims = len(tensor.shape)
-        header += _string(tensor.name)
+        header += gguf_string(tensor.name)
         header += struct.pack(f"<I{n_dims}Q", n_dims, *reversed(tensor.shape))
         header += struct.pack("<IQ", tensor.type, offset)
         offset += tensor.nbytes + -tensor.nbytes % alignment
     return header + bytes(-len(header) % alignment)
-
-
-def _string(text: str) -> bytes:
-    encoded = text.encode("utf-8", "surrogateescape")
-    return struct.pack("<Q", len(encoded)) + encoded
