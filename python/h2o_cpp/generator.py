@@ -128,21 +128,24 @@ class Generator(StreamingModel):
         if seed is not None:
             seed = check_int("seed", seed, 0, None)
         snapshot_bytes = bytes_of("snapshot_bytes", snapshot_bytes, 0)
+        sizes: Any = {
+            "hh": hh,
+            "cache_memory": cache_memory,
+            "recent": recent,
+            "policy": policy,
+            "n_ctx": n_ctx,
+            "kv_dtype": kv_dtype,
+            "positions": positions,
+            "max_resident": max_resident,
+        }
         open_on = partial(
             open_runtime,
             path,
-            hh=hh,
-            cache_memory=cache_memory,
-            recent=recent,
-            policy=policy,
-            n_ctx=n_ctx,
-            positions=positions,
+            **sizes,
             n_batch=n_batch,
-            kv_dtype=kv_dtype,
             threads=threads,
             max_sequences=max_sequences,
             memory=memory,
-            max_resident=max_resident,
             exact=exact,
             prefix_cache=bytes_of("prefix_cache", prefix_cache, 0),
             prefix_cache_disk=prefix_cache_disk,
@@ -153,18 +156,7 @@ class Generator(StreamingModel):
             archive_dir=archive_dir,
             archive_heads=archive_heads,
         )
-        needed = partial(
-            model_and_cache_bytes,
-            path,
-            hh=hh,
-            cache_memory=cache_memory,
-            recent=recent,
-            policy=policy,
-            n_ctx=n_ctx,
-            kv_dtype=kv_dtype,
-            positions=positions,
-            max_resident=max_resident,
-        )
+        needed = partial(model_and_cache_bytes, path, **sizes)
         super().__init__(open_on_device(device, lambda name: open_on(device=name), needed), seed)
         self._snapshots = SnapshotCache(snapshot_bytes)
 
