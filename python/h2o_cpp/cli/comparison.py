@@ -66,12 +66,15 @@ def add_comparison(parser: Arguments, plot: str) -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help=plot)
 
 
-def open_figure(args: argparse.Namespace, width: float, height: float) -> Figure | None:
-    """The figure for --plot. Raises an error if an output of the command cannot be written."""
+def open_figure(args: argparse.Namespace, width: float) -> Figure | None:
+    """The figure for --plot, `width` inches wide.
+
+    Raises an error if an output of the command cannot be written.
+    """
     check_outputs(args.csv, args.plot, STANDARD if args.json else None)
     if args.plot is None:
         return None
-    figure = new_figure(width, height)
+    figure = new_figure(width, 4)
     known, ending = figure.canvas.get_supported_filetypes(), args.plot.suffix[1:].lower()
     if ending not in known:
         raise ValueError(f"--plot {args.plot}: expected an ending of {', '.join(sorted(known))}")

@@ -215,7 +215,7 @@ def stores(args: argparse.Namespace, model: str) -> bool:
     return True
 
 
-def generator_options(args: argparse.Namespace, *, many: bool = False) -> dict[str, Any]:
+def generator_options(args: argparse.Namespace, *, many: bool) -> dict[str, Any]:
     """Options of Generator, for one sequence or as many as add_sequences allows."""
     memory = args.memory if many else None
     max_sequences = args.max_sequences if many else None

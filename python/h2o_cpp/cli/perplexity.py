@@ -50,7 +50,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the measurements; write the requested files."""
-    figure = open_figure(args, 6, 4)
+    figure = open_figure(args, 6)
     if args.text_tokens is not None:
         check_int("text_tokens", args.text_tokens, 1)
     text = read_text(args.file)

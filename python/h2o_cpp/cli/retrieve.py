@@ -75,7 +75,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the measurements; write the requested files."""
-    figure = open_figure(args, 5 * len(args.tasks), 4)
+    figure = open_figure(args, 5 * len(args.tasks))
     filler = FILLER if args.file is None else read_text(args.file)
     n_samples = check_int("samples", args.samples, 1)
     model = open_model(args.model, device="cpu", threads=args.threads)

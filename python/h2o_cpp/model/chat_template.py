@@ -179,10 +179,9 @@ class ChatTemplate:
         parts = self._tokenizer.split_special(marker)
         return parts[0] if len(parts) == 1 and isinstance(parts[0], int) else None
 
-    def tokens(self, messages: Sequence[Message], *, most: int | None = None) -> list[int]:
-        """Tokens of a conversation, up to the assistant's next reply; most: as for
-        Tokenizer.encode."""
-        return self.prompt(messages, most=most).tokens
+    def tokens(self, messages: Sequence[Message]) -> list[int]:
+        """Tokens of a conversation, up to the assistant's next reply."""
+        return self.prompt(messages).tokens
 
     def prompt(
         self,
@@ -359,9 +358,7 @@ def _check_messages(messages: object) -> None:
             raise ValueError(f"messages[{i}]={short(message)} has no role, {_MESSAGES}")
 
 
-def _map_texts(
-    value: Any, change: Callable[[str], str], change_key: Callable[[str], str] = lambda key: key
-) -> Any:
+def _map_texts(value: Any, change: Callable[[str], str], change_key: Callable[[str], str]) -> Any:
     """`value` with every string changed."""
     if isinstance(value, str):
         return change(value)

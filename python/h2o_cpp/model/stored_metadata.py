@@ -61,7 +61,7 @@ def store_metadata(
 
 def metadata_output(
     source: str | os.PathLike[str],
-    output: str | os.PathLike[str] | None = None,
+    output: str | os.PathLike[str] | None,
     *,
     overwrite: bool = True,
 ) -> Path:
