@@ -1,4 +1,4 @@
-"""Finding the GGUF file of a model: a file, a directory, a pulled model or one on the Hub."""
+"""The GGUF files of models: the bundled one, a file, a directory, a pulled one, one on the Hub."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import os
 from pathlib import Path
 from shlex import quote
 
+from h2o_cpp import _core
 from h2o_cpp.model.gguf_names import all_parts, choose_model, is_model
 from h2o_cpp.model.hub import HubSource, hub_errors, is_checkpoint_file
 from h2o_cpp.model.library import find_pulled, models_directory
+
+# A tiny OPT to try things with. CMake installs it next to the extension.
+BUNDLED_MODEL = Path(_core.__file__).parent / "models" / "tiny-opt.gguf"
 
 
 def find_model(source: str | os.PathLike[str]) -> str:
