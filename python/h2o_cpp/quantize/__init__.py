@@ -1,10 +1,10 @@
 """Quantizing GGUF files.
 
 `quantization` reads a model, chooses a type for each tensor (`mix`) and quantizes with the core.
-`importance` measures importance matrices, which `imatrix` reads.
+`imatrix` measures and reads importance matrices.
 """
 
-from h2o_cpp.quantize.importance import make_imatrix
+from h2o_cpp.quantize.imatrix import make_imatrix
 from h2o_cpp.quantize.mix import MIXES
 from h2o_cpp.quantize.quantization import quantize
 
