@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from h2o_cpp.generation.closing import Closing
 from h2o_cpp.generation.embedding import embed
-from h2o_cpp.generation.request import Pooling, check_vocabulary, text_tokens, token_ids
+from h2o_cpp.generation.request import Pooling, text_tokens, token_ids
 from h2o_cpp.generation.stats import Stats
 from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.runtime import Runtime
@@ -80,10 +80,7 @@ class LoadedModel(Closing):
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Text of tokens, without control tokens; bytes that are not UTF-8 become U+FFFD."""
-        runtime = self._runtime()
-        ids = token_ids("tokens", tokens)
-        check_vocabulary(ids, runtime.model.n_vocab)
-        return runtime.tokenizer.decode(ids)
+        return self._runtime().tokenizer.decode(token_ids("tokens", tokens))
 
     def logits(self, tokens: ArrayLike) -> NDArray[np.float32]:
         """Logits after each of the n tokens of a text, float32 [n, n_vocab].

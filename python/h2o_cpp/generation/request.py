@@ -271,7 +271,7 @@ def _prompt_tokens(
         tokens = token_ids("prompt", prompt)
     else:
         raise TypeError(f"prompt must be text or token ids, got {type(prompt).__name__}")
-    check_vocabulary(tokens, runtime.model.n_vocab)
+    _check_vocabulary(tokens, runtime.model.n_vocab)
     return np.asarray(tokens, np.int32)
 
 
@@ -281,7 +281,7 @@ def text_tokens(runtime: Runtime, tokens: ArrayLike) -> NDArray[np.int32]:
     if ids.ndim != 1 or ids.size == 0 or not np.issubdtype(ids.dtype, np.integer):
         hint = "; tokenize() makes them of a text" if isinstance(tokens, str) else ""
         raise ValueError(f"tokens must be a non-empty sequence of token ids{hint}")
-    check_vocabulary(ids.tolist(), runtime.model.n_vocab)
+    _check_vocabulary(ids.tolist(), runtime.model.n_vocab)
     return ids.astype(np.int32)
 
 
@@ -296,9 +296,8 @@ def token_ids(name: str, tokens: object) -> list[int]:
     return [index(token) for token in tokens]
 
 
-def check_vocabulary(tokens: Sequence[int], n_vocab: int) -> None:
-    """Raises ValueError for a token outside the vocabulary."""
-    for token in map(index, tokens):
+def _check_vocabulary(tokens: Sequence[int], n_vocab: int) -> None:
+    for token in tokens:
         if not 0 <= token < n_vocab:
             raise ValueError(f"token {token} is not in the vocabulary of {n_vocab}")
 
