@@ -11,7 +11,7 @@ from h2o_cpp import _core
 from h2o_cpp.model.arguments import bytes_of, check_context, kv_dtypes
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import Policy, choose_policy
-from h2o_cpp.model.session import Positions
+from h2o_cpp.model.session import Positions, core_policies
 from h2o_cpp.model.stored_budget import Budget, resolve_budget, resolve_types
 
 
@@ -112,7 +112,7 @@ def slab_bytes(
         n_layers=shape.n_layers,
         n_kv_heads=shape.n_kv_heads,
         head_dim=shape.head_dim,
-        policies=[one.core() for one in policies],
+        policies=core_policies(policy),
         max_tokens=n_ctx,
         **kv_dtypes(kv_dtype),
         may_roll=bounded and not shape.learned_positions and positions != "original",

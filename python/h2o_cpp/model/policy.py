@@ -228,14 +228,11 @@ def choose_policy(
         raise ValueError("give either a Policy or hh, not both")
     if isinstance(policy, Policy):
         return policy
-    policies = [*policy] if isinstance(policy, Sequence) else []
-    if not isinstance(policy, Sequence) or not all(isinstance(one, Policy) for one in policies):
+    if not isinstance(policy, Sequence) or not all(isinstance(one, Policy) for one in policy):
         raise TypeError(
             f"policy={policy!r}, expected a name, a Policy, or a list with a Policy per layer"
         )
-    if not policies:
-        raise ValueError("policy is an empty list, expected one Policy per layer")
-    return policies
+    return [*policy]
 
 
 def fraction_of(n: int, fraction: float) -> int:
