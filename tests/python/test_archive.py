@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from h2o_cpp import Chat, Generator, Policy, _core
 from h2o_cpp.cli import main
 from h2o_cpp.convert import convert
-from h2o_cpp.model.session import chunks, open_session
+from h2o_cpp.model.session import open_session, read_tokens
 from support.needs import LINUX, packages
 from support.random_models import RECIPES, make_model, save_checkpoint
 
@@ -30,9 +30,7 @@ def session_of(model: _core.Model, policy: Policy, **options: Any) -> _core.Sess
 
 def logits(session: _core.Session, tokens: list[int]) -> NDArray[np.float32]:
     """The logits after the last token."""
-    for part in chunks(session, np.array(tokens, np.int32)):
-        last = session.step([(0, part)])
-    return last
+    return read_tokens(session, np.array(tokens, np.int32))
 
 
 TOKENS = [(7 * i * i + 3 * i) % 61 for i in range(N_CTX)]

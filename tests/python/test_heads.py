@@ -15,7 +15,7 @@ from h2o_cpp.cli import main
 from h2o_cpp.convert import convert
 from h2o_cpp.measure.heads import RETRIEVAL_HEADS, rank_heads
 from h2o_cpp.measure.retrieval.tasks import Sample
-from h2o_cpp.model.session import chunks, open_session
+from h2o_cpp.model.session import open_session, read_tokens
 from h2o_cpp.model.stored_metadata import store_metadata
 from support.needs import packages
 from support.random_models import N_CTX, RECIPES, make_model, random_tokens, save_checkpoint
@@ -88,8 +88,7 @@ def session_of(path: Path, **options: Any) -> _core.Session:
     session = open_session(
         model, POLICY, **{"n_ctx": N_CTX, "n_batch": 8, "archive": "f16", **options}
     )
-    for part in chunks(session, random_tokens(0)[:30].astype(np.int32)):
-        session.step([(0, part)])
+    read_tokens(session, random_tokens(0)[:30].astype(np.int32))
     return session
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from h2o_cpp import Chat, Generator, Policy, Snapshot, _core
-from h2o_cpp.model.session import chunks, open_session
+from h2o_cpp.model.session import open_session, read_tokens
 from support.random_search import examples
 from support.snapshots import checksum, sealed
 
@@ -23,8 +23,7 @@ TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<rep
 
 
 def read(session: _core.Session, tokens: list[int]) -> None:
-    for part in chunks(session, np.array(tokens, np.int32)):
-        session.step([(0, part)])
+    read_tokens(session, np.array(tokens, np.int32))
 
 
 POLICIES = st.one_of(
