@@ -23,8 +23,8 @@ class Help(argparse.HelpFormatter):
         words = [self._prog]
         options = False
         for action in actions:
-            options |= bool(action.option_strings) and not action.required
             if action.option_strings and not action.required:
+                options = True
                 continue
             if action.option_strings:
                 words.append(action.option_strings[0])
