@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from h2o_cpp import _core
 from h2o_cpp.measure.perplexity import token_losses
-from h2o_cpp.model.arguments import check_float, check_int
+from h2o_cpp.model.arguments import KvDType, check_float, check_int
 from h2o_cpp.model.device import model_and_cache_bytes, open_on_device
 from h2o_cpp.model.policy import Policy, fraction_of, named_policy
 from h2o_cpp.model.session import open_model, open_session, read_tokens
@@ -57,7 +57,7 @@ class BudgetedModel:
         policy: str = "h2o",
         n_ctx: int | None = None,
         n_batch: int | None = None,
-        kv_dtype: str | tuple[str, str] = "f16",
+        kv_dtype: KvDType = "f16",
         device: str = "auto",
         threads: int | None = None,
     ) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import check_context, check_int
+from h2o_cpp.model.arguments import KvDType, check_context, check_int
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import Positions, open_session
 from h2o_cpp.model.tokenizer import Tokenizer
@@ -117,7 +117,7 @@ def inspect(
     n_ctx: int | None = None,
     n_batch: int = 1,
     max_tokens: int = 0,
-    kv_dtype: str | tuple[str, str] = "f16",
+    kv_dtype: KvDType = "f16",
     positions: Positions = "auto",
 ) -> Inspection:
     """Read a text under `policy` and observe the cache after each step.

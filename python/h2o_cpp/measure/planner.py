@@ -31,7 +31,7 @@ from h2o_cpp.measure.traffic import (
     prefill_flops,
     weights,
 )
-from h2o_cpp.model.arguments import bytes_of, check_float, check_int, thread_count
+from h2o_cpp.model.arguments import KvDType, bytes_of, check_float, check_int, thread_count
 from h2o_cpp.model.capacity import ModelShape, slab_bytes
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import Policy, choose_policy
@@ -231,7 +231,7 @@ def _job(
     n: int,
     *,
     n_batch: int,
-    kv_dtype: str | tuple[str, str],
+    kv_dtype: KvDType,
 ) -> Job:
     policies = [policy] * shape.n_layers if isinstance(policy, Policy) else [*policy]
     seen = np.arange(prompt, prompt + n) + 1.0

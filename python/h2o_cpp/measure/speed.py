@@ -22,7 +22,7 @@ from h2o_cpp.measure.traffic import (
     prefill_flops,
     weights,
 )
-from h2o_cpp.model.arguments import check_context, check_int, types_text
+from h2o_cpp.model.arguments import KvDType, check_context, check_int, types_text
 from h2o_cpp.model.device import model_and_cache_bytes, open_on_device
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import Policy, budget_policy
@@ -87,7 +87,7 @@ def measure(
     n_ctx: int | None = None,
     n_batch: int = 512,
     positions: Positions = "auto",
-    kv_dtype: str | tuple[str, str] = "f16",
+    kv_dtype: KvDType = "f16",
 ) -> Measurement:
     """Measure a model.
 

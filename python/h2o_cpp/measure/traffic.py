@@ -7,7 +7,7 @@ from math import prod
 from typing import NamedTuple
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import kv_dtypes
+from h2o_cpp.model.arguments import KvDType, kv_dtypes
 
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 _TABLES = (_EMBEDDING, "position_embd.weight")  # a token needs one row
@@ -65,7 +65,7 @@ def _share(tensor: Weight, used: float) -> float:
     return used if len(tensor.shape) == 3 else 1.0
 
 
-def kv_bytes(n_kv_heads: int, head_dim: int, kv_dtype: str | tuple[str, str]) -> float:
+def kv_bytes(n_kv_heads: int, head_dim: int, kv_dtype: KvDType) -> float:
     """Bytes of K and V per token and layer."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType  # slow to import
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import bytes_of, check_context, kv_dtypes
+from h2o_cpp.model.arguments import KvDType, bytes_of, check_context, kv_dtypes
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.model.session import Positions, core_policies
@@ -102,7 +102,7 @@ def slab_bytes(
     policy: Policy | Sequence[Policy],
     *,
     n_ctx: int,
-    kv_dtype: str | tuple[str, str],
+    kv_dtype: KvDType,
     positions: Positions,
 ) -> int:
     """Bytes of one sequence's cache; n sequences need at most n times as much."""

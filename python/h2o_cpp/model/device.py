@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import bytes_of, check_context
+from h2o_cpp.model.arguments import KvDType, bytes_of, check_context
 from h2o_cpp.model.cache_memory import choose_cache
 from h2o_cpp.model.capacity import ModelShape, slab_bytes
 from h2o_cpp.model.model_files import find_model
@@ -51,7 +51,7 @@ def model_and_cache_bytes(
     recent: float | None = None,
     policy: str | Policy | Sequence[Policy] | None = None,
     n_ctx: int | None = None,
-    kv_dtype: str | tuple[str, str] | None = None,
+    kv_dtype: KvDType | None = None,
     positions: Positions = "auto",
     max_resident: int | str | None = None,
 ) -> int:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from h2o_cpp import _core
 from h2o_cpp.model.arguments import (
+    KvDType,
     archive_arguments,
     check_context,
     check_int,
@@ -54,7 +55,7 @@ def open_runtime(
     n_ctx: int | None,
     positions: Positions,
     n_batch: int,
-    kv_dtype: str | tuple[str, str] | None,
+    kv_dtype: KvDType | None,
     device: str,
     threads: int | None,
     max_sequences: int | None,
@@ -65,7 +66,7 @@ def open_runtime(
     prefix_cache_disk: str | os.PathLike[str] | None = None,
     prefix_cache_disk_bytes: int | str | None = None,
     prefix_ends: bool = False,
-    archive: str | tuple[str, str] | None = None,
+    archive: KvDType | None = None,
     archive_pages: int | None = None,
     archive_dir: str | os.PathLike[str] | None = None,
     archive_heads: float | None = None,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from h2o_cpp import _core
 from h2o_cpp.model.arguments import (
+    KvDType,
     archive_arguments,
     bytes_of,
     check_bool,
@@ -66,9 +67,9 @@ def open_session(
     n_ctx: int,
     n_batch: int,
     n_sequences: int = 1,
-    kv_dtype: str | tuple[str, str] = "f16",
+    kv_dtype: KvDType = "f16",
     positions: Positions = "auto",
-    archive: str | tuple[str, str] | None = None,
+    archive: KvDType | None = None,
     archive_pages: int | None = None,
     archive_dir: str | os.PathLike[str] | None = None,
     archive_heads: float | None = None,
