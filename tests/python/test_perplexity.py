@@ -16,7 +16,8 @@ import pytest
 
 from h2o_cpp import Generator, Policy, _core
 from h2o_cpp.cli import main
-from h2o_cpp.measure.perplexity import at_budgets, measure, perplexity, stream_losses, token_losses
+from h2o_cpp.measure.budgets import at_budgets
+from h2o_cpp.measure.perplexity import measure, perplexity, stream_losses, token_losses
 from h2o_cpp.model.policy import POLICIES, budget_policy
 from h2o_cpp.model.session import open_session
 from support.needs import packages

@@ -12,8 +12,9 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 
 from h2o_cpp import _core
+from h2o_cpp.measure.budgets import Budgeted, at_budgets
 from h2o_cpp.measure.heads import RETRIEVAL_HEADS
-from h2o_cpp.measure.perplexity import Budgeted, Measurement, at_budgets, perplexity
+from h2o_cpp.measure.perplexity import Measurement, perplexity
 from h2o_cpp.measure.retrieval.measurement import measure as measure_retrieval
 from h2o_cpp.measure.retrieval.tasks import make_samples
 from h2o_cpp.measure.speed import decode_seconds

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.measure.perplexity import budgeted, token_losses
+from h2o_cpp.measure.budgets import budgeted
+from h2o_cpp.measure.perplexity import token_losses
 from h2o_cpp.measure.retrieval.tasks import Sample
 from h2o_cpp.model.arguments import KvDType, check_int
 from h2o_cpp.model.session import open_session, read_tokens
