@@ -22,23 +22,24 @@ class Budgeted(NamedTuple):
     kv_dtype: KvDType = "f16"
 
 
-def at_budgets(names: Sequence[str], budgets: Sequence[float], n_ctx: int) -> list[Budgeted]:
+def at_budgets(
+    names: Sequence[str], budgets: Sequence[float], n_ctx: int, kv_dtype: KvDType = "f16"
+) -> list[Budgeted]:
     """The named policies at every budget (fractions of n_ctx), ordered by budget.
 
     Raises ValueError for unknown names, and for budgets that keep no token or more than all.
     """
+    found = []
     for budget in budgets:
         if not 0 < budget <= 1:
             raise ValueError(f"budget {budget}, expected a fraction above 0 and up to 1")
-        if fraction_of(n_ctx, budget) == 0:
+        kept = fraction_of(n_ctx, budget)
+        if kept == 0:
             raise ValueError(
                 f"budget {budget} keeps 0 of n_ctx={n_ctx} tokens, expected at least 1"
             )
-    return [
-        Budgeted(name, budget, kept, named_policy(name, kept))
-        for budget, kept in ((budget, fraction_of(n_ctx, budget)) for budget in budgets)
-        for name in names
-    ]
+        found += [Budgeted(n, budget, kept, named_policy(n, kept), kv_dtype) for n in names]
+    return found
 
 
 def budgeted(
@@ -61,8 +62,7 @@ def budgeted(
     full_types = "f16" if equal_bytes or kv_dtype is None else kv_dtype
     found = [Budgeted("full", 1.0, n_ctx, Policy.full(), full_types)]
     if not equal_bytes:
-        evicting = at_budgets(names, budgets, n_ctx)
-        return found + [one._replace(kv_dtype=full_types) for one in evicting]
+        return found + at_budgets(names, budgets, n_ctx, full_types)
     shape = ModelShape.of_model(model)
     for share in budgets:
         for name in names:
