@@ -124,7 +124,7 @@ def embed(service: Service, body: OllamaEmbedRequest) -> EmbeddingResponse | Oll
         return OllamaEmbeddings(
             model=service.name,
             embeddings=unit_length(vectors[:, :dimensions]).tolist(),
-            total_duration=int(max(output.ended.prompt_seconds for output in outputs) * 1e9),
+            total_duration=int(max(output.ended.prompt_seconds for output in outputs.all) * 1e9),
             prompt_eval_count=n_tokens,
         )
 
