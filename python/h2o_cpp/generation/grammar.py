@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -75,48 +75,40 @@ def make_constraint(
     Raises ValueError if it does not compile, and TypeError.
     """
     with _mutex:
-        compiler = _compilers.get(tokenizer)
-        if compiler is None:
-            compiler = _compilers[tokenizer] = _Compiler(tokenizer)
+        compiled = _compilers.get(tokenizer)
+        if compiled is None:
+            compiled = _compilers[tokenizer] = _compiler(tokenizer)
     source = _source(form, value, tokenizer)
     if around is not None:
         source = _within(around, source)
     try:
-        return Constraint(compiler.matcher(source))
+        return Constraint(compiled(source).deep_copy())
     except ValueError as error:
         raise ValueError(f"{form}: {error}") from None
 
 
-class _Compiler:
-    """Compiles grammars for a vocabulary."""
+def _compiler(tokenizer: Tokenizer) -> Callable[[str], llguidance.LLMatcher]:
+    """Compiles grammars for a vocabulary, and keeps the most recently used.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        # Not the Tokenizer itself, whose lifetime limits this one's.
-        self._tokenizer = _llguidance().LLTokenizer(
-            _llguidance().TokenizerWrapper(_Vocabulary(tokenizer)),
-            n_vocab=tokenizer.n_vocab,
-            eos_token=sorted(tokenizer.end_tokens),
-        )
-        self._compiled: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
-        self._mutex = threading.Lock()
+    Does not refer to the Tokenizer itself, whose lifetime limits its own.
+    """
+    library = _llguidance()
+    vocabulary = library.LLTokenizer(
+        library.TokenizerWrapper(_Vocabulary(tokenizer)),
+        n_vocab=tokenizer.n_vocab,
+        eos_token=sorted(tokenizer.end_tokens),
+    )
 
-    def matcher(self, source: str) -> llguidance.LLMatcher:
-        """A new matcher. Raises ValueError."""
-        with self._mutex:
-            found = self._compiled.get(source)
-            if found is not None:
-                self._compiled.move_to_end(source)
-        if found is None:
-            found = _llguidance().LLMatcher(self._tokenizer, source, log_level=0)
-            words = np.zeros((self._tokenizer.vocab_size + 31) // 32, np.uint32)
-            found.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-            if found.is_error():
-                raise ValueError(_error(found))
-            with self._mutex:
-                self._compiled[source] = found
-                if len(self._compiled) > _MAX_COMPILED:
-                    self._compiled.popitem(last=False)
-        return found.deep_copy()
+    @lru_cache(_MAX_COMPILED)
+    def compiled(source: str) -> llguidance.LLMatcher:
+        found: llguidance.LLMatcher = library.LLMatcher(vocabulary, source, log_level=0)
+        words = np.zeros((vocabulary.vocab_size + 31) // 32, np.uint32)
+        found.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if found.is_error():
+            raise ValueError(_error(found))
+        return found
+
+    return compiled
 
 
 class _Vocabulary:
@@ -141,7 +133,8 @@ class _Vocabulary:
         )
 
 
-_compilers: WeakKeyDictionary[Tokenizer, _Compiler] = WeakKeyDictionary()
+_compilers: WeakKeyDictionary[Tokenizer, Callable[[str], llguidance.LLMatcher]]
+_compilers = WeakKeyDictionary()
 _mutex = threading.Lock()
 
 
