@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <locale>
 #include <string>
 
 namespace h2o {
@@ -45,6 +46,7 @@ int physical_cores() {
   for (int cpu = 0; cpu < n; ++cpu) {
     const std::string directory = "/sys/devices/system/cpu/cpu" + std::to_string(cpu);
     std::ifstream siblings(directory + "/topology/thread_siblings_list");
+    siblings.imbue(std::locale::classic());  // not the application's
     int first = -1;
     if (siblings >> first && first == cpu) ++n_cores;
   }

@@ -52,25 +52,30 @@ MappedLayerOffload::MappedLayerOffload(const std::vector<LayerTensors>& layers,
     for (const Bytes& bytes : layers_[l]) MappedFile::populate(bytes);
   }
   if (n_streamed() == 0) return;
-  thread_ = std::thread([this] { work(); });
+  prefetch_->thread = std::thread([this] { work(); });
   load(n_kept());
 }
 
 MappedLayerOffload::~MappedLayerOffload() {
-  if (!thread_.joinable()) return;
-  {
-    const std::lock_guard lock(mutex_);
-    ended_ = true;
+  if (process_id() != process_) {
+    (void)prefetch_.release();  // leaked
+    return;
   }
-  changed_.notify_all();
-  thread_.join();
+  if (!prefetch_->thread.joinable()) return;
+  {
+    const std::lock_guard lock(prefetch_->mutex);
+    prefetch_->ended = true;
+  }
+  prefetch_->changed.notify_all();
+  prefetch_->thread.join();
 }
 
 void MappedLayerOffload::prepare(int32_t layer) {
   if (layer < n_kept()) return;
   {
-    std::unique_lock lock(mutex_);
-    if (wanted_ == layer) changed_.wait(lock, [&] { return is_here_; });
+    Prefetch& p = *prefetch_;
+    std::unique_lock lock(p.mutex);
+    if (p.wanted == layer) p.changed.wait(lock, [&] { return p.is_here; });
     // Otherwise the previous pass was interrupted, and this layer is read on page faults.
   }
   if (current_ >= 0 && current_ != layer) {
@@ -81,31 +86,33 @@ void MappedLayerOffload::prepare(int32_t layer) {
 }
 
 void MappedLayerOffload::load(int32_t layer) {
+  Prefetch& p = *prefetch_;
   {
-    std::unique_lock lock(mutex_);
-    if (wanted_ == layer) return;
+    std::unique_lock lock(p.mutex);
+    if (p.wanted == layer) return;
     // A layer that was prefetched but not used must be released.
-    changed_.wait(lock, [&] { return wanted_ < 0 || is_here_; });
-    if (wanted_ >= 0 && wanted_ != current_) {
-      for (const Bytes& bytes : layers_[wanted_]) MappedFile::release(bytes);
+    p.changed.wait(lock, [&] { return p.wanted < 0 || p.is_here; });
+    if (p.wanted >= 0 && p.wanted != current_) {
+      for (const Bytes& bytes : layers_[p.wanted]) MappedFile::release(bytes);
     }
-    wanted_ = layer;
-    is_here_ = false;
+    p.wanted = layer;
+    p.is_here = false;
   }
-  changed_.notify_all();
+  p.changed.notify_all();
 }
 
 void MappedLayerOffload::work() {
-  std::unique_lock lock(mutex_);
+  Prefetch& p = *prefetch_;
+  std::unique_lock lock(p.mutex);
   for (;;) {
-    changed_.wait(lock, [&] { return ended_ || (wanted_ >= 0 && !is_here_); });
-    if (ended_) return;
-    const std::vector<Bytes>& layer = layers_[wanted_];
+    p.changed.wait(lock, [&] { return p.ended || (p.wanted >= 0 && !p.is_here); });
+    if (p.ended) return;
+    const std::vector<Bytes>& layer = layers_[p.wanted];
     lock.unlock();
     for (const Bytes& bytes : layer) MappedFile::populate(bytes);
     lock.lock();
-    is_here_ = true;
-    changed_.notify_all();
+    p.is_here = true;
+    p.changed.notify_all();
   }
 }
 

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <thread>
 
+#include "core/process.h"
 #include "model/layer_offload.h"
 
 namespace h2o {
@@ -27,15 +29,20 @@ class MappedLayerOffload final : public LayerOffload {
   void load(int32_t layer);  // runs on the thread
   void work();
 
+  // What the thread shares. In a forked child, which lacks the thread, it cannot be destroyed.
+  struct Prefetch {
+    std::mutex mutex;  // guards the members below
+    std::condition_variable changed;
+    int32_t wanted = -1;   // the layer being prefetched
+    bool is_here = false;  // `wanted` is in memory
+    bool ended = false;
+    std::thread thread;
+  };
+
+  const int64_t process_ = process_id();
   std::vector<std::vector<Bytes>> layers_;  // byte ranges of each layer's tensors
   int32_t current_ = -1;                    // the streamed layer that computes now
-
-  std::mutex mutex_;  // guards the members below
-  std::condition_variable changed_;
-  int32_t wanted_ = -1;   // the layer being prefetched
-  bool is_here_ = false;  // wanted_ is in memory
-  bool ended_ = false;
-  std::thread thread_;
+  std::unique_ptr<Prefetch> prefetch_ = std::make_unique<Prefetch>();
 };
 
 }  // namespace h2o

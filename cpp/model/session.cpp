@@ -273,12 +273,18 @@ std::vector<KvEntry> Session::entries(int32_t layer, int32_t sequence, int32_t k
   return cache_.entries(layer, sequence, kv_head);
 }
 
+size_t Session::cache_bytes() const {
+  const std::lock_guard lock(model_->mutex);
+  return cache_.bytes();
+}
+
 size_t Session::archive_bytes() const {
   const std::lock_guard lock(model_->mutex);
   return cache_.archive_bytes();
 }
 
 size_t Session::full_cache_bytes() const {
+  const std::lock_guard lock(model_->mutex);
   const KvPolicy full;
   KvShape shape = cache_.shape();
   shape.rope = {};  // a full cache does not roll

@@ -126,7 +126,8 @@ class Session {
   const Model& model() const { return *model_; }
   const SessionOptions& options() const { return options_; }
   const KvShape& cache_shape() const { return cache_.shape(); }
-  size_t cache_bytes() const { return cache_.bytes(); }
+  // These block during a step on another thread.
+  size_t cache_bytes() const;
   size_t archive_bytes() const;     // of evicted tokens, if there is an archive
   size_t full_cache_bytes() const;  // size of a cache for all n_ctx tokens
 

@@ -26,7 +26,7 @@ Engine::Engine(std::shared_ptr<Model> model, std::shared_ptr<const Tokenizer> to
     : model_(std::move(model)),
       tokenizer_(std::move(tokenizer)),
       n_batch_(options.n_batch),
-      session_(std::in_place, model_, with_rows(std::move(options))),
+      session_(std::make_shared<Session>(model_, with_rows(std::move(options)))),
       scheduler_(std::in_place, *session_, *tokenizer_,
                  std::min(n_batch_, session_->options().n_ctx), prefixes),
       n_sequences_(session_->options().max_sequences),
@@ -259,6 +259,13 @@ Engine::Handle Engine::last() const {
   return last_;
 }
 
+std::shared_ptr<Session> Engine::shared_session() const {
+  check_process();
+  const Lock lock(monitor_->mutex);
+  if (closed_) throw std::runtime_error("the engine is closed");
+  return session_;
+}
+
 int32_t Engine::last_sequence() const {
   check_process();
   const Lock lock(monitor_->mutex);
@@ -319,10 +326,11 @@ void Engine::close() {
   }
   Lock lock(monitor_->mutex);
   monitor_->changed.wait(lock, [this] { return !leading_; });
+  std::shared_ptr<Session> session = std::move(session_);
   // What they own may wait for a thread that waits for the lock.
-  between_steps(lock, [this] {
+  between_steps(lock, [&] {
     scheduler_.reset();
-    session_.reset();
+    session.reset();
     model_.reset();
   });
 }

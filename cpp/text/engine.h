@@ -120,6 +120,8 @@ class Engine {
   EngineStats stats() const;
   // Not after close().
   const Session& session() const { return *session_; }
+  // May be called during close(), and outlives the engine. Throws std::runtime_error after close().
+  std::shared_ptr<Session> shared_session() const;
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   int32_t n_batch() const { return n_batch_; }
   bool endless() const { return endless_; }
@@ -177,7 +179,7 @@ class Engine {
   std::shared_ptr<Model> model_;
   const std::shared_ptr<const Tokenizer> tokenizer_;
   const int32_t n_batch_;
-  std::optional<Session> session_;
+  std::shared_ptr<Session> session_;
   std::optional<Scheduler> scheduler_;  // used by the leading thread
 
   const int32_t n_sequences_;  // maximum at once

@@ -28,6 +28,7 @@ std::vector<std::byte> Engine::save(const Handle& generation, std::string note,
 Engine::Handle Engine::restore(std::span<const std::byte> snapshot, const Between& between) {
   check_process();
   const auto generation = std::make_shared<Generation>(monitor_, Request{.max_tokens = 0});
+  Handle before;  // destroyed without the lock
   Lock lock(monitor_->mutex);
   await_step(lock, between);
   if (closed_) throw std::runtime_error("the engine is closed");
@@ -35,7 +36,7 @@ Engine::Handle Engine::restore(std::span<const std::byte> snapshot, const Betwee
   generation->n_input_tokens_ = generation->tokens_.size();
   generation->submitted_ = generation->began_ = true;
   generation->progress_.finish = Finish::length;  // it has no callbacks to release
-  last_ = generation;
+  before = std::exchange(last_, generation);
   last_sequence_ = generation->sequence_;
   return generation;
 }

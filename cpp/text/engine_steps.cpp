@@ -19,8 +19,9 @@ thread_local bool Engine::worker_closed_it_ = false;
 // Runs one step if there is anything to compute. An error ends the generations it affects.
 bool Engine::run_step(Lock& lock) {
   if (closed_ || n_saving_ > 0) return false;
-  const Work work = collect();
+  Work work = collect();
   if (work.generations.empty()) return false;
+  Handle last = last_;  // until the end of this function
   leading_ = true;
   leader_ = std::this_thread::get_id();
   std::vector<StepOutput> outputs;
@@ -62,6 +63,13 @@ bool Engine::run_step(Lock& lock) {
   evictions_ = scheduler_->evictions();
   prefix_bytes_ = static_cast<int64_t>(scheduler_->prefix_bytes());
   end_step();
+  // Unlocked, as in drop_ended().
+  lock.unlock();
+  work = {};
+  outputs.clear();
+  last = nullptr;
+  error = not_parked = nullptr;
+  lock.lock();
   return true;
 }
 
@@ -277,17 +285,17 @@ bool Engine::try_step(Lock& lock) noexcept {
 void Engine::work() {
   const auto monitor = monitor_;
   Lock lock(monitor->mutex);
-  while (!closed_) {
-    drop_ended(lock);
-    if (worker_closed_it_) return;  // the engine may be gone
-    if (closed_) return;
+  while (true) {
+    drop_ended(lock);  // these may hold the last reference to the engine
+    if (worker_closed_it_ || closed_) return;
     if (leading_ || !wants_worker()) {
-      monitor_->changed.wait(lock);
-    } else if (!try_step(lock)) {
-      monitor_->changed.wait_for(lock, kRetry);
+      monitor->changed.wait(lock);
+      continue;
     }
+    const bool stepped = try_step(lock);
+    if (worker_closed_it_) return;
+    if (!stepped) monitor->changed.wait_for(lock, kRetry);
   }
-  drop_ended(lock);  // these may hold the last reference to a closed engine
 }
 
 }  // namespace h2o

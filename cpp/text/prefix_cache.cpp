@@ -61,8 +61,8 @@ void PrefixCache::add(PrefixEntry entry) {
 }
 
 void PrefixCache::put(std::shared_ptr<const PrefixEntry> entry) {
-  bytes_ += size_of(*entry);
   entries_.push_front(std::move(entry));
+  bytes_ += size_of(*entries_.front());
   // An entry that exceeds the limit by itself does not evict the others.
   if (size_of(*entries_.front()) > options_.max_bytes) {
     entries_.splice(entries_.end(), entries_, entries_.begin());

@@ -194,6 +194,8 @@ std::optional<PrefixEntry> PrefixDisk::find(std::span<const int32_t> prompt,
       }
       use(best);
       return entry;
+    } catch (const std::bad_alloc&) {  // the file is not to blame
+      return std::nullopt;
     } catch (const std::exception& problem) {
       ignore(best, problem.what());
     }

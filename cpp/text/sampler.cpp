@@ -81,7 +81,7 @@ std::string Sampler::random_state() const {
 void Sampler::set_random_state(const std::string& state) {
   std::istringstream in(state);
   in.imbue(std::locale::classic());
-  std::mt19937_64 random;
+  MersenneTwister random;
   in >> random;
   require(!in.fail(), "the random state is invalid");
   float surprise = 0;  // only used by mirostat

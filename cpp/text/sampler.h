@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdint>
 #include <optional>
-#include <random>
 #include <span>
 #include <string>
 #include <utility>
@@ -12,6 +11,7 @@
 
 #include "backend/largest.h"
 #include "text/candidates.h"
+#include "text/mersenne_twister.h"
 #include "text/repetitions.h"
 #include "text/sampler_options.h"
 
@@ -132,7 +132,7 @@ class Sampler {
   Limit narrow(size_t n, Amount& before, Reached reached);
 
   SamplerOptions options_;
-  std::mt19937_64 random_;
+  MersenneTwister random_;
   // ring buffer of the last repeat_last_n tokens, or the set of tokens seen
   std::vector<int32_t> recent_;
   size_t next_recent_ = 0;       // write position in the ring

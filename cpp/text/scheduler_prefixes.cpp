@@ -99,7 +99,8 @@ bool Scheduler::waits_for_prefix(const Generation& g, size_t n_cached,
   return false;
 }
 
-// After a step. A state is dropped if there is no memory for it.
+// After a step. A state that cannot be saved is dropped: for lack of memory, or as a device failed,
+// which the next step reports.
 void Scheduler::save_prefixes(Generation& g, std::span<const float> logits) noexcept {
   if (!prefixes_.enabled() || !g.from_beginning_) return;
   try {
@@ -114,7 +115,7 @@ void Scheduler::save_prefixes(Generation& g, std::span<const float> logits) noex
       g.saves_whole_ = false;
       save_prefix(g, PrefixKind::prompt_end, logits);
     }
-  } catch (const std::bad_alloc&) {
+  } catch (...) {
   }
 }
 
@@ -127,7 +128,7 @@ void Scheduler::save_end(const Generation& g) noexcept {
     } else if (prefixes_.keeps_ends()) {
       save_prefix(g, PrefixKind::output_end, {});
     }
-  } catch (const std::bad_alloc&) {
+  } catch (...) {
   }
 }
 

@@ -174,7 +174,7 @@ void begin(Engine& engine, const std::vector<Handle>& handles) {
 
 // Logits after each token of a text, [n, n_vocab].
 Floats logits(const std::shared_ptr<Engine>& engine, const Tokens& tokens) {
-  const py::ssize_t n_vocab = engine->session().model().config.n_vocab;
+  const py::ssize_t n_vocab = engine->shared_session()->model().config.n_vocab;
   Floats out({tokens.size(), n_vocab});
   float* const rows = out.mutable_data();
   Request request{.prompt = vector_of(tokens),
@@ -191,6 +191,9 @@ Floats logits(const std::shared_ptr<Engine>& engine, const Tokens& tokens) {
     engine->cancel(generation);
     engine->wait_ended(generation);  // so that nothing writes to `out` any more
     throw;
+  }
+  if (generation->progress().finish == Finish::cancelled) {
+    throw std::runtime_error("the engine is closed");
   }
   return out;
 }
@@ -385,9 +388,8 @@ void register_engine(py::module_& m) {
       .def_property_readonly("last_sequence", &Engine::last_sequence)
       .def_property_readonly("endless", &Engine::endless)
       .def_property_readonly("closed", &Engine::closed)
-      .def_property_readonly(
-          "session", [](const Engine& engine) { return &engine.session(); },
-          py::return_value_policy::reference_internal)
+      .def_property_readonly("session", py::cpp_function(&Engine::shared_session,
+                                                         py::call_guard<py::gil_scoped_release>()))
       .def("stats", [](const Engine& engine) {
         const EngineStats s = engine.stats();
         return py::make_tuple(s.n_sequences, s.n_active, s.n_waiting, s.prompt_tokens,

@@ -204,7 +204,8 @@ void register_session(py::module_& m) {
       .def_property_readonly("head_dim", [](const Model& m) { return m.config.head_dim; })
       .def_property_readonly("n_vocab", [](const Model& m) { return m.config.n_vocab; });
 
-  py::class_<Session>(m, "Session", "Sequences of one model with their bounded cache.")
+  py::class_<Session, std::shared_ptr<Session>>(m, "Session",
+                                                "Sequences of one model with their bounded cache.")
       .def(py::init(&open_session), py::arg("model").none(false), py::kw_only(),
            py::arg("policies"), py::arg("n_ctx"), py::arg("n_batch"), py::arg("n_sequences"),
            py::arg("k_dtype"), py::arg("v_dtype"), py::arg("positions"),
@@ -243,11 +244,15 @@ void register_session(py::module_& m) {
       .def_property_readonly("n_sequences",
                              [](const Session& s) { return s.options().n_sequences; })
       .def_property_readonly("n_batch", [](const Session& s) { return s.options().n_batch; })
-      .def_property_readonly("cache_bytes", &Session::cache_bytes)
+      .def_property_readonly(
+          "cache_bytes",
+          py::cpp_function(&Session::cache_bytes, py::call_guard<py::gil_scoped_release>()))
       .def_property_readonly(
           "archive_bytes",
           py::cpp_function(&Session::archive_bytes, py::call_guard<py::gil_scoped_release>()))
-      .def_property_readonly("full_cache_bytes", &Session::full_cache_bytes);
+      .def_property_readonly(
+          "full_cache_bytes",
+          py::cpp_function(&Session::full_cache_bytes, py::call_guard<py::gil_scoped_release>()));
 
   py::class_<ImportanceMatrix>(m, "ImportanceMatrix",
                                "The inputs of a model's matrices, summed up.")

@@ -329,6 +329,35 @@ class TestAsyncio:
         assert Background(lambda: asyncio.run(run())).result() == "length"
 
 
+def test_unread_errors_of_constraints_are_destroyed_while_other_threads_call(
+    generator: Generator,
+) -> None:
+    """Destroying one takes the GIL, which another thread may hold as it waits for the engine."""
+
+    def fail(tokens: object, mask: object) -> None:
+        raise ValueError
+
+    ended = threading.Event()
+    with generator.engine() as engine:
+
+        def call() -> None:
+            while not ended.is_set():
+                engine.stats()
+
+        def drop_errors() -> None:
+            for _ in range(300):
+                completion = engine.submit([5, 6], constraint=fail, **SHORT)
+                wait_until(lambda c=completion: c.finish_reason is not None)  # type: ignore[misc]
+
+        callers = [Background(call) for _ in range(2)]
+        try:
+            Background(drop_errors).result()
+        finally:
+            ended.set()
+        for caller in callers:
+            caller.result()
+
+
 def test_mixed_random_use_leaks_nothing(generator: Generator) -> None:
     """Requests end or are closed or dropped; threads and cache memory stay the same."""
     n_threads = threading.active_count()

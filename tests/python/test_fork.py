@@ -14,7 +14,7 @@ PROGRAM = """
 import os, sys
 from h2o_cpp import Generator
 
-generator = Generator(sys.argv[1], hh=8, threads=2)
+generator = Generator(sys.argv[1], hh=8, threads=2, max_resident=sys.argv[3] or None)
 prompt = [5, 6]
 running = generator.stream(prompt, max_tokens=-1, ignore_eos=True)
 next(running)
@@ -59,11 +59,13 @@ else:
 
 
 @LINUX  # os.fork
-@pytest.mark.parametrize("engine", ["computing", "idle"])
-def test_calls_in_forked_child_raise_at_once(llama: Path, engine: str) -> None:
+@pytest.mark.parametrize(
+    ("engine", "max_resident"), [("computing", ""), ("idle", ""), ("idle", "1MiB")]
+)
+def test_calls_in_forked_child_raise_at_once(llama: Path, engine: str, max_resident: str) -> None:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROGRAM]
     done = subprocess.run(
-        [*command, str(llama), engine], capture_output=True, text=True, check=False
+        [*command, str(llama), engine, max_resident], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     *lines, status = done.stdout.splitlines()

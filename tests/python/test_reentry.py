@@ -112,11 +112,13 @@ def test_constraint_that_closes_its_generator(generator: Generator) -> None:
 def test_constraint_that_drops_the_last_reference_to_its_engine(tiny_opt: Path) -> None:
     """In the engine's own thread, which then ends."""
     program = f"""
-import gc, weakref
+import gc, time, weakref
 from h2o_cpp import Generator
 kept = [Generator({str(tiny_opt)!r}, threads=1)]
 def drop(tokens, mask):
     mask[:] = 2**32 - 1
+    while len(kept) < 3:  # until submit() has returned
+        time.sleep(0.001)
     kept.clear()
     gc.collect()
     print("dropped")

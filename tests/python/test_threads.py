@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +172,31 @@ class TestClosing:
             with pytest.raises(RuntimeError, match="closed"):
                 call()
         generator.close()
+
+    @pytest.mark.parametrize("round", range(10))
+    def test_close_generator_during_other_calls(self, tiny_opt: Path, round: int) -> None:
+        """Each call returns what it always does, or raises RuntimeError."""
+        tokens = np.arange(5, 105)
+        generator = Generator(tiny_opt, hh=200, threads=1, n_batch=4)
+        expected = generator.logits(tokens)
+        started = threading.Event()
+
+        def repeat(call: Callable[[], object]) -> None:
+            while True:
+                call()
+                started.set()
+
+        calls: list[Callable[[], object]] = [
+            lambda: np.testing.assert_array_equal(generator.logits(tokens), expected),
+            lambda: generator.stats(layers=True),
+            lambda: generator.kept(0, 0),
+        ]
+        threads = [Background(partial(repeat, call)) for call in calls]
+        assert started.wait(PATIENCE)
+        generator.close()
+        for thread in threads:
+            with pytest.raises(RuntimeError, match="closed"):
+                thread.result()
 
 
 @pytest.mark.parametrize("work", ["logits", "prefill"])
