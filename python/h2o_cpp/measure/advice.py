@@ -202,17 +202,15 @@ def advise(
     n_most = (len(types) + 1 + _SEARCH * n_searches) * len(tokens)
     with tqdm(total=n_most, desc="budgets", unit="token", disable=None, leave=False) as bar:
 
-        def measure(
-            one: Budgeted, kv_dtype: KvDType, archive: KvDType | None = None, **recall: Any
-        ) -> Trial:
+        def measure(one: Budgeted, archive: KvDType | None = None, **recall: Any) -> Trial:
             session = open_session(
-                model, one.policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=kv_dtype,
+                model, one.policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=one.kv_dtype,
                 archive=archive, **recall,
             )  # fmt: skip
             value, n = perplexity(session, tokens, beginning=beginning, progress=bar.update)
             return Trial(
                 one.name, one.budget, one.kept, value, n, session.cache_bytes,
-                kv_dtype=kv_dtype, archive=archive, **recall,
+                kv_dtype=one.kv_dtype, archive=archive, **recall,
             )  # fmt: skip
 
         def costs_little(one: Trial) -> bool:
@@ -228,8 +226,8 @@ def advise(
             bad = 0  # percents
             while good - bad > 1:
                 percent = min(max(round(sqrt(max(bad, 1) * good)), bad + 1), good - 1)
-                (one,) = at_budgets([name], [percent / 100], n_ctx)
-                found[percent] = measure(one, whole.kv_dtype, whole.archive, **whole.recall)
+                (one,) = at_budgets([name], [percent / 100], n_ctx, whole.kv_dtype)
+                found[percent] = measure(one, whole.archive, **whole.recall)
                 if costs_little(found[percent]):
                     good = percent
                 else:
@@ -244,12 +242,14 @@ def advise(
             )
 
         whole = Budgeted("full", 1.0, n_ctx, Policy.full())
-        full = measure(whole, "f16")
+        full = measure(whole)
         curve = [full]
         archived: Archived | None = None
         best = full
         for kv_dtype in types:
-            all_kept = full if kv_dtype == "f16" else measure(whole, kv_dtype)
+            all_kept = full
+            if kv_dtype != "f16":
+                all_kept = measure(whole._replace(kv_dtype=kv_dtype))
             if not costs_little(all_kept):  # nor will smaller budgets be
                 curve.append(all_kept)
                 continue
