@@ -19,6 +19,7 @@ from h2o_cpp.cli.argument_types import names
 from h2o_cpp.cli.cache_options import add_archive, add_n_batch, add_n_ctx
 from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.options import (
+    add_json,
     add_model,
     add_store,
     add_text,
@@ -58,7 +59,7 @@ def add_arguments(parser: Parser) -> None:
     )  # fmt: skip
     add_archive(parser, search=True)
     add_threads(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
+    add_json(parser)
     add_store(parser, "the advice, for --hh auto,")
 
 

@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict
 
 from h2o_cpp.cli.cache_options import add_cache
-from h2o_cpp.cli.options import add_machine, add_max_tokens, add_model
+from h2o_cpp.cli.options import add_json, add_machine, add_max_tokens, add_model
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.tables import mebibytes, print_table
 from h2o_cpp.measure.speed import Measurement, measure
@@ -34,7 +34,7 @@ def add_arguments(parser: Parser) -> None:
     )  # fmt: skip
     add_cache(parser)
     add_machine(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

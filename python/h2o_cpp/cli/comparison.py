@@ -18,7 +18,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from h2o_cpp.cli.argument_types import fractions, names
 from h2o_cpp.cli.cache_options import add_archive, add_kv_dtype
 from h2o_cpp.cli.files import STANDARD, check_outputs
-from h2o_cpp.cli.options import add_threads
+from h2o_cpp.cli.options import add_json, add_threads
 from h2o_cpp.cli.parser import Arguments
 from h2o_cpp.measure.plots import new_figure
 from h2o_cpp.model.policy import POLICIES
@@ -62,7 +62,7 @@ def add_comparison(parser: Arguments, plot: str) -> None:
         "--csv", type=Path, metavar="FILE",
         help='also write the table to FILE; "-": only as CSV, to stdout (default: no)',
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
+    add_json(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE", help=plot)
 
 

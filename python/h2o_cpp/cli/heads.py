@@ -13,7 +13,7 @@ import sys
 from dataclasses import asdict
 
 from h2o_cpp.cli.cache_options import add_n_ctx
-from h2o_cpp.cli.options import add_model, add_store, add_threads, stores
+from h2o_cpp.cli.options import add_json, add_model, add_store, add_threads, stores
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.heads import RETRIEVAL_HEADS, TASKS, rank_heads
 from h2o_cpp.measure.retrieval.tasks import make_samples
@@ -39,7 +39,7 @@ def add_arguments(parser: Parser) -> None:
         help=f"prompts of each task: {', '.join(TASKS)} (default: %(default)s)",
     )  # fmt: skip
     add_threads(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
+    add_json(parser)
     add_store(parser, "the ranking")
 
 

@@ -187,6 +187,10 @@ def add_threads(parser: Arguments) -> None:
     )
 
 
+def add_json(parser: Arguments) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
+
+
 def add_force(parser: Arguments) -> None:
     parser.add_argument(
         "--force", action="store_true", help="replace the file if it exists (default: refuse)"

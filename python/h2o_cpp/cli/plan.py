@@ -13,7 +13,7 @@ from dataclasses import asdict
 
 from h2o_cpp.cli.argument_types import budget
 from h2o_cpp.cli.cache_options import add_kv_dtype, add_max_sequences, add_n_batch
-from h2o_cpp.cli.options import add_max_tokens, add_model, add_threads
+from h2o_cpp.cli.options import add_json, add_max_tokens, add_model, add_threads
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.tables import mebibytes
 from h2o_cpp.measure.planner import Plan, plan
@@ -54,7 +54,7 @@ def add_arguments(parser: Parser) -> None:
         "--gflops", type=float, metavar="X",
         help="10^9 operations of matrix products per second (default: measured)",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
