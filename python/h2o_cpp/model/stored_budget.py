@@ -26,7 +26,7 @@ def resolve_budget(
 
     Raises ValueError if the file has none, or an invalid one, and if policy or recent is given too.
     """
-    if hh is None or not isinstance(hh, str):
+    if not isinstance(hh, str):
         return hh, policy
     if hh != "auto":
         raise ValueError(f"hh={hh!r}, expected a fraction, a number of tokens or 'auto'")

@@ -70,8 +70,7 @@ class Model:
     n_layers: int
     n_experts: int
     is_70b: bool
-    group: int = 1
-    """Query heads per KV head."""
+    group: int = 1  # query heads per KV head
 
     @staticmethod
     def of(metadata: Mapping[str, Any]) -> "Model":
