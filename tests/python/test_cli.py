@@ -272,11 +272,6 @@ def test_common_llama_cpp_flags_are_known(capsys: pytest.CaptureFixture[str]) ->
         assert f"{flag} is a llama.cpp flag: " in usage_error("run", PROMPT, flag, capsys=capsys)
 
 
-def test_gpu_layers_flag_is_ignored_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", PROMPT, "-n", "1", "-ngl", "99"]) == 0
-    assert "-ngl 99 has no effect: --device" in capsys.readouterr().err
-
-
 def test_hf_repo_flag(hub: type[Hub], capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["-hf", "org/name"], ["--hf-repo=org/name:small"]):
         assert main(["info", *arguments]) == 0
