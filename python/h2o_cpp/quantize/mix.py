@@ -170,9 +170,9 @@ def _value_type(mix: Mix, model: Model, i: int, n: int) -> GGMLQuantizationType:
 
 def _attn_output_type(mix: Mix, model: Model) -> GGMLQuantizationType:
     if model.n_experts == 8:
-        is_large = mix.file_type is LlamaFileType.MOSTLY_Q3_K_L or mix.type is _Q5_K
         few = (_Q2_K, _Q3_K, _Q4_K, _IQ4_NL, _IQ4_XS)
-        return _Q5_K if mix.type in few and not is_large else mix.type
+        is_small = mix.type in few and mix.file_type is not LlamaFileType.MOSTLY_Q3_K_L
+        return _Q5_K if is_small else mix.type
     match mix.file_type:
         case LlamaFileType.MOSTLY_Q2_K:
             return _Q3_K
