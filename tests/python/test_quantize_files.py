@@ -14,6 +14,7 @@ from gguf.quants import quantize as gguf_quantize
 
 from h2o_cpp import _core
 from h2o_cpp.quantize import MIXES, quantize
+from h2o_cpp.quantize.mix import Model
 from support.llama_gguf import (
     Array,
     decoded,
@@ -90,6 +91,14 @@ def test_mix_types_by_tensor_and_layer(
         else:
             expected = base
         assert dtype == expected, name
+
+
+@pytest.mark.parametrize(("heads", "is_70b"), [({"head_count_kv": 8}, True), ({}, False)])
+def test_70b_has_fewer_kv_heads(heads: dict[str, int], is_70b: bool) -> None:
+    """Llama 65B also has 80 layers; its files may lack the number of KV heads."""
+    metadata = {"general.architecture": "llama", "llama.block_count": 80}
+    metadata |= {f"llama.attention.{k}": n for k, n in ({"head_count": 64} | heads).items()}
+    assert Model.of(metadata).is_70b == is_70b
 
 
 def test_tied_embedding_has_the_type_of_the_output(tmp_path: Path) -> None:

@@ -87,9 +87,7 @@ class Model:
             n_layers,
             number("expert_count"),
             # Eight query heads share a KV head, so attn_v is small.
-            is_70b=architecture in ("llama", "qwen2")
-            and n_layers == 80
-            and number("attention.head_count_kv") != n_heads,
+            is_70b=architecture in ("llama", "qwen2") and n_layers == 80 and n_kv_heads != n_heads,
             group=n_heads // n_kv_heads if n_kv_heads else 1,
         )
 
