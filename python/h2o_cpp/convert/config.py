@@ -5,7 +5,8 @@ from typing import Any
 
 Config = Mapping[str, Any]
 
-Metadata = dict[str, bool | int | float | str | list[bool]]
+Value = bool | int | float | str | list[bool] | list[int]
+Metadata = dict[str, Value]
 """Values by key without the architecture, or with `h2o.` for keys of our own."""
 
 

@@ -10,10 +10,11 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp.convert import gpt, gpt_oss, gptneox, layernorm, llama, opt
 from h2o_cpp.convert.checkpoint import open_tensors, read_json
-from h2o_cpp.convert.config import Config, dimension
+from h2o_cpp.convert.config import Config, Value, dimension
 from h2o_cpp.convert.family import Family
 from h2o_cpp.convert.missing import missing
 from h2o_cpp.convert.tensors import PlannedTensor, plan_tensors
+from h2o_cpp.convert.text_model import NOTE, has_encoder, text_config, text_tensors
 from h2o_cpp.convert.vocabulary import read_vocabulary
 from h2o_cpp.model.atomic import atomic_output, check_output
 
@@ -53,7 +54,9 @@ def convert(
     Tensors are converted one at a time, so memory holds at most the largest; two, to compare a tied
     head with the embedding. `output` is complete or unchanged.
 
-    Returns notes: what of the tokenizer GGUF cannot express.
+    Of a checkpoint with an encoder of images, only the text model is converted.
+
+    Returns notes: what of the checkpoint the file lacks.
 
     Raises FileNotFoundError if the checkpoint, one of its files or the directory of `output` does
     not exist; FileExistsError if `output` exists, unless `overwrite`; ValueError for an unknown
@@ -67,11 +70,16 @@ def convert(
         raise FileNotFoundError(f"{checkpoint}: no such directory")
     _check_output(output, checkpoint)
     check_output(output, overwrite=overwrite)
-    config = read_json(checkpoint / "config.json")
+    config: Config = read_json(checkpoint / "config.json")
     family = _family(config)
+    source = open_tensors(checkpoint)
+    notes = []
+    if has_encoder(config):
+        config, source = text_config(config), text_tensors(source)
+        notes.append(NOTE)
     config = {**family.absent, **config}
     metadata = family.metadata(config)
-    tensors = plan_tensors(family, config, open_tensors(checkpoint), weight_type)
+    tensors = plan_tensors(family, config, source, weight_type)
     vocabulary = read_vocabulary(
         checkpoint,
         config,
@@ -90,7 +98,7 @@ def convert(
             _add(writer, key if key.startswith("h2o.") else f"{family.architecture}.{key}", value)
         vocabulary.write(writer)
         _write_tensors(writer, tensors, progress)
-    return vocabulary.notes
+    return notes + vocabulary.notes
 
 
 def _check_output(output: Path, checkpoint: Path) -> None:
@@ -127,7 +135,7 @@ def _check_quantization(family: Family, quantization: object) -> None:
     raise ValueError("config.json: quantization_config: the weights are quantized")
 
 
-def _add(writer: GGUFWriter, key: str, value: bool | int | float | str | list[bool]) -> None:
+def _add(writer: GGUFWriter, key: str, value: Value) -> None:
     match value:
         case bool():  # before int, which it is too
             writer.add_bool(key, value)

@@ -21,7 +21,7 @@ from h2o_cpp.convert.experts import (
     Mixture,
 )
 from h2o_cpp.convert.family import Family, Module
-from h2o_cpp.convert.rope import local_rope, rope_parameters, rotated_share
+from h2o_cpp.convert.rope import local_rope, rope_parameters, rope_sections, rotated_share
 from h2o_cpp.convert.sizes import Sizes
 from h2o_cpp.convert.window import (
     window_if_used,
@@ -66,6 +66,17 @@ class _Variant(NamedTuple):
     """Whether the head is the embedding, unless config.json says otherwise."""
     absent: Config = MappingProxyType({})
     """HF's values of keys that config.json may lack: see Family."""
+
+
+def _mistral3(config: Config) -> Metadata:
+    if config.get("model_type") != "mistral":  # such as ministral3, whose queries are scaled
+        why = "another text model than Mistral"
+        raise refuse("llama", "text_config.model_type", config.get("model_type"), why)
+    return window_of_every_layer(config)
+
+
+def _qwen_vl(config: Config) -> Metadata:
+    return window_of_last_layers(config) | rope_sections(config)
 
 
 def _granite(config: Config) -> Metadata:
@@ -153,6 +164,7 @@ def _gemma3(config: Config) -> Metadata:
 
 _LLAMA = _Variant("llama", rotates_pairs=True, qkv_bias=None)
 _MISTRAL = _LLAMA._replace(more=window_of_every_layer, absent={"sliding_window": 4096})
+_MISTRAL3 = _MISTRAL._replace(more=_mistral3)
 _MIXTRAL = _MISTRAL._replace(
     mixture=MIXTRAL_EXPERTS, absent={"rope_theta": 1e6, "rms_norm_eps": 1e-5}
 )
@@ -163,10 +175,12 @@ _SMOLLM3 = _LLAMA._replace(
 )
 
 _QWEN2 = _Variant("qwen2", rotates_pairs=False, qkv_bias=True, more=window_of_last_layers)
+_QWEN2_VL = _QWEN2._replace(architecture="qwen2vl", more=_qwen_vl)
 _QWEN2_MOE = _QWEN2._replace(
     architecture="qwen2moe", mixture=QWEN2_EXPERTS, more=window_of_first_layers
 )
 _QWEN3 = _QWEN2._replace(architecture="qwen3", qkv_bias=False, qk_norm="heads")
+_QWEN3_VL = _QWEN3._replace(architecture="qwen3vl", more=_qwen_vl)
 _QWEN3_MOE = _QWEN3._replace(architecture="qwen3moe", mixture=QWEN3_EXPERTS, more=window_if_used)
 _OLMOE = _Variant(
     "olmoe",
@@ -202,7 +216,14 @@ _GEMMA3 = _GEMMA2._replace(
     architecture="gemma3",
     qk_norm="heads",
     more=_gemma3,
-    absent={"rope_theta": 1e6},
+    absent={
+        "rope_theta": 1e6,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "vocab_size": 262208,
+    },
 )
 
 
@@ -360,13 +381,17 @@ FAMILIES = {
     "LlamaForCausalLM": _family(_LLAMA),
     "LLaMAForCausalLM": _family(_LLAMA),  # first checkpoints of Llama 1
     "MistralForCausalLM": _family(_MISTRAL),
+    "Mistral3ForConditionalGeneration": _family(_MISTRAL3),
     "MixtralForCausalLM": _family(_MIXTRAL),
     "GraniteForCausalLM": _family(_GRANITE),
     "GraniteMoeForCausalLM": _family(_GRANITE_MOE),
     "SmolLM3ForCausalLM": _family(_SMOLLM3),
     "Qwen2ForCausalLM": _family(_QWEN2),
+    "Qwen2VLForConditionalGeneration": _family(_QWEN2_VL),
+    "Qwen2_5_VLForConditionalGeneration": _family(_QWEN2_VL),
     "Qwen2MoeForCausalLM": _family(_QWEN2_MOE),
     "Qwen3ForCausalLM": _family(_QWEN3),
+    "Qwen3VLForConditionalGeneration": _family(_QWEN3_VL),
     "Qwen3MoeForCausalLM": _family(_QWEN3_MOE),
     "Olmo2ForCausalLM": _family(_OLMO2),
     "Olmo3ForCausalLM": _family(_OLMO3),
@@ -380,4 +405,5 @@ FAMILIES = {
     "GemmaForCausalLM": _family(_GEMMA),
     "Gemma2ForCausalLM": _family(_GEMMA2),
     "Gemma3ForCausalLM": _family(_GEMMA3),
+    "Gemma3ForConditionalGeneration": _family(_GEMMA3),
 }

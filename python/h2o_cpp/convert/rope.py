@@ -23,6 +23,8 @@ def rope_metadata(architecture: str, config: Config) -> Metadata:
     match rope["rope_type"]:
         case "default" | "llama3":  # llama3: see rope_tensors
             return metadata
+        case "mrope" if architecture == "qwen2vl":
+            return metadata
         case "dynamic":  # differs from default only beyond the context length
             return metadata
         case "linear":
@@ -80,6 +82,16 @@ def rope_parameters(config: Config) -> Mapping[str, Any]:
         found = {}
     theta = config.get("rope_theta", config.get("rotary_emb_base"))  # GPT-NeoX
     return {"rope_theta": theta, "rope_type": found.get("type", "default")} | found
+
+
+def rope_sections(config: Config) -> Metadata:
+    """M-RoPE's numbers of pairs for each axis of a position: time, height, width, and none."""
+    sections = rope_parameters(config).get("mrope_section")
+    if not isinstance(sections, list) or not all(type(n) is int for n in sections):
+        raise ValueError(
+            f"config.json: mrope_section must be a list of integers, found {sections!r}"
+        )
+    return {"rope.dimension_sections": [*sections, 0]}
 
 
 def local_rope(config: Config, default: float = _DEFAULT_BASE) -> Mapping[str, Any]:

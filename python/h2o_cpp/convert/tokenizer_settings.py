@@ -91,6 +91,8 @@ class TokenizerSettings:
             except UnicodeDecodeError as error:
                 raise ValueError(f"{file}: not UTF-8 text ({error})") from error
         template = self._config.get("chat_template")
+        if template is None:  # beside an encoder of images, it may be in a file of its own
+            template = _read_optional(file.with_suffix(".json")).get("chat_template")
         if isinstance(template, list) and all(
             isinstance(choice, dict) and all(isinstance(text, str) for text in choice.values())
             for choice in template

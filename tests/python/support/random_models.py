@@ -239,17 +239,23 @@ RECIPES = {
 
 
 def make_model(recipe: Recipe, seed: int) -> Any:
-    """A causal language model in float32 with all parameters random, including biases and norms."""
-    import torch
+    """A causal language model in float32 with random parameters."""
     import transformers
 
     name = _CLASSES.get(recipe.model, f"{recipe.model}ForCausalLM")
     config = recipe.config()
     config._attn_implementation = "eager"  # others may ignore Gemma 2's softcap
     model: Any = getattr(transformers, name)(config)
-    model.eval()
     if hasattr(model.config, "num_experts_per_tok"):
         model.set_experts_implementation("eager")  # supports float64
+    return randomize(model, seed)
+
+
+def randomize(model: Any, seed: int) -> Any:
+    """The model with all parameters random, including biases and norms."""
+    import torch
+
+    model.eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
