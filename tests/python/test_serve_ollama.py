@@ -13,7 +13,17 @@ import pytest
 
 from h2o_cpp import Generator
 from support.chatty import user
-from support.dialects import CALL, CHAT, N_PROMPT, N_TOKENS, OUTPUT, POSTS, ask, talking_server
+from support.dialects import (
+    CALL,
+    CHAT,
+    FUNCTION,
+    N_PROMPT,
+    N_TOKENS,
+    OUTPUT,
+    POSTS,
+    ask,
+    talking_server,
+)
 from support.needs import packages
 from support.serving import Server, serving
 from support.tool_talk import N_CTX, THINKS, spell, talking
@@ -199,6 +209,38 @@ class TestOllama:
         assert found["message"]["content"] == "Let me see."
         answer = server.ask("/api/chat", {**CHAT, "options": {"seed": 2**63}})
         assert answer.status == 400
+
+    @pytest.mark.parametrize(
+        ("path", "fields"),
+        [
+            ("/api/chat", {"max_output_tokens": 9, "temperature": 9, "tool_choice": "auto"}),
+            ("/api/chat", {"options": {"rope_frequency_base": 1e6, "num_gqa": 8, "max_tokens": 1}}),
+            ("/api/chat", {"tools": [{"function": {**FUNCTION, "x": 1}, "y": 2}]}),
+            ("/api/chat", {"messages": [{**user("Hi")[0], "x": 1}]}),
+            ("/api/generate", {"frequency": 1, "options": {"x": {}}}),
+            ("/api/embed", {"x": 1, "options": {"x": 1}}),
+            ("/api/embeddings", {"truncate": True}),
+            ("/api/show", {"verbose": True}),
+        ],
+    )
+    def test_unknown_fields_are_ignored(
+        self, server: Server, path: str, fields: dict[str, Any]
+    ) -> None:
+        options = {"options": {"temperature": 0, **fields.get("options", {})}}
+        more = {} if path == "/api/show" else {"stream": False}
+        found = ask(server, path, **more, **{**fields, **options})
+        expected = ask(server, path, **more)
+        for key in ("message", "response", "embedding", "embeddings", "capabilities"):
+            value = found.get(key)
+            if key == "message" and value:
+                value["tool_calls"][0]["id"] = expected[key]["tool_calls"][0]["id"]
+            assert value == expected.get(key)
+
+    @pytest.mark.parametrize(
+        "fields", [{"options": {"top_k": "x"}}, {"tools": [{}]}, {"messages": [{}]}]
+    )
+    def test_known_fields_are_checked(self, server: Server, fields: dict[str, Any]) -> None:
+        assert server.ask("/api/chat", {**CHAT, **fields}).status == 400
 
     @packages("ollama")
     def test_official_client(self, server: Server) -> None:

@@ -84,7 +84,7 @@ def chat(service: Service, body: OllamaChatRequest) -> _Lines | OllamaAnswer:
     """Answer the last message; without one, load the model, or unload it if keep_alive is 0."""
     if body.is_empty:
         return _loaded(service, body, message={"role": "assistant", "content": ""})
-    tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
+    tools = [tool.plain() for tool in body.tools or ()]
     messages = [message.plain() for message in body.messages]
     fields = body.own(service.max_tokens)
     request = check(ChatRequest, {**fields, "messages": messages, "tools": tools})

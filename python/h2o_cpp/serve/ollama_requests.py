@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from h2o_cpp.serve.chat_messages import ToolDefinition, tool_call
+from h2o_cpp.serve.chat_messages import FunctionDefinition, tool_call
 from h2o_cpp.serve.requests import ModelRequest
 from h2o_cpp.serve.sampling import Sampling
 from h2o_cpp.serve.schema import Empty, ListOf, Schema
 
 
-class Options(Sampling):
-    """Sampling options. Options for the machine, and those that Ollama ignores, are ignored."""
+class OllamaSchema(Schema):
+    """Ignores unknown fields, as Ollama does."""
 
-    ignored = (
-        *("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap"),
-        *("use_mlock", "low_vram", "numa", "f16_kv", "logits_all", "vocab_only"),
-        *("embedding_only", "penalize_newline", "tfs_z"),
-    )
+    ignores_unknown = True
+
+
+class Options(OllamaSchema, Sampling):
+    """Sampling options. Others, such as those for the machine, are ignored."""
+
     num_predict: int | None = Field(None, ge=-2, lt=2**31, description="-1: no limit")
 
     def generation(self, most: int) -> dict[str, Any]:
@@ -32,10 +33,13 @@ class Options(Sampling):
         return options
 
 
-class OllamaRequest(ModelRequest):
-    """Fields that all requests share."""
+class OllamaModelRequest(OllamaSchema, ModelRequest):
+    """The model of a request."""
 
-    ignored: ClassVar[tuple[str, ...]] = ("truncate", "shift")
+
+class OllamaRequest(OllamaModelRequest):
+    """Fields that chats and prompts share."""
+
     keep_alive: int | float | str | None = Field(
         None, description="0 without a prompt: unload the model; otherwise ignored"
     )
@@ -81,23 +85,21 @@ class OllamaRequest(ModelRequest):
         return fields
 
 
-class OllamaFunction(Schema):
+class OllamaFunction(OllamaSchema):
     """The called function."""
 
-    ignored = ("index",)
     name: str
     arguments: dict[str, Any]
 
 
-class OllamaCall(Schema):
+class OllamaCall(OllamaSchema):
     """A tool call by the assistant."""
 
-    ignored = ("type",)
     function: OllamaFunction
     id: str | None = None
 
 
-class OllamaMessage(Schema):
+class OllamaMessage(OllamaSchema):
     """A message."""
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -127,13 +129,26 @@ class OllamaMessage(Schema):
         }
 
 
+class OllamaFunctionDefinition(OllamaSchema, FunctionDefinition):
+    """A function that the model may call."""
+
+
+class OllamaTool(OllamaSchema):
+    """A tool."""
+
+    function: OllamaFunctionDefinition
+
+    def plain(self) -> dict[str, Any]:
+        """The equivalent ToolDefinition."""
+        return {"type": "function", "function": self.function.model_dump(exclude_unset=True)}
+
+
 class OllamaChatRequest(OllamaRequest):
     """Answer the last message of a conversation; without one, load the model."""
 
-    ignored = ("shift",)
     truncate: bool = Field(True, description="leave out the oldest turns if the prompt is too long")
     messages: ListOf[OllamaMessage] = Field(default_factory=list)
-    tools: ListOf[ToolDefinition] | None = None
+    tools: ListOf[OllamaTool] | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -159,10 +174,9 @@ class OllamaGenerateRequest(OllamaRequest):
         return not self.prompt
 
 
-class OllamaEmbedRequest(ModelRequest):
+class OllamaEmbedRequest(OllamaModelRequest):
     """One or several texts to embed; without one, load the model."""
 
-    ignored = ("keep_alive", "options")
     input: str | ListOf[str] = ""
     truncate: bool = Field(True, description="cut texts that are too long")
     dimensions: int | None = Field(
@@ -170,17 +184,15 @@ class OllamaEmbedRequest(ModelRequest):
     )
 
 
-class OllamaEmbeddingRequest(ModelRequest):
+class OllamaEmbeddingRequest(OllamaModelRequest):
     """A text to embed, in the older form; without one, load the model."""
 
-    ignored = ("keep_alive", "options")
     prompt: str = ""
 
 
-class ShowRequest(ModelRequest):
+class ShowRequest(OllamaModelRequest):
     """The model to describe."""
 
-    ignored = ("verbose", "system", "template", "options")
     name: str | None = Field(None, description="the older name of model")
 
     @model_validator(mode="after")

@@ -25,11 +25,12 @@ UNKNOWN_FIELD = "unknown_field"  # the type of the validation error
 class Schema(BaseModel):
     """Rejects unknown fields, because ignoring them could change the meaning of a request.
 
-    Attributes: `ignored`, known fields without effect.
+    Attributes: `ignored`, known fields without effect; `ignores_unknown`, for an API that does.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     ignored: ClassVar[tuple[str, ...]] = ()
+    ignores_unknown: ClassVar[bool] = False
 
     @model_validator(mode="before")
     @classmethod
@@ -38,7 +39,7 @@ class Schema(BaseModel):
         if not isinstance(values, dict):
             return values
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        for name, value in values.items():
+        for name, value in () if cls.ignores_unknown else values.items():
             if value is not None and name not in known and name not in cls.ignored:
                 if cls._has_other_type(values):
                     break  # an error that the field of the type reports
@@ -59,11 +60,11 @@ class Schema(BaseModel):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """Include the ignored fields; other fields may be null."""
+        """Include the ignored fields; other fields may be null, or anything if they are ignored."""
         found = handler.resolve_ref_schema(handler(schema))
         found["properties"] = {
             **found.get("properties", {}),
             **{name: {"description": "ignored"} for name in cls.ignored},
         }
-        found["additionalProperties"] = {"type": "null"}
+        found["additionalProperties"] = cls.ignores_unknown or {"type": "null"}
         return found
