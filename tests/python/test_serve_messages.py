@@ -11,7 +11,7 @@ import pytest
 
 from h2o_cpp import Generator
 from support.chatty import user
-from support.dialects import MESSAGES, USAGE, ask, read_events, talking_server
+from support.dialects import MESSAGES, POSTS, USAGE, ask, read_events, talking_server
 from support.needs import packages
 from support.serving import Server, serving
 from support.tool_talk import THINKS, spell, talking
@@ -145,6 +145,19 @@ class TestMessages:
         answer = server.ask("/v1/messages", method="GET")
         assert (answer.status, answer.headers["Allow"]) == (405, "POST")
         assert answer.json()["error"]["type"] == "invalid_request_error"
+
+    @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+    def test_threads_are_refused_so_that_clients_do_without(
+        self, server: Server, path: str
+    ) -> None:
+        """anthropic's tool runner asks for a thread and reads the details of the error."""
+        answer = server.ask(path, {**POSTS[path], "thread": {"type": "create"}})
+        assert answer.status == 400
+        assert answer.json()["error"] == {
+            "type": "invalid_request_error",
+            "message": "thread is not supported, expected the whole conversation in messages",
+            "details": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
+        }
 
     def test_models(self, server: Server) -> None:
         """In the form of Anthropic's API if its client asks."""

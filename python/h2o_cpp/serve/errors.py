@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
@@ -30,11 +31,17 @@ class ApiError(Exception):
     """An error response."""
 
     def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
-        """status: HTTP status; param: the field that is invalid."""
+        """status: HTTP status; param: the invalid field; details: for Anthropic's clients."""
         super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+        self.status, self.param, self.code, self.details = status, param, code, details
         self.headers: dict[str, str] = {}
         if status in (429, 503):
             self.headers["Retry-After"] = "1"
@@ -50,7 +57,12 @@ class ApiError(Exception):
             return json.dumps({"error": str(self)})
         if path.startswith("/v1/messages"):
             other = "api_error" if self.status >= 500 else "invalid_request_error"
-            detail = {"type": _ANTHROPIC.get(self.status, other), "message": str(self)}
+            detail: dict[str, Any] = {
+                "type": _ANTHROPIC.get(self.status, other),
+                "message": str(self),
+            }
+            if self.details is not None:
+                detail["details"] = self.details
             return json.dumps({"type": "error", "error": detail})
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         if self.status == 429:

@@ -166,9 +166,20 @@ class CountRequest(ModelRequest):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     mcp_servers: Empty | None = None
+    thread: dict[str, Any] | None = Field(
+        None,
+        description="not supported, with an error after which clients send whole conversations",
+    )
 
     def chat(self, **options: Any) -> ChatRequest:
         """The equivalent ChatRequest. Raises ApiError."""
+        if self.thread is not None:
+            raise ApiError(
+                400,
+                "thread is not supported, expected the whole conversation in messages",
+                param="thread",
+                details={"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
+            )
         messages = [{"role": "system", "content": _text(self.system)}] if self.system else []
         for message in self.messages:
             for plain in _plain(message):
