@@ -14,7 +14,7 @@ from support.chatty import user
 from support.dialects import MESSAGES, POSTS, USAGE, ask, read_events, talking_server
 from support.needs import packages
 from support.serving import Server, serving
-from support.tool_talk import THINKS, spell, talking
+from support.tool_talk import N_CTX, THINKS, spell, talking
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +145,16 @@ class TestMessages:
         answer = server.ask("/v1/messages", method="GET")
         assert (answer.status, answer.headers["Allow"]) == (405, "POST")
         assert answer.json()["error"]["type"] == "invalid_request_error"
+
+    @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+    def test_prompt_that_is_too_long(self, server: Server, path: str) -> None:
+        """LangChain, LiteLLM and others compare the message."""
+        answer = server.ask(path, {**POSTS[path], "messages": user("a" * N_CTX)})
+        assert answer.status == 400
+        assert answer.json()["error"] == {
+            "type": "invalid_request_error",
+            "message": f"prompt is too long: at least {N_CTX + 1} tokens > {N_CTX} maximum",
+        }
 
     @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
     def test_threads_are_refused_so_that_clients_do_without(

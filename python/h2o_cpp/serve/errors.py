@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -59,7 +60,7 @@ class ApiError(Exception):
             other = "api_error" if self.status >= 500 else "invalid_request_error"
             detail: dict[str, Any] = {
                 "type": _ANTHROPIC.get(self.status, other),
-                "message": str(self),
+                "message": self._for_anthropic(),
             }
             if self.details is not None:
                 detail["details"] = self.details
@@ -69,6 +70,16 @@ class ApiError(Exception):
             kind = "rate_limit_error"
         shown = ErrorDetail(message=str(self), type=kind, param=self.param, code=self.code)
         return json.dumps(ErrorResponse(error=shown).model_dump())
+
+    def _for_anthropic(self) -> str:
+        """The message; clients recognize a prompt that is too long by these words."""
+        if self.code != "context_length_exceeded":
+            return str(self)
+        more = re.search(r"more than (\d+) tokens", str(self))
+        if more is None:
+            return f"prompt is too long: {self}"
+        most = int(more[1])
+        return f"prompt is too long: at least {most + 1} tokens > {most} maximum"
 
     def response(self, headers: Mapping[str, str] | None = None, path: str = "") -> Response:
         """The complete response; path: as for body()."""
