@@ -17,6 +17,7 @@ from h2o_cpp.generation.request import ContextFullError
 from h2o_cpp.serve.responses import ErrorDetail, ErrorResponse
 
 _JSON = "application/json"
+TOO_LONG = "context_length_exceeded"  # a code
 LINGER_SECONDS = 1.0  # before a connection closes, for the client to read an error
 _ANTHROPIC = {
     401: "authentication_error",
@@ -73,7 +74,7 @@ class ApiError(Exception):
 
     def _for_anthropic(self) -> str:
         """The message; clients recognize a prompt that is too long by these words."""
-        if self.code != "context_length_exceeded":
+        if self.code != TOO_LONG:
             return str(self)
         more = re.search(r"more than (\d+) tokens", str(self))
         if more is None:
@@ -88,7 +89,7 @@ class ApiError(Exception):
 
 def refusal(error: ValueError) -> ApiError:
     """The error for a request that the Engine rejects."""
-    code = "context_length_exceeded" if isinstance(error, ContextFullError) else None
+    code = TOO_LONG if isinstance(error, ContextFullError) else None
     return ApiError(400, str(error), code=code)
 
 

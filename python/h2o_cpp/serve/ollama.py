@@ -27,6 +27,7 @@ from h2o_cpp.serve.ollama_requests import (
     OllamaRequest,
     ShowRequest,
 )
+from h2o_cpp.serve.ollama_truncate import submit_cut_chat, submit_cut_prompt
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.parsing import check
 from h2o_cpp.serve.requests import ChatRequest, CompletionRequest
@@ -88,7 +89,7 @@ def chat(service: Service, body: OllamaChatRequest) -> _Lines | OllamaAnswer:
     messages = [message.plain() for message in body.messages]
     fields = body.own(service.max_tokens)
     request = check(ChatRequest, {**fields, "messages": messages, "tools": tools})
-    outputs = submit_chat(service, request, truncate=body.truncate)
+    outputs = (submit_cut_chat if body.truncate else submit_chat)(service, request)
     return _Lines(service, outputs, body, chat=True)
 
 
@@ -103,11 +104,15 @@ def generate(service: Service, body: OllamaGenerateRequest) -> _Lines | OllamaAn
             fields.pop(name, None)
         fields["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
         request = check(CompletionRequest, {"max_tokens": -1, **fields, "prompt": body.prompt})
-        outputs = service.submit([body.prompt], request)
+        if body.truncate:
+            outputs = submit_cut_prompt(service, body.prompt, request, body.n_keep)
+        else:
+            outputs = service.submit([body.prompt], request)
     else:
         messages = [{"role": "system", "content": body.system}] if body.system else []
         messages.append({"role": "user", "content": body.prompt})
-        outputs = submit_chat(service, check(ChatRequest, {**fields, "messages": messages}))
+        chat = check(ChatRequest, {**fields, "messages": messages})
+        outputs = (submit_cut_chat if body.truncate else submit_chat)(service, chat)
     return _Lines(service, outputs, body, chat=False)
 
 
@@ -136,7 +141,7 @@ def embed_one(service: Service, body: OllamaEmbeddingRequest) -> EmbeddingRespon
     """Embed one text: the older form of /api/embed."""
     if not body.prompt:
         return OllamaVector(embedding=[])
-    outputs = service.embed([body.prompt], "mean")
+    outputs = service.embed([body.prompt], "mean", truncate=body.truncate)
     return EmbeddingResponse(
         outputs, lambda vectors, _: OllamaVector(embedding=vectors[0].tolist())
     )

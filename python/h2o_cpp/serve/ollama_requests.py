@@ -24,10 +24,13 @@ class Options(OllamaSchema, Sampling):
     """Sampling options. Others, such as those for the machine, are ignored."""
 
     num_predict: int | None = Field(None, ge=-2, lt=2**31, description="-1: no limit")
+    num_keep: int | None = Field(
+        None, ge=-1, lt=2**31, description="first tokens kept of a raw prompt that is cut; -1: most"
+    )
 
     def generation(self, most: int) -> dict[str, Any]:
         """The equivalent fields of a GenerationRequest; at most `most` tokens, as in Ollama."""
-        options = self.model_dump(exclude_unset=True, exclude={"num_predict"})
+        options = self.model_dump(exclude_unset=True, exclude={"num_predict", "num_keep"})
         if self.num_predict is not None and self.num_predict > 0:
             options["max_tokens"] = min(self.num_predict, most)
         return options
@@ -45,6 +48,10 @@ class OllamaRequest(OllamaModelRequest):
     )
     stream: bool = Field(True, description="a line of JSON for each piece")
     options: Options | None = None
+    truncate: bool = Field(
+        True,
+        description="if the prompt is too long, leave out the oldest turns, then cut the beginning",
+    )
     format: Literal["", "json"] | dict[str, Any] | None = Field(
         None, description="json: any object; or a JSON Schema"
     )
@@ -146,7 +153,6 @@ class OllamaTool(OllamaSchema):
 class OllamaChatRequest(OllamaRequest):
     """Answer the last message of a conversation; without one, load the model."""
 
-    truncate: bool = Field(True, description="leave out the oldest turns if the prompt is too long")
     messages: ListOf[OllamaMessage] = Field(default_factory=list)
     tools: ListOf[OllamaTool] | None = None
 
@@ -173,6 +179,12 @@ class OllamaGenerateRequest(OllamaRequest):
     def is_empty(self) -> bool:
         return not self.prompt
 
+    @property
+    def n_keep(self) -> int:
+        """The first tokens to keep of a raw prompt that is cut; the default is Ollama's."""
+        given = None if self.options is None else self.options.num_keep
+        return 4 if given is None else given
+
 
 class OllamaEmbedRequest(OllamaModelRequest):
     """One or several texts to embed; without one, load the model."""
@@ -188,6 +200,7 @@ class OllamaEmbeddingRequest(OllamaModelRequest):
     """A text to embed, in the older form; without one, load the model."""
 
     prompt: str = ""
+    truncate: bool = Field(True, description="cut a text that is too long")
 
 
 class ShowRequest(OllamaModelRequest):

@@ -1,0 +1,77 @@
+"""Prompts of Ollama's API that are too long are cut, with a quarter left for the output."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from h2o_cpp.serve.conversation import prompt_of, submit_chat
+from h2o_cpp.serve.errors import TOO_LONG, ApiError
+from h2o_cpp.serve.outputs import Output
+from h2o_cpp.serve.requests import ChatRequest, CompletionRequest
+from h2o_cpp.serve.service import Service
+
+
+def submit_cut_chat(service: Service, chat: ChatRequest) -> list[Output]:
+    """Submit a conversation; if it is too long, without its oldest turns.
+
+    If its last turn alone is too long, the longest message of it loses its beginning. Raises
+    ApiError.
+    """
+    try:
+        return submit_chat(service, chat, truncate=True)
+    except ApiError as error:
+        if error.code != TOO_LONG:
+            raise
+    return submit_chat(service, _last_turn(service, chat))
+
+
+def submit_cut_prompt(
+    service: Service, prompt: str, request: CompletionRequest, n_keep: int
+) -> list[Output]:
+    """Submit a prompt; if it is too long, its first n_keep tokens (-1: most) and its last ones.
+
+    Raises ApiError.
+    """
+    try:
+        return service.submit([prompt], request)
+    except ApiError as error:
+        if error.code != TOO_LONG:
+            raise
+    with service.refusals():
+        tokens = service.generator.tokenizer.encode(prompt)
+    most = _most_tokens(service)
+    n_first = most - 1
+    if n_keep >= 0:
+        begins = tokens[0] == service.generator.tokenizer.bos
+        n_first = min(n_keep + begins, most - 1)
+    return service.submit([tokens[:n_first] + tokens[n_first - most :]], request)
+
+
+def _last_turn(service: Service, chat: ChatRequest) -> ChatRequest:
+    """The system's messages and the last turn, with as much of its longest message as fits."""
+    roles = [message.role for message in chat.messages]
+    first = next((i for i, role in enumerate(roles) if role != "system"), 0)
+    begin = max((i for i, role in enumerate(roles) if role == "user"), default=first)
+    turn = chat.messages[begin:]
+    long = max(turn, key=lambda message: len(message.plain()["content"]))
+    text = long.plain()["content"]
+
+    def without(n: int) -> ChatRequest:
+        cut = long.model_copy(update={"content": text[n:]})
+        kept = [cut if message is long else message for message in turn]
+        return chat.model_copy(update={"messages": [*chat.messages[:first], *kept]})
+
+    def fits(n: int) -> bool:
+        try:
+            return len(prompt_of(service, without(n)).tokens) <= _most_tokens(service)
+        except ApiError as error:
+            if error.code != TOO_LONG:
+                raise
+        return False
+
+    return without(bisect_left(range(len(text)), True, key=fits))
+
+
+def _most_tokens(service: Service) -> int:
+    most, n_ctx = service.max_prompt, service.generator.n_ctx
+    return max((most if service.generator.endless else min(most, n_ctx)) * 3 // 4, 1)
