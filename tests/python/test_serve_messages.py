@@ -184,7 +184,25 @@ class TestMessages:
         [other] = server.ask("/v1/models").json()["data"]
         assert created.timestamp() == other["created"]
         assert server.ask("/v1/models/tiny", **header).json() == model
-        assert server.ask("/v1/models/other", **header).status == 404
+        answer = server.ask("/v1/models/other", **header)
+        assert (answer.status, answer.json()["type"]) == (404, "error")
+        assert answer.json()["error"]["type"] == "not_found_error"
+        assert server.ask("/v1/models/other").json()["error"]["code"] == "model_not_found"
+
+    def test_models_with_a_wrong_key(self, tmp_path: Path) -> None:
+        with (
+            Generator(talking(tmp_path, {})) as generator,
+            serving(generator, api_key="sesame") as server,
+        ):
+            answer = server.ask("/v1/models", **{"anthropic-version": "2023-06-01"})
+        assert answer.status == 401
+        assert answer.json() == {
+            "type": "error",
+            "error": {
+                "type": "authentication_error",
+                "message": "the API key is missing or wrong",
+            },
+        }
 
     @packages("anthropic")
     def test_official_client(self, server: Server) -> None:

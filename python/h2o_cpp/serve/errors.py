@@ -7,14 +7,17 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request, Response
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from h2o_cpp.generation.request import ContextFullError
 from h2o_cpp.serve.responses import ErrorDetail, ErrorResponse
+
+Api = Literal["OpenAI", "Anthropic", "Ollama"]
 
 _JSON = "application/json"
 TOO_LONG = "context_length_exceeded"  # a code
@@ -50,14 +53,11 @@ class ApiError(Exception):
         if status == 401:
             self.headers["WWW-Authenticate"] = "Bearer"
 
-    def body(self, path: str = "") -> str:
-        """The body as ASCII JSON: a message may quote input with unpaired surrogates.
-
-        path: of the request; it determines the form of the error.
-        """
-        if path.startswith("/api/"):
+    def body(self, api: Api = "OpenAI") -> str:
+        """The body as ASCII JSON: a message may quote input with unpaired surrogates."""
+        if api == "Ollama":
             return json.dumps({"error": str(self)})
-        if path.startswith("/v1/messages"):
+        if api == "Anthropic":
             other = "api_error" if self.status >= 500 else "invalid_request_error"
             detail: dict[str, Any] = {
                 "type": _ANTHROPIC.get(self.status, other),
@@ -82,9 +82,19 @@ class ApiError(Exception):
         most = int(more[1])
         return f"prompt is too long: at least {most + 1} tokens > {most} maximum"
 
-    def response(self, headers: Mapping[str, str] | None = None, path: str = "") -> Response:
-        """The complete response; path: as for body()."""
-        return Response(self.body(path), self.status, {**self.headers, **(headers or {})}, _JSON)
+    def response(self, headers: Mapping[str, str] | None = None, api: Api = "OpenAI") -> Response:
+        """The complete response."""
+        return Response(self.body(api), self.status, {**self.headers, **(headers or {})}, _JSON)
+
+
+def api_of(scope: Scope) -> Api:
+    """The API whose client made a request; Anthropic's are known by a header on other paths."""
+    path: str = scope["path"]
+    if path.startswith("/api/"):
+        return "Ollama"
+    if path.startswith("/v1/messages") or "anthropic-version" in Headers(scope=scope):
+        return "Anthropic"
+    return "OpenAI"
 
 
 def refusal(error: ValueError) -> ApiError:
@@ -109,7 +119,7 @@ async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) ->
     Incoming data is discarded for a moment first: closing at once would reset the connection, and
     the client might not receive the answer.
     """
-    response = error.response({"Connection": "close"}, scope["path"])
+    response = error.response({"Connection": "close"}, api_of(scope))
     start = {"type": "http.response.start", "status": error.status, "headers": response.raw_headers}
     await send(start)
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
@@ -128,13 +138,13 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
-        return error.response(path=request.url.path)
+        return error.response(api=api_of(request.scope))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         shown = ApiError(error.status_code, str(error.detail))
-        return shown.response(error.headers, request.url.path)
+        return shown.response(error.headers, api_of(request.scope))
 
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, _: Exception) -> Response:
-        return internal_error().response(path=request.url.path)
+        return internal_error().response(api=api_of(request.scope))

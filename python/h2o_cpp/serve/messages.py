@@ -110,7 +110,7 @@ class _Message(GenerationResponse):
         return _event("message_delta", delta=_ending(output), usage=usage) + _event("message_stop")
 
     def failed(self, error: ApiError) -> bytes:
-        return sse(error.body("/v1/messages"), "error")
+        return sse(error.body("Anthropic"), "error")
 
 
 def _usage(output: Output, n_generated: int) -> MessageUsage:

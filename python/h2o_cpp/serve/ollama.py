@@ -208,7 +208,7 @@ class _Lines(GenerationResponse):
         return b""
 
     def failed(self, error: ApiError) -> bytes:
-        return error.body("/api/").encode() + b"\n"
+        return error.body("Ollama").encode() + b"\n"
 
     def _line(self, output: Output, piece: str) -> OllamaAnswer:
         n_before = len(output.reply.calls)
