@@ -106,29 +106,43 @@ def test_any_host() -> None:
         assert ask(server, Host="example.org", Origin="https://other.example.org").status == 200
 
 
+def preflight(server: Server, origin: str) -> Answer:
+    headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+    headers["Access-Control-Request-Headers"] = "authorization,content-type"
+    return server.ask("/v1/completions", method="OPTIONS", **headers)
+
+
 class TestCors:
-    def test_allowed_origin(self, server: Server) -> None:
-        origin = "https://chat.example.org"
-        preflight = server.ask(
-            "/v1/completions",
-            method="OPTIONS",
-            Origin=origin,
-            **{
-                "Access-Control-Request-Method": "POST",
-                "Access-Control-Request-Headers": "authorization,content-type",
-            },
-        )
-        assert preflight.status == 200
-        assert preflight.headers["Access-Control-Allow-Origin"] == origin
-        assert "authorization" in preflight.headers["Access-Control-Allow-Headers"]
+    @pytest.mark.parametrize(
+        "origin",
+        [
+            *["https://chat.example.org", "http://localhost:3000", "http://127.0.0.1:8080"],
+            *["http://[::1]:5173", "http://a.localhost", "https://h2o.example.org"],
+        ],
+    )
+    def test_allowed_origin(self, server: Server, origin: str) -> None:
+        answer = preflight(server, origin)
+        assert answer.status == 200
+        assert answer.headers["Access-Control-Allow-Origin"] == origin
+        assert "authorization" in answer.headers["Access-Control-Allow-Headers"]
         assert ask(server, Origin=origin).headers["Access-Control-Allow-Origin"] == origin
         # The browser may read errors, too.
         error = server.ask("/v1/completions", {"x": 1}, Origin=origin)
         assert (error.status, error.headers["Access-Control-Allow-Origin"]) == (400, origin)
 
-    def test_origin_without_cors(self, server: Server) -> None:
-        answer = ask(server, Origin="http://localhost:3000")
-        assert "Access-Control-Allow-Origin" not in answer.headers
+    @pytest.mark.parametrize("origin", ["https://example.org", "http://localhost.evil.com", "null"])
+    def test_other_origins(self, server: Server, origin: str) -> None:
+        for answer in (preflight(server, origin), ask(server, Origin=origin)):
+            assert answer.status in (400, 403)
+            assert "Access-Control-Allow-Origin" not in answer.headers
+
+    def test_local_pages_need_no_option(self) -> None:
+        with small_server() as server:
+            origin = "http://localhost:3000"
+            for answer in (preflight(server, origin), ask(server, Origin=origin)):
+                assert answer.status == 200
+                assert answer.headers["Access-Control-Allow-Origin"] == origin
+            assert preflight(server, "https://example.org").status == 400
 
     def test_preflight_needs_no_key(self) -> None:
         """Browsers send preflight requests without the key."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import FileResponse, HTMLResponse, Response
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CollectorRegistry, generate_latest
@@ -36,7 +35,7 @@ from h2o_cpp.serve.catalog import Catalog
 from h2o_cpp.serve.docs_page import docs_page
 from h2o_cpp.serve.endpoint import CatalogOf, bearer
 from h2o_cpp.serve.errors import add_handlers, closed
-from h2o_cpp.serve.guard import Guard
+from h2o_cpp.serve.guard import Cors, Guard, Origins
 from h2o_cpp.serve.metrics import CountResponses, EngineCollector
 from h2o_cpp.serve.parsing import body_schemas
 from h2o_cpp.serve.responses import ErrorResponse, Health
@@ -122,8 +121,8 @@ def create_app_of(
     max_bodies_bytes: for all requests in progress; bodies up to 64 KiB are always accepted.
     body_timeout: seconds within which a body must arrive.
     allowed_hosts: host names of this server besides local names and IP addresses; "*": any name.
-    cors_origins: origins of web pages that may use the server, such as "https://example.org";
-        "*": any.
+    cors_origins: origins of web pages that may use the server, besides those of localhost and of
+        allowed_hosts, such as "https://example.org"; "*": any.
 
     Raises ValueError for options out of range.
     """
@@ -165,21 +164,16 @@ def create_app_of(
             )
     app.state.catalog = catalog
     registry = CollectorRegistry()
+    origins = Origins(cors_origins, allowed_hosts)
     app.add_middleware(Bodies, limits=limits)
     app.add_middleware(
         Guard,
         api_keys=keys,
         max_requests_per_key=max_requests_per_key,
         allowed_hosts=allowed_hosts,
-        cors_origins=cors_origins,
+        origins=origins,
     )
-    if cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=cors_origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-        )
+    app.add_middleware(Cors, origins=origins)
     app.add_middleware(CountResponses, registry=registry)  # outermost
     add_handlers(app)
     for router in ROUTERS:

@@ -1,4 +1,4 @@
-"""Access control by API key, or by the Host and Origin headers, before any body is read."""
+"""Access control by API key, or by the Host and Origin headers, before any body is read; CORS."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Collection
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from h2o_cpp.serve.errors import ApiError, refuse
@@ -17,6 +18,37 @@ _STATIC = "/static/"
 
 # Only the local network resolves these names, so no website can use one for this server.
 _LOCAL_SUFFIXES = (".localhost", ".local", ".internal", ".home.arpa")
+
+
+class Origins:
+    """The web pages that may use the server without a key, besides its own."""
+
+    def __init__(self, origins: Collection[str], hosts: Collection[str]) -> None:
+        """origins: of pages, "*" for any; hosts: names of this server."""
+        self.listed = {*origins}
+        self._hosts = {name.lower() for name in hosts}
+
+    def allow(self, origin: str) -> bool:
+        """Whether pages of this origin may: listed ones, and those of this machine."""
+        name = _name(origin)
+        listed = origin in self.listed or "*" in self.listed
+        return listed or name in self._hosts or _is_loopback(name)
+
+
+class Cors(CORSMiddleware):
+    """ASGI middleware that lets pages of allowed origins read responses."""
+
+    def __init__(self, app: ASGIApp, *, origins: Origins) -> None:
+        super().__init__(
+            app,
+            allow_origins=[*origins.listed],
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        )
+        self._origins = origins
+
+    def is_allowed_origin(self, origin: str) -> bool:
+        return self._origins.allow(origin)
 
 
 class Guard:
@@ -34,14 +66,14 @@ class Guard:
         api_keys: Collection[str],
         max_requests_per_key: int | None,
         allowed_hosts: Collection[str],
-        cors_origins: Collection[str],
+        origins: Origins,
     ) -> None:
         self._app = app
         self._keys = [key.encode() for key in api_keys]
         self._max_requests = max_requests_per_key
         self._n_requests: Counter[bytes] = Counter()  # in progress, by key
         self._hosts = {name.lower() for name in allowed_hosts}
-        self._origins = {*cors_origins}
+        self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -96,14 +128,13 @@ class Guard:
             )
 
     def _check_origin(self, headers: dict[bytes, bytes]) -> None:
-        if b"origin" not in headers or "*" in self._origins:
+        if b"origin" not in headers:
             return
         origin = headers[b"origin"].decode("latin-1")
-        name = _name(origin)
         own = "//" + headers.get(b"host", b"").decode("latin-1")
-        if origin in self._origins or name in self._hosts or _is_loopback(name):
+        if self._origins.allow(origin):
             return
-        if not name or origin.partition(":")[2].lower() != own.lower():
+        if not _name(origin) or origin.partition(":")[2].lower() != own.lower():
             raise ApiError(
                 403,
                 f"requests from {origin!r} are not allowed; start the server with "
