@@ -64,10 +64,26 @@ def test_values_of_llama_cpp_that_are_off(server: Server, off: dict[str, Any]) -
     [
         {"tfs_z": 1.0, "penalize_newline": True, "num_keep": 4, "embedding_only": False},
         {"mirostat": 0, "repeat_last_n": -1, "typical_p": 1},
+        {"repeat_penalty": 0},
     ],
 )
 def test_values_of_ollama_that_are_off(server: Server, off: dict[str, Any]) -> None:
     assert ollama_text(server, **off) == ollama_text(server)
+
+
+def test_whole_numbers_of_ollama_can_be_floats(server: Server) -> None:
+    """JSON of other languages has no integers."""
+    floats = {"seed": 8.0, "num_predict": 3.0, "top_k": 5.0, "mirostat": 0.0, "num_ctx": 64.0}
+    integers = {name: int(value) for name, value in floats.items()}
+    assert ollama_text(server, **floats) == ollama_text(server, **integers)
+    for wrong in ({"seed": 8.5}, {"seed": 1e300}, {"temperature": 1e300}, {"top_k": True}):
+        answer = server.ask("/api/generate", {"prompt": "a", "options": wrong})
+        assert answer.status == 400
+
+
+def test_temperatures_above_2(server: Server) -> None:
+    [hot] = texts(server, temperature=3)
+    assert hot == ollama_text(server, temperature=3) != ollama_text(server, temperature=2)
 
 
 def test_top_k_below_1_is_all(server: Server) -> None:

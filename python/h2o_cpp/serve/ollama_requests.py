@@ -28,6 +28,18 @@ class Options(OllamaSchema, Sampling):
         None, ge=-1, lt=2**31, description="first tokens kept of a raw prompt that is cut; -1: most"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _as_in_ollama(cls, values: Any) -> Any:
+        """Whole numbers may be floats, as some languages write them; repeat_penalty 0 is none."""
+        if not isinstance(values, dict):
+            return values
+        values = {
+            name: int(value) if isinstance(value, float) and value.is_integer() else value
+            for name, value in values.items()
+        }
+        return {**values, "repeat_penalty": values.get("repeat_penalty") or None}
+
     def generation(self, most: int) -> dict[str, Any]:
         """The equivalent fields of a GenerationRequest; at most `most` tokens, as in Ollama."""
         options = self.model_dump(exclude_unset=True, exclude={"num_predict", "num_keep"})

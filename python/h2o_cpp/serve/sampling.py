@@ -22,7 +22,7 @@ Seed = Annotated[
 class Sampling(Schema):
     """Sampling options and stop strings. Defaults are those of Generator."""
 
-    temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy")
+    temperature: float | None = Field(None, ge=0, le=100, description="0 is greedy")
     top_p: TopP | None = Field(None, description="0 is the most likely token")
     seed: Seed | None = Field(
         None, description="the same seed gives the same output; -1 is a random one"
