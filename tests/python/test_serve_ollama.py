@@ -65,6 +65,22 @@ class TestOllama:
         found = ask(server, "/api/generate", stream=False, raw=True, prompt="12345")
         assert found["response"] == OUTPUT.replace("<tool_call>", "").replace("</tool_call>", "")
 
+    def test_system_without_a_template(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        body = {**POSTS["/api/generate"], "system": "Be brief", "stream": False}
+        assert server.ask("/api/generate", body).status == 200
+        answer = server.ask("/api/generate", {**body, "raw": True})
+        assert answer.status == 400
+        assert answer.json() == {
+            "error": "system is given, but raw is set; expected its text in prompt"
+        }
+        monkeypatch.setattr(server.app.state.service, "template", None)
+        answer = server.ask("/api/generate", body)
+        assert answer.status == 400
+        assert "but the model has no chat template" in answer.json()["error"]
+        assert server.ask("/api/generate", {**body, "system": ""}).status == 200
+
     def test_models(self, server: Server) -> None:
         n_bytes = server.app.state.service.generator.path.stat().st_size
         for path in ("/api/tags", "/api/ps"):

@@ -100,6 +100,10 @@ def generate(service: Service, body: OllamaGenerateRequest) -> _Lines | OllamaAn
         return _loaded(service, body, response="")
     fields = body.own(service.max_tokens)
     if body.raw or service.template is None:
+        if body.system:
+            reason = "raw is set" if body.raw else "the model has no chat template"
+            message = f"system is given, but {reason}; expected its text in prompt"
+            raise ApiError(400, message, param="system")
         for name in ("chat_template_kwargs", "reasoning_effort", "top_logprobs"):
             fields.pop(name, None)
         fields["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
