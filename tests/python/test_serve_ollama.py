@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,18 @@ class TestOllama:
         assert found["capabilities"] == ["completion", "embedding", "tools", "thinking"]
         assert found["template"] == THINKS
         assert "version" in server.ask("/api/version").json()
+
+    @pytest.mark.parametrize("backend", ["cpu (x86_64_v4, 2 threads)", "cuda (NVIDIA H100)"])
+    def test_memory_of_the_gpu(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+    ) -> None:
+        """Only the first request asks for the device, which may wait for the model."""
+        with Generator(talking(tmp_path, {})) as generator, serving(generator) as server:
+            found = [replace(generator.stats(), backend=backend)]
+            monkeypatch.setattr(generator, "stats", found.pop)
+            for _ in range(2):
+                [model] = server.ask("/api/ps").json()["models"]
+                assert model["size_vram"] == (0 if backend.startswith("cpu") else model["size"])
 
     def test_properties_that_clients_read(self, server: Server) -> None:
         """The context is under the architecture's name; clients require a least version."""
