@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
 import socket
@@ -286,6 +287,15 @@ class TestTokenization:
             "param": None,
             "code": "context_length_exceeded",
         }
+
+
+def test_compressed_bodies_are_refused(server: Server) -> None:
+    body = json.dumps(SHORT).encode()
+    answer = server.ask(PATH, gzip.compress(body), **{"Content-Encoding": "gzip"})
+    assert answer.status == 415
+    message = answer.json()["error"]["message"]
+    assert message == "the body's Content-Encoding is 'gzip', expected none"
+    assert server.ask(PATH, body, **{"Content-Encoding": "identity"}).status == 200
 
 
 @pytest.mark.parametrize(

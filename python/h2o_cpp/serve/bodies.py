@@ -57,8 +57,12 @@ class _Body:
         self._n_bytes = 0
 
     async def read(self, scope: Scope, receive: Receive) -> None:
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
-        self._check(int(declared))
+        headers = dict(scope["headers"])
+        encoding = headers.get(b"content-encoding", b"identity").decode("latin-1")
+        if encoding.lower() not in ("", "identity"):
+            shown = f"the body's Content-Encoding is {encoding!r}, expected none"
+            raise ApiError(415, shown, code="unsupported_encoding")
+        self._check(int(headers.get(b"content-length", b"0")))
         more = True
         while more:
             message = await receive()
