@@ -93,6 +93,19 @@ def test_foreign_origins_are_rejected(server: Server, origin: str) -> None:
     assert answer.json()["error"]["code"] == "origin_not_allowed"
 
 
+def test_whole_urls_as_targets(server: Server) -> None:
+    """As clients send to proxies: the URL's host counts, not the header's."""
+    for host, path, header, status in (
+        ("http://127.0.0.1:8000", "/v1/models?limit=1", "localhost", 200),
+        ("HTTP://localhost", "/v1/models/tin%79", "example.org", 200),
+        ("http://localhost", "", "localhost", 200),
+        ("http://localhost", "/v1/nothing", "localhost", 404),
+        ("http://example.org", "/v1/models", "localhost", 403),
+        ("ftp://localhost", "/v1/models", "localhost", 404),
+    ):
+        assert server.ask(host + path, Host=header).status == status, host + path
+
+
 def test_api_key_replaces_host_and_origin_checks() -> None:
     """For example behind a proxy with its own host name."""
     with small_server(api_key="sesame") as server:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from fastapi import FastAPI
 from fastapi.responses import FileResponse, HTMLResponse, Response
@@ -195,6 +196,7 @@ class _Application(FastAPI):
         if scope["type"] == "http" and scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
         if scope["type"] == "http":
+            scope = _origin_form(scope)
             path = scope["path"].rstrip("/")
             if path in _WITHOUT_V1:
                 scope = {**scope, "path": f"/v1{path}"}
@@ -208,6 +210,22 @@ class _Application(FastAPI):
         if is_new:
             document["components"]["schemas"] |= body_schemas()
         return document
+
+
+def _origin_form(scope: Scope) -> Scope:
+    """The scope of a request whose target may be a whole URL; its host counts (RFC 9112, 3.2.2)."""
+    scheme, mark, rest = (scope.get("raw_path") or b"").partition(b"://")
+    if not mark or scheme.lower() not in (b"http", b"https"):
+        return scope
+    host, _, path = rest.partition(b"/")
+    others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+    path = b"/" + path
+    return {
+        **scope,
+        "headers": [(b"host", host), *others],
+        "raw_path": path,
+        "path": unquote(path.decode("ascii")),
+    }
 
 
 def _add_page(app: FastAPI) -> None:
