@@ -114,3 +114,10 @@ def test_embeddings_equal_transformers(tmp_path: Path, name: str) -> None:
         mean = generator.embed(ids, pooling="mean", normalize=False)
     np.testing.assert_allclose(last, expected[-1], rtol=0, atol=tolerance)
     np.testing.assert_allclose(mean, expected.mean(0), rtol=0, atol=tolerance)
+
+
+def test_command_names_an_empty_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = tmp_path / "texts"
+    texts.write_text("a\n\nb\n")
+    assert main(["embed", "--file", str(texts), "--lines"]) == 1
+    assert "line 2 is empty, expected a text in each line" in capsys.readouterr().err

@@ -206,7 +206,10 @@ class TestCommand:
         assert main(["heads", str(output), *self.OPTIONS, "--write"]) == 0
         table = capsys.readouterr().out
         assert f"| 1 | {shown[0]['layer']} | {shown[0]['kv_head']} | " in table
-        assert f"of the attention of {n_heads} heads to the facts of 3 prompts" in table
+        assert (
+            f"of {n_heads} heads, by their share of the attention to the facts of 3 prompts"
+            in table
+        )
         assert GGUFReader(output).fields[RETRIEVAL_HEADS].contents() == stored
 
         options = ["-c", "200", "--hh", "20", "--archive", "q8_0", "--archive-heads", "0.5"]

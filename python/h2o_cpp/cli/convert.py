@@ -25,7 +25,7 @@ def add_arguments(parser: Parser) -> None:
         "--output",
         type=gguf_output,
         metavar="FILE",
-        help="the GGUF file to write (default: CHECKPOINT_DIR's name and the type, here)",
+        help="the GGUF file to write (default: CHECKPOINT_DIR-TYPE.gguf in the current directory)",
     )
     parser.add_argument(
         "--outtype",

@@ -70,8 +70,9 @@ def run(args: argparse.Namespace) -> int:
             total += head.share
             print(f"| {i} | {head.layer} | {head.kv_head} | {head.share:.1%} | {total:.1%} |")
         print(
-            f"\nof the attention of {len(heads)} heads to the facts of {len(samples)} prompts of "
-            f"up to {length} tokens, while the answers are written"
+            f"\n{min(len(heads), _SHOWN)} of {len(heads)} heads, by their share of the attention "
+            f"to the facts of {len(samples)} prompts of up to {length} tokens, while the answers "
+            "are written"
         )
     if stored:
         ranked = [head.layer * model.n_kv_heads + head.kv_head for head in heads]

@@ -172,7 +172,7 @@ def add_machine(parser: Parser, *, resident: bool = False) -> None:
             "--exact",
             action="store_true",
             help="multiply F16 and BF16 weights, and in attention, in float32, more slowly "
-            "(default: in bf16, on processors that have it)",
+            "(default: in bf16 where it is faster)",
         )
     add_threads(machine)
 

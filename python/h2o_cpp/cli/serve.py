@@ -85,7 +85,7 @@ def add_arguments(parser: Parser) -> None:
     )  # fmt: skip
     server.add_argument(
         "--cors-origin", action="append", default=[], metavar="ORIGIN",
-        help="origin of web pages that may use the server; may be repeated; *: any (default: none)",
+        help="origin of web pages that may use the server besides those of localhost; *: any",
     )  # fmt: skip
     server.add_argument(
         "--grace", type=int, default=30, metavar="SECONDS",
