@@ -112,7 +112,6 @@ def test_unknown_keys_are_rejected(
         ("rwkv7", "RWKV"),
         ("lfm2", "convolutions"),
         ("deepseek2", "multi-head latent attention"),
-        ("qwen2vl", "M-RoPE"),
         ("bert", "an encoder"),
     ],
 )
