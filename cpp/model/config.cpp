@@ -175,7 +175,9 @@ RopeConfig read_rope(Keys& keys, const Config& c) {
     rope.yarn_beta_fast = keys.positive_or("rope.scaling.yarn_beta_fast", 32);
     rope.yarn_beta_slow = keys.positive_or("rope.scaling.yarn_beta_slow", 1);
     rope.magnitude *= keys.positive_or("rope.scaling.yarn_attn_factor", 1);
-    if (rope.yarn_ext_factor != 0) rope.magnitude *= 1 - 0.1f * std::log(rope.freq_scale);
+    const float log_factor = -0.1f * std::log(rope.freq_scale);
+    if (rope.yarn_ext_factor != 0) rope.magnitude *= 1 + log_factor;
+    rope.magnitude /= 1 + keys.share_or("rope.scaling.yarn_log_multiplier", 0) * log_factor;
   }
   return rope;
 }
@@ -306,6 +308,11 @@ Config read_config(const GgufShards& model) {
       keys.positive(c.family->norm == NormKind::layer ? "attention.layer_norm_epsilon"
                                                       : "attention.layer_norm_rms_epsilon");
   if (c.family->rope != RopeLayout::none) c.rope = read_rope(keys, c);
+  if (keys.share_or("attention.temperature_scale", 0) > 0) {
+    // Queries at positions from this length on are scaled, which is not supported.
+    const int32_t unscaled = keys.count_or("attention.temperature_length", c.rope.n_ctx_orig);
+    c.n_ctx_train = std::min(c.n_ctx_train, unscaled);
+  }
   if (c.family->alibi_max_bias > 0) {
     c.alibi_max_bias = keys.positive_or("attention.max_alibi_bias", c.family->alibi_max_bias);
   }

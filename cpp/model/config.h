@@ -45,7 +45,8 @@ struct MixtureConfig {
 
 struct Config {
   const Family* family = nullptr;  // from general.architecture, "{a}" in the keys below
-  int32_t n_ctx_train = 0;         // {a}.context_length: the trained context
+  // {a}.context_length: the trained context, at most {a}.attention.temperature_length
+  int32_t n_ctx_train = 0;
   int32_t n_embd = 0;              // {a}.embedding_length
   int32_t n_layers = 0;            // {a}.block_count
   int32_t n_ff = 0;                // {a}.feed_forward_length

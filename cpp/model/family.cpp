@@ -16,6 +16,8 @@ constexpr Family kFamilies[] = {
      .biases = Biases::all},
     // Llama 1 to 3.2, Mistral, Mixtral, TinyLlama, SmolLM (converters permute Q and K for pairs)
     {.architecture = "llama", .rope = RopeLayout::pairs, .experts = true},
+    // Mistral Small 3 and Ministral 3
+    {.architecture = "mistral3", .rope = RopeLayout::pairs},
     // GPT-NeoX, Pythia (partial rotary; Q, K, V in one tensor)
     {.architecture = "gptneox",
      .norm = NormKind::layer,

@@ -196,3 +196,16 @@ except (RuntimeError, MemoryError):
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert done.stdout == "refused\n", done.stderr
+
+
+def test_positions_that_scale_queries_limit_the_context(llama: Path, tmp_path: Path) -> None:
+    """Ministral 3 scales queries from this length on."""
+    length = {"llama.attention.temperature_length": (16, GGUFValueType.UINT32)}
+    scale = {"llama.attention.temperature_scale": (0.1, GGUFValueType.FLOAT32)}
+    path = changed(llama, tmp_path / "m.gguf", {**length, **scale}, {})
+    with Generator(path) as generator:
+        assert generator.n_ctx == 16
+    with pytest.raises(ValueError, match=r"n_ctx=17, expected at most the trained length, 16"):
+        Generator(path, n_ctx=17)
+    with pytest.raises(ValueError, match="temperature_length"):  # unread without the scale
+        Generator(changed(llama, tmp_path / "n.gguf", length, {}))

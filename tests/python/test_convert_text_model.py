@@ -114,7 +114,7 @@ def test_keys_that_text_config_lacks(tmp_path: Path) -> None:
 def test_another_text_model_is_refused(tmp_path: Path) -> None:
     make_model("Mistral3").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    config["text_config"]["model_type"] = "ministral3"
+    config["text_config"]["model_type"] = "mistral4"
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="model_type is 'ministral3': another text model"):
+    with pytest.raises(ValueError, match="model_type is 'mistral4': the text model is another"):
         convert(tmp_path, tmp_path / "model.gguf", "f32")

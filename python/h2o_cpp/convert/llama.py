@@ -69,10 +69,12 @@ class _Variant(NamedTuple):
 
 
 def _mistral3(config: Config) -> Metadata:
-    if config.get("model_type") != "mistral":  # such as ministral3, whose queries are scaled
-        why = "another text model than Mistral"
-        raise refuse("llama", "text_config.model_type", config.get("model_type"), why)
-    return window_of_every_layer(config)
+    kind = config.get("model_type")
+    if kind not in ("mistral", "ministral3"):
+        raise refuse("mistral3", "model_type", kind, "the text model is another one")
+    scale = rope_parameters(config).get("llama_4_scaling_beta")
+    scaled = {} if scale is None else {"attention.temperature_scale": number({"": scale}, "")}
+    return window_of_every_layer(config) | scaled
 
 
 def _qwen_vl(config: Config) -> Metadata:
@@ -164,7 +166,7 @@ def _gemma3(config: Config) -> Metadata:
 
 _LLAMA = _Variant("llama", rotates_pairs=True, qkv_bias=None)
 _MISTRAL = _LLAMA._replace(more=window_of_every_layer, absent={"sliding_window": 4096})
-_MISTRAL3 = _MISTRAL._replace(more=_mistral3)
+_MISTRAL3 = _LLAMA._replace(architecture="mistral3", more=_mistral3, absent={"rms_norm_eps": 1e-5})
 _MIXTRAL = _MISTRAL._replace(
     mixture=MIXTRAL_EXPERTS, absent={"rope_theta": 1e6, "rms_norm_eps": 1e-5}
 )
@@ -382,6 +384,7 @@ FAMILIES = {
     "LLaMAForCausalLM": _family(_LLAMA),  # first checkpoints of Llama 1
     "MistralForCausalLM": _family(_MISTRAL),
     "Mistral3ForConditionalGeneration": _family(_MISTRAL3),
+    "Ministral3ForCausalLM": _family(_MISTRAL3),
     "MixtralForCausalLM": _family(_MIXTRAL),
     "GraniteForCausalLM": _family(_GRANITE),
     "GraniteMoeForCausalLM": _family(_GRANITE_MOE),

@@ -159,8 +159,13 @@ def _yarn(architecture: str, config: Config, rope: Mapping[str, Any]) -> Metadat
     def own(mscale: float) -> float:
         return 1 + 0.1 * mscale * log(factor) if factor > 1 else 1.0
 
+    if architecture == "mistral3":
+        if rope.get("mscale", 1) != 1:
+            raise refuse(architecture, "mscale", rope["mscale"], "a variant of yarn")
+        if rope.get("mscale_all_dim"):
+            metadata["rope.scaling.yarn_log_multiplier"] = number(rope, "mscale_all_dim")
     # HF's value replaces YaRN's own factor, ggml's multiplies it.
-    if rope.get("attention_factor") is not None:
+    elif rope.get("attention_factor") is not None:
         metadata["rope.scaling.attn_factor"] = number(rope, "attention_factor") / own(1)
     elif rope.get("mscale") and rope.get("mscale_all_dim"):
         scales = own(number(rope, "mscale")), own(number(rope, "mscale_all_dim"))

@@ -130,6 +130,16 @@ RECIPES = {
     ),
     "mistral": Recipe("Mistral", 32, 4, 64, options=_gqa(2, sliding_window=None)),
     "mistral_window": Recipe("Mistral", 32, 4, 64, options=_gqa(2, sliding_window=7)),
+    "ministral3": Recipe(
+        "Ministral3", 64, 4, 40, n_ctx=4 * N_CTX,
+        options=_gqa(
+            2, head_dim=20,
+            **_rope(
+                rope_type="yarn", factor=4.0, original_max_position_embeddings=N_CTX,
+                mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1,
+            ),
+        ),
+    ),
     "qwen2_windows": Recipe(
         "Qwen2", 32, 4, 56, n_layers=3,
         options=_gqa(2, use_sliding_window=True, sliding_window=5, max_window_layers=1),
