@@ -111,6 +111,8 @@ class TestChat:
             ({"prefix": True, "cache_control": {"type": "ephemeral"}}, "Yes."),
             ({"provider_specific_fields": {"a": 1}, "thinking_blocks": [{}]}, "Yes."),
             ({"reasoning_details": [{"type": "reasoning.text", "text": "Hm."}]}, "Yes."),
+            # of OpenAI's client
+            ({"parsed": {"a": 1}, "audio": None, "function_call": None}, "Yes."),
         ],
     )
     def test_earlier_replies(

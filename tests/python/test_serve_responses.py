@@ -13,9 +13,11 @@ from h2o_cpp import Generator
 
 pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
 
+from pydantic import ConfigDict, create_model
+
 from h2o_cpp.serve.responses_request import ResponsesRequest
 from support.chatty import user
-from support.dialects import N_PROMPT, N_TOKENS, RESPONSES, ask, read_events, talking_server
+from support.dialects import N_PROMPT, N_TOKENS, OUTPUT, RESPONSES, ask, read_events, talking_server
 from support.needs import packages
 from support.serving import Server, serving
 from support.tool_talk import THINKS, spell, talking
@@ -220,3 +222,23 @@ class TestResponses:
                 response = stream.get_final_response()
             assert response.output_text == "Let me see."
             assert client.responses.create(**RESPONSES).output_text == "Let me see."
+
+    @packages("openai", "llguidance")
+    def test_parsed_output_can_be_sent_back(self, tmp_path: Path) -> None:
+        import openai
+
+        place = create_model("Place", __config__=ConfigDict(extra="forbid"), near=(bool, ...))
+        tool: Any = {**RESPONSES["tools"][0], "strict": True}
+        asked: Any = {"model": "tiny", "input": "Hi", "temperature": 0}
+        path = talking(tmp_path, {len("uHi;"): '{"near": true}', N_PROMPT: OUTPUT}, THINKS)
+        with (
+            Generator(path) as generator,
+            serving(generator) as server,
+            openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client,
+        ):
+            text: Any = client.responses.parse(**asked, text_format=place)
+            call: Any = client.responses.parse(**asked, tools=[tool])
+            assert text.output_parsed == place(near=True)
+            assert call.output[-1].parsed_arguments == {"city": "Łódź"}
+            for first in (text, call):
+                client.responses.create(**{**asked, "input": [*first.output, *user("Go on")]})

@@ -349,14 +349,19 @@ class TestInvalidRequests:
 
 @packages("openai")
 def test_openai_client(server: Server) -> None:
+    """Its messages can be sent back, with the fields that it adds for strict tools."""
     import openai
 
+    tool = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-        request: Any = {"messages": user("Hi"), "tools": [WEATHER], "temperature": 0}
+        request: Any = {"messages": user("Hi"), "tools": [tool], "temperature": 0}
         with client.chat.completions.stream(model="tiny", **request) as stream:
             for _ in stream:
                 pass
             message: Any = stream.get_final_completion().choices[0].message
+        assert message.tool_calls[0].function.parsed_arguments == {"city": "Łódź"}
+        request["messages"] = [*user("Hi"), message, *user("Go on")]
+        client.chat.completions.create(model="tiny", **request)
     assert message.content == "Let me see."
     assert [json.loads(c.function.arguments) for c in message.tool_calls] == [{"city": "Łódź"}] * 2
 

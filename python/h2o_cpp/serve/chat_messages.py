@@ -36,6 +36,7 @@ ContentPart = ByType[TextPart | RefusalPart]
 class CalledFunction(Schema):
     """The called function and its arguments."""
 
+    ignored = ("parsed_arguments",)
     name: str
     arguments: str = Field(description="JSON")
 
@@ -74,6 +75,7 @@ class Message(Schema):
     ignored = (
         "annotations",
         "cache_control",
+        "parsed",
         "prefix",  # of a message to continue, which is the default
         "provider_specific_fields",
         "reasoning_details",

@@ -25,7 +25,7 @@ from h2o_cpp.serve.schema import ByType, ListOf, NonEmptyList, NonEmptyText, Sch
 class TextPart(Schema):
     """Text."""
 
-    ignored = ("annotations", "logprobs", "prompt_cache_breakpoint")
+    ignored = ("annotations", "logprobs", "parsed", "prompt_cache_breakpoint")
     type: Literal["input_text", "output_text", "text"]
     text: str
 
@@ -45,7 +45,7 @@ class MessageItem(Schema):
 class CallItem(Schema):
     """A tool call by the assistant."""
 
-    ignored = ("id", "status", "caller")
+    ignored = ("id", "status", "caller", "parsed_arguments")
     type: Literal["function_call"]
     call_id: str
     name: str
