@@ -229,13 +229,14 @@ class Generator(StreamingModel):
         )
         runtime = self._runtime()
         inside: Any = {"thinking": prompt.thinking, "begun": prompt.begun}
-        around_form = chat.form_grammar(**inside)
+        form, around_form = form_of(options), None
         if tool_choice not in (None, "auto", "none"):
-            if form := form_of(options):
+            if form:
                 raise ValueError(f"give either tool_choice or {form[0]}, not both")
             name = None if tool_choice == "required" else tool_choice
             options["grammar"] = chat.call_grammar(tools or (), name=name, **inside)
-            around_form = None  # that grammar is of the whole reply
+        elif form:
+            around_form = chat.form_grammar(tools or (), **inside)
         request = make_request(
             runtime,
             self._seeds,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,14 @@ import pytest
 from h2o_cpp import Generator
 from h2o_cpp.generation.grammar import make_constraint
 from h2o_cpp.model.tokenizer import Tokenizer
-from h2o_cpp.reply import FORMATS, ReplyFormat, call_grammar, format_named, parse_reply
+from h2o_cpp.reply import (
+    FORMATS,
+    ReplyFormat,
+    call_grammar,
+    form_grammar,
+    format_named,
+    parse_reply,
+)
 from support.tool_talk import WEATHER, talking
 
 pytest.importorskip("llguidance", reason="grammars need llguidance")
@@ -81,10 +88,15 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tokenizer]:
         yield generator.tokenizer
 
 
-def sample(tokenizer: Tokenizer, grammar: str, seed: int) -> str:
-    """A random text that the grammar allows, of bytes and special tokens."""
+def sample(
+    tokenizer: Tokenizer, grammar: str, seed: int, *, schema: dict[str, Any] | None = None
+) -> str:
+    """A random text that the grammar allows, of bytes and special tokens; schema: of its @form."""
     rng = random.Random(seed)
-    constraint = make_constraint(tokenizer, "grammar", grammar)
+    if schema is None:
+        constraint = make_constraint(tokenizer, "grammar", grammar)
+    else:
+        constraint = make_constraint(tokenizer, "schema", schema, around=grammar)
     tokens, text = [0], b""
     marker = b""  # the rest of an end marker: random bytes would hardly ever spell one
     while True:
@@ -107,17 +119,19 @@ def sample(tokenizer: Tokenizer, grammar: str, seed: int) -> str:
 
 
 def grammar_of(
-    tokenizer: Tokenizer, format: ReplyFormat, template: str, tools: Any = TOOLS, **options: Any
+    tokenizer: Tokenizer,
+    format: ReplyFormat,
+    template: str,
+    tools: Any = TOOLS,
+    make: Callable[..., Any] = call_grammar,
+    **options: Any,
 ) -> str:
     special = {"<tool_call>": 1, "</tool_call>": 2}
-    return call_grammar(
-        format,
-        tools,
-        template=template,
-        token_of=special.get,
-        ends=tokenizer.end_tokens,
-        **options,
+    ends = tokenizer.end_tokens
+    grammar: str = make(
+        format, tools, template=template, token_of=special.get, ends=ends, **options
     )
+    return grammar
 
 
 @pytest.mark.parametrize(("name", "template"), CASES)
@@ -160,6 +174,37 @@ def test_no_arguments_besides_those_of_the_schema(tokenizer: Tokenizer, name: st
         [call] = parse_reply(sample(tokenizer, grammar, seed), format).calls
         seen |= {tuple(json.loads(call.arguments))}
     assert seen == {(), ("n",)}
+
+
+@pytest.mark.parametrize(("name", "template"), CASES)
+@pytest.mark.parametrize("thinking", [False, True])
+def test_content_of_a_form_or_calls(
+    tokenizer: Tokenizer, name: str, template: str, thinking: bool
+) -> None:
+    """Content that begins like a call of Llama 3 is no exception."""
+    format = format_named(name, template)
+    schema = {
+        "type": "object",
+        "properties": {"name": {"enum": ["weather", "Bob"]}, "parameters": {"const": 1}},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
+    thinking = thinking and format.think is not None
+    grammar = grammar_of(tokenizer, format, template, make=form_grammar, thinking=thinking)
+    contents, called = set(), set()
+    for seed in range(60):
+        text = sample(tokenizer, grammar, seed, schema=schema)
+        reply = parse_reply(text, format, tools=TOOLS, thinking=thinking)
+        assert (reply.content == "") == (reply.calls != []), text
+        for call in reply.calls:
+            called.add(call.name)
+            assert matches(call.name, json.loads(call.arguments)), text
+        if not reply.calls:
+            content = json.loads(reply.content)
+            contents.add(content.pop("name"))
+            assert content == {"parameters": 1}
+    assert called
+    assert contents == {"weather", "Bob"}
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3-coder"])

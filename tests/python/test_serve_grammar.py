@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from h2o_cpp import Generator
-from support.chatty import PLAIN
+from support.chatty import PLAIN, user
 from support.person import PERSON, is_person
+from support.tool_talk import THINKS, WEATHER, talking
 
 pytest.importorskip("fastapi", reason="FastAPI is not installed")
 pytest.importorskip("llguidance", reason="grammars need llguidance")
@@ -20,6 +21,8 @@ pytest.importorskip("llguidance", reason="grammars need llguidance")
 from pydantic import ConfigDict, create_model
 
 from support.serving import serving
+
+CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +96,39 @@ def test_invalid_constraints(post: Any, body: dict[str, Any], message: str) -> N
     answer = post(**body)
     assert answer.status == 400
     assert message in answer.json()["error"]["message"]
+
+
+def test_output_format_begins_after_reasoning(tmp_path: Path) -> None:
+    path = talking(tmp_path, {len("uHi;<think>"): "Hm.\n</think>\nHello"}, THINKS + "<think>")
+    schema = {"enum": [7]}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    body: dict[str, Any] = {"messages": user("Hi")}
+    with Generator(path) as generator, serving(generator) as server:
+        [choice] = server.ask(CHAT, {**body, "response_format": form}).json()["choices"]
+        assert choice["message"]["content"] == "7"
+        assert choice["message"]["reasoning_content"] == "Hm."
+        answer = server.ask("/api/chat", {**body, "format": schema, "stream": False}).json()
+        assert answer["message"] == {"role": "assistant", "content": "7", "thinking": "Hm."}
+
+
+def test_tool_call_instead_of_an_output_format(tmp_path: Path) -> None:
+    """The model chooses."""
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Łódź"}}\n</tool_call>'
+    path = talking(tmp_path, {len("1uHi;"): call, len("1uHello;"): '{"near": true}'})
+    schema = {"type": "object", "properties": {"near": {"type": "boolean"}}, "required": ["near"]}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    body = {"tools": [WEATHER], "response_format": form, "temperature": 0}
+    with Generator(path) as generator, serving(generator) as server:
+        called, answered = [
+            server.ask(CHAT, {**body, "messages": user(text)}).json()["choices"][0]["message"]
+            for text in ("Hi", "Hello")
+        ]
+        reply = generator.reply(user("Hi"), tools=[WEATHER], schema=schema, temperature=0)
+    assert called["content"] is None
+    assert called["tool_calls"][0]["function"]["arguments"] == '{"city": "Łódź"}'
+    assert answered["content"] == '{"near": true}'
+    assert "tool_calls" not in answered
+    assert [call.name for call in reply.calls] == ["weather"]
 
 
 def test_pydantic_model(tiny_opt: Path) -> None:

@@ -210,6 +210,15 @@ class TestRequiredCalls:
             assert call["function"]["name"] == "weather"
             assert json.loads(call["function"]["arguments"])["city"] in ("Graz", "Łódź")
 
+    def test_output_format_does_not_apply(self, refusing: Server) -> None:
+        schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": [7]}}}
+        forms = ({"response_format": schema}, {"guided_regex": "7"}, {"grammar": "root ::= [7]"})
+        for form in forms:
+            body = {**REQUEST, "tools": [STRICT], "tool_choice": "required", **form}
+            [choice] = refusing.ask(PATH, body).json()["choices"]
+            assert choice["message"]["content"] is None
+            assert choice["message"]["tool_calls"][0]["function"]["name"] == "weather"
+
     def test_responses(self, refusing: Server) -> None:
         tool = {"type": "function", **STRICT["function"]}
         for choice in ("required", {"type": "function", "name": "weather"}):
@@ -271,20 +280,6 @@ class TestRequiredCalls:
                 generator.reply(user("Hi"), tools=[STRICT], tool_choice="weather", regex="a")
 
 
-@packages("llguidance")
-def test_output_format_begins_after_reasoning(tmp_path: Path) -> None:
-    path = talking(tmp_path, {len("uHi;<think>"): "Hm.\n</think>\nHello"}, THINKS + "<think>")
-    schema = {"enum": [7]}
-    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
-    body: dict[str, Any] = {"messages": user("Hi")}
-    with Generator(path) as generator, serving(generator) as server:
-        [choice] = server.ask(PATH, {**body, "response_format": form}).json()["choices"]
-        assert choice["message"]["content"] == "7"
-        assert choice["message"]["reasoning_content"] == "Hm."
-        answer = server.ask("/api/chat", {**body, "format": schema, "stream": False}).json()
-        assert answer["message"] == {"role": "assistant", "content": "7", "thinking": "Hm."}
-
-
 def test_logprobs_of_a_stream_with_calls(server: Server) -> None:
     answer = server.ask(PATH, {**REQUEST, "stream": True, "logprobs": True})
     chunks = events(answer.body)[:-1]
@@ -315,11 +310,6 @@ class TestInvalidRequests:
         tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
         message = self.error_message(server, tool_choice="required", tools=[tool])
         assert message == "the parameters of tool weather: Invalid type: text"
-
-    def test_required_call_with_response_format(self, server: Server) -> None:
-        json_format = {"type": "json_object"}
-        message = self.error_message(server, tool_choice="required", response_format=json_format)
-        assert "another output format" in message
 
     def test_invalid_tools(self, server: Server) -> None:
         assert "name" in self.error_message(server, tools=[{"type": "function", "function": {}}])

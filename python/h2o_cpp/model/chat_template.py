@@ -164,14 +164,22 @@ class ChatTemplate:
             thinking=thinking,
         )
 
-    def form_grammar(self, *, thinking: bool, begun: str = "") -> str | None:
-        """`around_form` of Engine.submit; thinking, begun: as in ChatPrompt."""
-        if begun and not thinking:  # nothing precedes the rest of the content
+    def form_grammar(
+        self, tools: Sequence[Tool], *, parallel: bool = True, thinking: bool, begun: str = ""
+    ) -> str | None:
+        """`around_form` of Engine.submit: replies are content or calls of these tools.
+
+        Arguments as for call_grammar. Raises ValueError for tools that cannot be called.
+        """
+        if begun and not thinking:  # the reply is the rest of the content
             return None
         return form_grammar(
             self.format,
+            tool_schemas(tools),
+            template=self.source,
             token_of=self._special_token,
             ends=self._tokenizer.end_tokens,
+            parallel=parallel,
             thinking=thinking,
         )
 

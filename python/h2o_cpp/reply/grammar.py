@@ -1,4 +1,4 @@
-"""Grammars of replies that must call a tool, or have an output format after reasoning."""
+"""Grammars of replies that must call a tool, or whose content has an output format."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ def call_grammar(
         raise ValueError(f"tool calls are not supported in the format {format.name}")
     if not tools:
         raise ValueError("there is no tool to call")
-    schemas = {name: _object(name, schema) for name, schema in tools.items()}
-    rules = Rules(schemas, template=template, token_of=token_of, ends=ends, parallel=parallel)
+    rules = Rules(
+        _objects(tools), template=template, token_of=token_of, ends=ends, parallel=parallel
+    )
     calls = format.grammar(rules)
     if format.think is None:
         return rules.grammar(calls)
@@ -58,26 +59,39 @@ def call_grammar(
 
 def form_grammar(
     format: ReplyFormat,
+    tools: Mapping[str, Any],
     *,
+    template: str,
     token_of: Callable[[str], int | None],
     ends: Collection[int],
-    thinking: bool,
+    parallel: bool = True,
+    thinking: bool = False,
 ) -> str | None:
-    """A grammar of replies with something before their content, which is @form; None: nothing.
+    """A grammar of replies that are content, which is @form, or calls of these tools; reasoning
+    and headers may come first. None: only content.
 
-    Arguments as for call_grammar.
+    Arguments and errors as for call_grammar, but there may be no tools.
     """
-    rules = Rules({}, template="", token_of=token_of, ends=ends, parallel=False)
+    rules = Rules(
+        _objects(tools), template=template, token_of=token_of, ends=ends, parallel=parallel
+    )
+    reply = "@form"
     if format.before_form is not None:
-        return rules.grammar(f"{format.before_form(rules)} @form")
+        reply = f"{format.before_form(rules)} @form"
+    if tools and format.grammar is not None:
+        reply = f"({reply} | {format.grammar(rules)})"
     if thinking and format.think is not None:
-        return rules.grammar(f"{_thought(rules, format.think[1])} @form")
-    return None
+        reply = f"{_thought(rules, format.think[1])} {reply}"
+    return None if reply == "@form" else rules.grammar(reply)
 
 
 def _thought(rules: Rules, end: str) -> str:
     lines = rules.terminal(r"/\n{1,2}/")
     return f"{rules.up_to(end)} {lines}?"
+
+
+def _objects(tools: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    return {name: _object(name, schema) for name, schema in tools.items()}
 
 
 def _object(name: str, schema: Any) -> Mapping[str, Any]:

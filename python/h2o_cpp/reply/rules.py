@@ -59,9 +59,13 @@ class Rules:
         return self._rule("json", f"%json {json.dumps({**schema, 'x-guidance': _SPACE})}")
 
     def json_call(self, name: str, schema: Mapping[str, Any], arguments: str = "arguments") -> str:
-        """{"name": ..., "arguments": {...}}; arguments: the second key."""
-        head = self.text(f'{{"name": {json.dumps(name)}, "{arguments}": ')
-        return f"{head} {self.json(schema)} {self.text('}')}"
+        """{"name": ..., "arguments": {...}}; arguments: the second key.
+
+        Its symbols are those of JSON: the lexer would take one that is longer for the only choice,
+        where other JSON is allowed too.
+        """
+        head = ["{", '"name"', ":", " ", json.dumps(name), ",", " ", f'"{arguments}"', ":", " "]
+        return f"{' '.join(map(self.text, head))} {self.json(schema)} {self.text('}')}"
 
     def up_to(self, marker: str, *others: str) -> str:
         """Text up to and including the marker, without any of the others."""

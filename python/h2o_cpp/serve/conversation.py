@@ -64,17 +64,18 @@ def submit_chat(service: Service, body: ChatRequest, *, truncate: bool = False) 
     prompt = prompt_of(service, body, truncate=truncate)
     template = service.chat_template()
     inside: Any = {"thinking": prompt.thinking, "begun": prompt.begun}
-    grammar = None
-    if body.must_call:
-        try:
+    parallel = body.called_tool is None and body.parallel_tool_calls is not False
+    grammar = around_form = None
+    try:
+        if body.must_call:
             grammar = template.call_grammar(
-                tools,
-                name=body.called_tool,
-                parallel=body.called_tool is None and body.parallel_tool_calls is not False,
-                **inside,
+                tools, name=body.called_tool, parallel=parallel, **inside
             )
-        except ValueError as error:
-            raise ApiError(400, str(error), param="tool_choice") from error
+        elif body.has_form:
+            around_form = template.form_grammar(tools, parallel=parallel, **inside)
+    except ValueError as error:
+        param = "tool_choice" if body.must_call else "tools"
+        raise ApiError(400, str(error), param=param) from error
     form = template.format
     parses = bool(tools) or form.think is not None or form.name == "harmony"
     outputs = service.submit(
@@ -82,7 +83,7 @@ def submit_chat(service: Service, body: ChatRequest, *, truncate: bool = False) 
         body,
         spelled=template.spelled if parses else (),
         grammar=grammar,
-        around_form=None if grammar else template.form_grammar(**inside),
+        around_form=around_form,
     )
     for output in outputs if parses else ():
         output.parser = ReplyParser(form, tools=tool_schemas(tools), **inside)

@@ -170,10 +170,13 @@ class GenerationRequest(ModelRequest, Sampling):
         names = ("max_tokens", "max_completion_tokens", "n_predict")
         return [name for name in names if name in self.model_fields_set]
 
-    def sampling(self) -> StreamOptions:
-        """The given options of Generator.stream. Raises ValueError for more than one format."""
+    def sampling(self, *, forms: bool = True) -> StreamOptions:
+        """The given options of Generator.stream; forms: with the output format.
+
+        Raises ValueError for more than one format.
+        """
         given: Any = self.model_dump(include={*Sampling.model_fields}, exclude_unset=True)
-        for name, form in self._forms():
+        for name, form in self._forms() if forms else ():
             if name in given:
                 raise ValueError("give one of response_format, guided_*, grammar and json_schema")
             given[name] = form

@@ -11,7 +11,6 @@ from functools import partial
 from h2o_cpp import _core
 from h2o_cpp.generation.completion import Completion
 from h2o_cpp.generation.engine import Engine
-from h2o_cpp.generation.grammar import form_of
 from h2o_cpp.generation.request import ContextFullError, Pooling
 from h2o_cpp.generation.trace import Record
 from h2o_cpp.generator import Generator
@@ -98,8 +97,8 @@ class Service:
     ) -> list[Output]:
         """Submit `body.n` outputs for each prompt, all or none, without blocking.
 
-        spelled: special tokens to include in the text; grammar: of the outputs; around_form: as for
-        Engine.submit.
+        spelled: special tokens to include in the text; grammar: of the outputs, instead of the
+        body's format; around_form: as for Engine.submit.
 
         Raises ApiError if the Engine rejects a request, a limit is exceeded or the queue is full.
         """
@@ -120,13 +119,9 @@ class Service:
             policy = None  # the Generator's
             if body.hh is not None or body.policy is not None:
                 policy = choose_policy(body.hh, None, body.policy, self.generator.n_ctx)
-            options = body.sampling()
+            options = body.sampling(forms=grammar is None)
             options["max_tokens"] = max_tokens
             if grammar is not None:
-                if form_of(options) is not None:
-                    raise ApiError(
-                        400, "a required tool call cannot be combined with another output format"
-                    )
                 options["grammar"] = grammar
             for given in prompts:
                 prompt = self._tokens(given)
