@@ -19,12 +19,13 @@ from h2o_cpp.model.tokenizer import Tokenizer
 from h2o_cpp.reply import (
     FORMATS,
     ReplyFormat,
+    Rules,
     call_grammar,
     form_grammar,
     format_named,
     parse_reply,
 )
-from support.tool_talk import WEATHER, talking
+from support.tool_talk import WEATHER, spell, talking
 
 pytest.importorskip("llguidance", reason="grammars need llguidance")
 
@@ -124,13 +125,21 @@ def grammar_of(
     template: str,
     tools: Any = TOOLS,
     make: Callable[..., Any] = call_grammar,
-    **options: Any,
+    *,
+    strict: bool = False,
+    parallel: bool = True,
+    thinking: bool = False,
 ) -> str:
     special = {"<tool_call>": 1, "</tool_call>": 2}
-    ends = tokenizer.end_tokens
-    grammar: str = make(
-        format, tools, template=template, token_of=special.get, ends=ends, **options
+    rules = Rules(
+        tools,
+        strict=tools if strict else (),
+        template=template,
+        token_of=special.get,
+        ends=tokenizer.end_tokens,
+        parallel=parallel,
     )
+    grammar: str = make(format, rules, thinking=thinking)
     return grammar
 
 
@@ -218,15 +227,69 @@ def test_reply_that_starts_in_reasoning(tokenizer: Tokenizer, name: str) -> None
         assert parse_reply(text, format, tools=TOOLS, thinking=True).calls
 
 
+def allows(tokenizer: Tokenizer, grammar: str, text: str) -> bool:
+    constraint = make_constraint(tokenizer, "grammar", grammar)
+    tokens = [0]
+    for token in [*spell(text), min(tokenizer.end_tokens)]:
+        mask = np.zeros((tokenizer.n_vocab + 31) // 32, np.uint32)
+        constraint(np.array(tokens, np.int32), mask)
+        if not mask[token // 32] >> (token % 32) & 1:
+            return False
+        tokens.append(token)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("schema", "allowed", "refused"),
+    [
+        ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, [1, 1], ["x"]),
+        ({"type": "array", "contains": {"const": 1}, "minContains": 1}, [2], 2),
+        ({"type": "object", "propertyNames": {"pattern": "^b"}}, {"a": 1}, 1),
+        ({"type": "object", "dependentRequired": {"a": ["b"]}}, {"a": 1}, []),
+        ({"type": "integer", "if": {"minimum": 5}, "then": {"maximum": 9}}, 10, "x"),
+        ({"type": "integer", "not": {"const": 1}}, 1, "x"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 0}]}, 1, "x"),
+        ({"type": "array", "items": {"type": "string", "format": "password"}}, ["x"], [1]),
+        ({"type": "array", "items": {"type": "string", "pattern": "(?=a)"}}, ["x"], [1]),
+        ({"type": "integer", "allOf": [{"type": "text"}]}, 1, "x"),
+        ({"$ref": "#/none"}, 1, None),
+    ],
+)
+def test_only_strict_tools_need_supported_schemas(
+    tokenizer: Tokenizer, schema: Any, allowed: Any, refused: Any
+) -> None:
+    """What can be enforced still is."""
+    tools = {"f": {"type": "object", "properties": {"x": schema}, "required": ["x"]}}
+    for name, begin, end in (
+        ("hermes", '<tool_call>\n{"name": "f", "arguments": {"x": ', "}}\n</tool_call>"),
+        (
+            "qwen3-coder",
+            "<tool_call>\n<function=f>\n<parameter=x>\n",
+            "\n</parameter>\n</function>\n</tool_call>",
+        ),
+    ):
+        with pytest.raises(ValueError, match="the parameters of tool f: "):
+            grammar_of(tokenizer, FORMATS[name], "", tools, strict=True)
+        grammar = grammar_of(tokenizer, FORMATS[name], "", tools)
+        assert allows(tokenizer, grammar, f"{begin}{json.dumps(allowed)}{end}")
+        if refused is not None:
+            assert not allows(tokenizer, grammar, f"{begin}{json.dumps(refused)}{end}")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("schema", [{"properties": 5}, {"$ref": "#/none"}, {"required": 5}])
+def test_any_arguments_without_a_usable_schema(
+    tokenizer: Tokenizer, name: str, schema: Any
+) -> None:
+    grammar = grammar_of(tokenizer, FORMATS[name], "", {"f": schema}, parallel=False)
+    [call] = parse_reply(sample(tokenizer, grammar, 1), FORMATS[name], tools=["f"]).calls
+    assert isinstance(json.loads(call.arguments), dict)
+
+
 def test_end_token_is_not_part_of_the_grammar(tokenizer: Tokenizer) -> None:
     """gpt-oss ends calls with <|call|>, which ends the generation."""
-    grammar = call_grammar(
-        FORMATS["harmony"],
-        TOOLS,
-        template="",
-        token_of={"<|call|>": 256}.get,
-        ends=[256],
-    )
+    rules = Rules(TOOLS, template="", token_of={"<|call|>": 256}.get, ends=[256])
+    grammar = call_grammar(FORMATS["harmony"], rules)
     assert "<[256]>" not in grammar
     text = sample(tokenizer, grammar, 1)
     assert not text.endswith("<|call|>")
@@ -285,4 +348,4 @@ def test_end_marker_within_an_argument() -> None:
 )
 def test_invalid_tools(tokenizer: Tokenizer, name: str, tools: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        grammar_of(tokenizer, FORMATS[name], "", tools)
+        grammar_of(tokenizer, FORMATS[name], "", tools, strict=True)

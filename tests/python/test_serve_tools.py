@@ -307,9 +307,13 @@ class TestInvalidRequests:
     @packages("llguidance")
     def test_invalid_schema(self, server: Server) -> None:
         parameters = {"type": "object", "properties": {"city": {"type": "text"}}}
-        tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
-        message = self.error_message(server, tool_choice="required", tools=[tool])
+        function = {"name": "weather", "parameters": parameters, "strict": True}
+        tools = [{"type": "function", "function": function}]
+        message = self.error_message(server, tool_choice="required", tools=tools)
         assert message == "the parameters of tool weather: Invalid type: text"
+        del function["strict"]
+        body = {**REQUEST, "tools": tools, "tool_choice": "required", "max_tokens": 20}
+        assert server.ask(PATH, body).status == 200
 
     def test_invalid_tools(self, server: Server) -> None:
         assert "name" in self.error_message(server, tools=[{"type": "function", "function": {}}])

@@ -18,6 +18,7 @@ from h2o_cpp.model.text_files import read_text
 from h2o_cpp.model.tokenizer import Tokenizer
 from h2o_cpp.reply import (
     ReplyFormat,
+    Rules,
     call_grammar,
     form_grammar,
     format_named,
@@ -153,16 +154,8 @@ class ChatTemplate:
             if name not in schemas:
                 known = f"one of {', '.join(schemas)}" if schemas else "tools to choose from"
                 raise ValueError(f"tool_choice={name!r}, expected {known}")
-            schemas = {name: schemas[name]}
-        return call_grammar(
-            self.format,
-            schemas,
-            template=self.source,
-            token_of=self._special_token,
-            ends=self._tokenizer.end_tokens,
-            parallel=parallel,
-            thinking=thinking,
-        )
+            tools = [tool for tool in tools if name in tool_schemas([tool])]
+        return call_grammar(self.format, self._rules(tools, parallel), thinking=thinking)
 
     def form_grammar(
         self, tools: Sequence[Tool], *, parallel: bool = True, thinking: bool, begun: str = ""
@@ -173,14 +166,16 @@ class ChatTemplate:
         """
         if begun and not thinking:  # the reply is the rest of the content
             return None
-        return form_grammar(
-            self.format,
+        return form_grammar(self.format, self._rules(tools, parallel), thinking=thinking)
+
+    def _rules(self, tools: Sequence[Tool], parallel: bool) -> Rules:
+        return Rules(
             tool_schemas(tools),
+            strict=[name for tool in tools if _is_strict(tool) for name in tool_schemas([tool])],
             template=self.source,
             token_of=self._special_token,
             ends=self._tokenizer.end_tokens,
             parallel=parallel,
-            thinking=thinking,
         )
 
     def _special_token(self, marker: str) -> int | None:
@@ -352,6 +347,10 @@ def tool_schemas(tools: Sequence[Tool] | None) -> dict[str, Any]:
             raise ValueError(f"tools[{i}]={short(tool)} has no name, {_TOOLS}")
         schemas[name] = function.get("parameters")
     return schemas
+
+
+def _is_strict(tool: Tool) -> bool:
+    return tool.get("function", tool).get("strict") is True
 
 
 def _check_messages(messages: object) -> None:

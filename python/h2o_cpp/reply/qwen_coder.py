@@ -135,8 +135,7 @@ def grammar(r: Rules) -> str:
 
 
 def _parameters(r: Rules, schema: Mapping[str, Any]) -> str:
-    unknown = sorted(schema.keys() - _KNOWN)
-    if unknown:
+    if r.strict and (unknown := sorted(schema.keys() - _KNOWN)):
         raise ValueError(f"{unknown[0]!r} is not supported in this format")
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, Mapping) or not isinstance(required, list):

@@ -5,37 +5,61 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any
+
+from h2o_cpp.reply.json_schema import loosened, without_defaults
 
 # Calls are on one line, as in templates; small models would continue with spaces.
 _SPACE = {"whitespace_pattern": " ?"}
+_LENIENT = {**_SPACE, "lenient": True}  # unsupported keywords are ignored
 
 ANY_TEXT = r"[\s\S]*"
+
+_NAME = re.compile(r"[\w.-]+")
+_PLAIN = {
+    "$schema",
+    "$defs",
+    "definitions",
+    "type",
+    "title",
+    "description",
+    "properties",
+    "required",
+}
 
 
 class Rules:
     """A grammar under construction. Methods add rules and return references to them.
 
     Attributes: `tools`, the schemas of the arguments by tool name; `template`, the chat template,
-    for families with several forms of calls.
+    for families with several forms of calls; `strict`, whether the rules follow all of the schemas,
+    rather than what is supported.
     """
 
     def __init__(
         self,
-        tools: Mapping[str, Mapping[str, Any]],
+        tools: Mapping[str, Any],
         *,
+        strict: Collection[str] = (),
         template: str,
         token_of: Callable[[str], int | None],
         ends: Collection[int],
-        parallel: bool,
+        parallel: bool = True,
     ) -> None:
         """Start an empty grammar.
 
+        tools: schemas of the arguments by name; None: no arguments.
+        strict: tools whose schemas must be supported.
         token_of: the special token of a marker, or None.
         ends: tokens that end an output.
         parallel: whether several calls are allowed.
+
+        Raises ValueError for tools that cannot be called.
         """
-        self.tools = tools
+        self.tools = {name: _arguments(name, schema) for name, schema in tools.items()}
+        self.strict = True
+        self._strict = strict
         self.template = template
         self._token_of = token_of
         self._ends = ends
@@ -55,8 +79,9 @@ class Rules:
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """JSON that follows a self-contained schema. Raises ValueError."""
+        schema = {**schema, "x-guidance": _SPACE if self.strict else _LENIENT}
         check_schema(schema)
-        return self._rule("json", f"%json {json.dumps({**schema, 'x-guidance': _SPACE})}")
+        return self._rule("json", f"%json {json.dumps(schema)}")
 
     def json_call(self, name: str, schema: Mapping[str, Any], arguments: str = "arguments") -> str:
         """{"name": ..., "arguments": {...}}; arguments: the second key.
@@ -95,13 +120,23 @@ class Rules:
 
     def one_call(self, call: Callable[[str, Mapping[str, Any]], str]) -> str:
         """A call of any tool. Raises ValueError that names a tool with invalid parameters."""
-        calls = []
-        for name, schema in self.tools.items():
-            try:
-                calls.append(call(name, schema))
-            except ValueError as error:
-                raise ValueError(f"the parameters of tool {name}: {error}") from None
+        calls = [self._call(call, name, schema) for name, schema in self.tools.items()]
         return self._rule("call", " | ".join(calls))
+
+    def _call(
+        self,
+        call: Callable[[str, Mapping[str, Any]], str],
+        name: str,
+        schema: Mapping[str, Any],
+    ) -> str:
+        self.strict = name in self._strict
+        try:
+            return call(name, schema)
+        except ValueError as error:
+            for looser in () if self.strict else loosened(schema):
+                with suppress(ValueError):
+                    return call(name, looser)
+            raise ValueError(f"the parameters of tool {name}: {error}") from None
 
     def grammar(self, start: str) -> str:
         """The complete grammar."""
@@ -111,6 +146,31 @@ class Rules:
         name = f"{kind}_{len(self._rules)}"
         self._rules.append(f"{name}: {body}")
         return name
+
+
+def _arguments(name: str, schema: Any) -> Mapping[str, Any]:
+    """The schema of a tool's arguments, which are always an object.
+
+    Without further keywords, additional properties are forbidden: small models would invent them
+    without end.
+    """
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"tool name {name!r} is invalid, expected letters, digits, '_', '.' and '-'"
+        )
+    if schema is None:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
+        raise ValueError(f"the parameters of {name} must have type object")
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if (
+        schema.keys() <= _PLAIN
+        and isinstance(properties, Mapping)
+        and isinstance(required, list)
+        and all(key in [*properties] for key in required)
+    ):
+        schema = {**schema, "additionalProperties": False}
+    return {"type": "object", **without_defaults(schema)}
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:

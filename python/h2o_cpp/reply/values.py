@@ -42,7 +42,7 @@ class Value:
             if not isinstance(schema, Mapping):
                 schema = {} if schema else {"not": {}}
             return f"{r.json({**_definitions(self.root), **schema})} {r.text(end)}"
-        if unknown := sorted(schema.keys() - _TEXT):
+        if r.strict and (unknown := sorted(schema.keys() - _TEXT)):
             raise ValueError(
                 f"a string parameter has {unknown[0]!r}, which this format does not support"
             )

@@ -123,7 +123,9 @@ class FunctionDefinition(Schema):
     name: NonEmptyText
     description: str | None = None
     parameters: dict[str, Any] | None = Field(None, description="a JSON schema")
-    strict: bool | None = Field(None, description="ignored")
+    strict: bool | None = Field(
+        None, description="refuse parameters that the grammar of a required call cannot enforce"
+    )
 
 
 class ToolDefinition(Schema):
