@@ -175,7 +175,7 @@ class TestChat:
     [
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "role"),
-        ({"messages": [{"role": "user", "content": "the sea " * 600}]}, "n_ctx is 512"),
+        ({"messages": [{"role": "user", "content": "the sea " * 600}]}, "context length is 512"),
         ({"max_tokens": 5, "max_completion_tokens": 5}, "not both"),
         ({"messages": [{"role": "user"}]}, "content is missing"),
         ({"messages": [{"role": "user", "content": None}]}, "content is missing"),

@@ -221,9 +221,13 @@ class Service:
             return generator.tokenizer.encode(text[: 2 * n_characters])[:most]
 
     def _too_long(self) -> ApiError:
-        n_ctx = self.generator.n_ctx
-        limit = f"n_ctx is {n_ctx}" if self.max_prompt == n_ctx else "the server's --max-prompt"
-        message = f"the prompt has more than {self.max_prompt} tokens, {limit}"
+        most = self.max_prompt
+        message = f"the prompt has more than {most} tokens, the server's --max-prompt"
+        if most == self.generator.n_ctx:  # in OpenAI's words, which clients compare
+            message = (
+                f"This model's maximum context length is {most} tokens (n_ctx). However, your "
+                f"prompt has more than {most} tokens"
+            )
         return ApiError(400, message, code="context_length_exceeded")
 
 
