@@ -65,16 +65,33 @@ class TestResponses:
         assert [item["status"] for item in last["output"]] == ["completed"] * 2 + ["incomplete"]
         assert last["output"][2]["arguments"].startswith('{"city": "')
         items = ask(server, "/v1/responses", max_output_tokens=N_TOKENS - 4)["output"]
-        assert [item["type"] for item in items] == ["reasoning", "message"]
+        assert [(item["type"], item["status"]) for item in items] == [
+            ("reasoning", "completed"),
+            ("message", "incomplete"),
+        ]
 
     def test_paths_of_llama_cpp(self, server: Server) -> None:
         assert server.ask("/responses", RESPONSES).json()["status"] == "completed"
         assert server.ask("/models").json()["data"][0]["id"] == "tiny"
 
-    def test_incomplete(self, server: Server) -> None:
-        found = ask(server, "/v1/responses", max_output_tokens=3)
+    @pytest.mark.parametrize("cut", ["Hm", "Let me"])
+    def test_incomplete(self, server: Server, cut: str) -> None:
+        """An item that is cut has the status of the response."""
+        n_tokens = len(spell(OUTPUT[: OUTPUT.index(cut) + len(cut)]))
+        found = ask(server, "/v1/responses", max_output_tokens=n_tokens)
         assert found["status"] == "incomplete"
         assert found["incomplete_details"] == {"reason": "max_output_tokens"}
+        *before, last = found["output"]
+        assert last["content"][0]["text"] == cut
+        assert [item["status"] for item in (*before, last)] == [
+            *("completed" for _ in before),
+            "incomplete",
+        ]
+        body = {**RESPONSES, "stream": True, "max_output_tokens": n_tokens}
+        events = read_events(server.ask("/v1/responses", body).body)
+        done = [event["item"] for event in events if event["type"].endswith("item.done")]
+        assert [item["status"] for item in done] == [item["status"] for item in found["output"]]
+        assert done == events[-1]["response"]["output"]
 
     def test_conversation(self, tmp_path: Path) -> None:
         prompt = '1sBe;uHi;aI look<tool_call>{"name": "weather", "arguments": {"x": 1}};t4;'

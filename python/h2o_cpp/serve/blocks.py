@@ -23,7 +23,7 @@ class Block:
     text: str = ""
     name: str = ""  # of the tool
     id: str = ""
-    complete: bool = True  # False: a malformed tool call
+    complete: bool = True  # False: a malformed tool call, or cut by a limit
 
 
 class Blocks:
@@ -38,6 +38,8 @@ class Blocks:
         for part in output.parts(output.ended.text):
             for _ in self._add(output, part):
                 pass
+        for _ in self._finish(output):
+            pass
         return self.all
 
     def add(self, output: Output, piece: str) -> Iterator[tuple[Step, Block, str]]:
@@ -45,7 +47,7 @@ class Blocks:
         for part in output.parts(piece, deltas=True):
             yield from self._add(output, part)
         if output.generation is not None:
-            yield from self._end()
+            yield from self._finish(output)
 
     def _add(self, output: Output, part: Part) -> Iterator[tuple[Step, Block, str]]:
         if isinstance(part, NoCall):
@@ -75,6 +77,11 @@ class Blocks:
     def _more(self, text: str) -> Iterator[tuple[Step, Block, str]]:
         self.all[-1].text += text
         yield "more", self.all[-1], text
+
+    def _finish(self, output: Output) -> Iterator[tuple[Step, Block, str]]:
+        if self._open and output.finish_reason == "length":
+            self.all[-1].complete = False
+        yield from self._end()
 
     def _end(self) -> Iterator[tuple[Step, Block, str]]:
         if self._open:
