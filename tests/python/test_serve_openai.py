@@ -230,6 +230,43 @@ class TestLogprobs:
             for chunk in chunks:
                 assert "".join(chunk.choices[0].logprobs.tokens) == chunk.choices[0].text
 
+    @pytest.mark.parametrize("echo", [False, True])
+    def test_only_tokens_of_the_text_before_a_stop_string(
+        self, client: Any, alone: Generator, echo: bool
+    ) -> None:
+        """Whether it begins within a token or between two."""
+        body: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "temperature": 0, "logprobs": 0}
+        whole = alone.generate(PROMPT, temperature=0, max_tokens=40).text
+        within = set()
+        for begin in range(4, 20):
+            options = {**body, "stop": whole[begin : begin + 6], "max_tokens": 40, "echo": echo}
+            [choice] = client.completions.create(**options).choices
+            found = choice.logprobs
+            assert choice.finish_reason == "stop"
+            tokens = "".join(found.tokens[1:] if echo else found.tokens)
+            assert tokens.startswith(choice.text)
+            assert all(at < len(choice.text) for at in found.text_offset)
+            within.add(tokens != choice.text)
+            parts = [
+                chunk.choices[0].logprobs
+                for chunk in client.completions.create(**options, stream=True)
+            ]
+            assert [token for part in parts for token in part.tokens] == found.tokens
+            assert [at for part in parts for at in part.text_offset] == found.text_offset
+        assert within == {False, True}
+
+    def test_no_tokens_of_a_stop_string_in_chats(self, client: Any, alone: Generator) -> None:
+        body: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "logprobs": True}
+        whole = "".join(alone.chat(MESSAGES, template=PLAIN, **SAMPLED))
+        stop = whole[6:16]
+        [choice] = client.chat.completions.create(**body, stop=stop, **SAMPLED).choices
+        tokens = [entry.token for entry in choice.logprobs.content]
+        assert choice.message.content == whole[: whole.index(stop)]
+        assert len("".join(tokens[:-1])) < len(choice.message.content) <= len("".join(tokens))
+        chunks = client.chat.completions.create(**body, stop=stop, stream=True, **SAMPLED)
+        streamed = [entry.token for c in chunks for entry in c.choices[0].logprobs.content]
+        assert streamed == tokens
+
     def test_characters_split_into_tokens(self, client: Any) -> None:
         answer = client.completions.create(
             model="tiny", prompt="文 é", echo=True, logprobs=0, max_tokens=1, temperature=0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from h2o_cpp.generation.trace import TokenLogprob
 from h2o_cpp.model.tokenizer import Tokenizer
@@ -15,15 +15,38 @@ from h2o_cpp.serve.responses import (
 )
 
 
+class TextOffset:
+    """How long a text is, in characters, while tokens are added.
+
+    Attributes: `value`, the number of complete characters.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, after: Sequence[int], spelled: Collection[int] = ()
+    ) -> None:
+        """after: tokens before the text; spelled: special tokens whose text is part of it."""
+        self.value = 0
+        self._tokenizer = tokenizer
+        self._spelled = spelled
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._begins = not tokenizer.has_text(after)  # no text so far
+
+    def add(self, token: int) -> None:
+        if token in self._spelled:
+            data = self._tokenizer.token_text(token).encode()
+        else:
+            data = self._tokenizer.token_bytes(token, begins=self._begins)
+        self._begins = self._begins and not self._tokenizer.has_text([token])
+        self.value += len(self._decoder.decode(data))
+
+
 class CompletionTokens:
     """Log-probabilities and text offsets of one sequence's tokens, part by part."""
 
     def __init__(self, tokenizer: Tokenizer, after: Sequence[int]) -> None:
         """`after`: preceding tokens, which are not reported."""
         self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._offset = 0  # in characters
-        self._begins = not tokenizer.has_text(after)  # no text so far
+        self._offset = TextOffset(tokenizer, after)
         self._part = _nothing()
 
     def begin(self, token: int) -> None:
@@ -41,13 +64,11 @@ class CompletionTokens:
         return part
 
     def _add(self, token: int, logprob: float | None, top: dict[str, float] | None) -> None:
-        data = self._tokenizer.token_bytes(token, begins=self._begins)
-        self._begins = self._begins and not self._tokenizer.has_text([token])
         self._part.tokens.append(_spelling(self._tokenizer, token))
         self._part.token_logprobs.append(logprob)
         self._part.top_logprobs.append(top)
-        self._part.text_offset.append(self._offset)
-        self._offset += len(self._decoder.decode(data))
+        self._part.text_offset.append(self._offset.value)
+        self._offset.add(token)
 
 
 def _nothing() -> CompletionLogprobs:

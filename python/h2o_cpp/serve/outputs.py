@@ -15,6 +15,7 @@ from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.tokenizer import Tokenizer
 from h2o_cpp.reply import Call, CallDelta, Content, NoCall, Part, Reply, ReplyParser
 from h2o_cpp.serve.errors import ApiError, closed, refusal
+from h2o_cpp.serve.logprobs import TextOffset
 from h2o_cpp.serve.responses import FinishReason
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
@@ -22,14 +23,19 @@ _ID_CHARACTERS = string.ascii_letters + string.digits
 
 @dataclass
 class Output:
-    """One output of a request, and how much of it was sent."""
+    """One output of a request, and how much of it was sent.
+
+    offset: where the next token that new_logprobs() returns begins; None: none are recorded.
+    """
 
     index: int
     prompt: list[int]
     completion: Completion
     record: Record
     policy: Policy | Sequence[Policy]
+    offset: TextOffset | None = None
     generation: Generation | None = None  # set at the end
+    n_text: int = 0  # characters read
     begun: bool = False  # whether anything was sent
     parser: ReplyParser | None = None  # for replies with reasoning or tool calls
     max_calls: int | None = None
@@ -109,11 +115,22 @@ class Output:
         return min(n, self.ended.completion_tokens)
 
     def new_logprobs(self) -> list[TokenLogprob]:
-        """Log-probabilities of the tokens read since the last call; first those of the prompt."""
-        begin = self._n_logprobs
+        """Log-probabilities of the tokens read since the last call; first those of the prompt.
+
+        Tokens that are not in the text are left out: those after the beginning of a stop string.
+        """
+        assert self.offset is not None
         n_prompt = len(self.prompt) - 1 if self.record.prompt else 0
-        self._n_logprobs = n_prompt + self.completion.n_read
-        return self.record.logprobs_between(begin, self._n_logprobs)
+        n_read = n_prompt + self.completion.n_read
+        found = self.record.logprobs_between(self._n_logprobs, n_read)
+        ends = self.generation is not None and not self.generation.stop_string
+        for i, (token, *_) in enumerate(found):
+            if self._n_logprobs >= n_prompt:
+                if self.offset.value >= self.n_text and not ends:
+                    return found[:i]
+                self.offset.add(token)
+            self._n_logprobs += 1
+        return found
 
 
 class Outputs:
@@ -175,6 +192,7 @@ class Outputs:
     def _take(self, output: Output, piece: str | Generation) -> str:
         """The text of an item from Output.pieces(); records the generation at the end."""
         if isinstance(piece, str):
+            output.n_text += len(piece)
             return piece
         output.generation = piece
         self._n_unfinished -= 1

@@ -19,6 +19,7 @@ from h2o_cpp.model.chat_template import ChatTemplate
 from h2o_cpp.model.policy import choose_policy
 from h2o_cpp.serve.cache_view import policy_counts
 from h2o_cpp.serve.errors import ApiError, closed, refusal
+from h2o_cpp.serve.logprobs import TextOffset
 from h2o_cpp.serve.outputs import Output, Outputs
 from h2o_cpp.serve.requests import GenerationRequest
 from h2o_cpp.serve.responses import Model, ModelLimits
@@ -141,7 +142,10 @@ class Service:
                         **options,
                     )
                     kept = policy or self.generator.policy
-                    outputs.append(Output(len(outputs), prompt, completion, record, kept))
+                    offset = None
+                    if body.n_top is not None:
+                        offset = TextOffset(self.generator.tokenizer, prompt, spelled)
+                    outputs.append(Output(len(outputs), prompt, completion, record, kept, offset))
         return outputs
 
     def embed(
