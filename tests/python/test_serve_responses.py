@@ -259,3 +259,48 @@ class TestResponses:
             assert call.output[-1].parsed_arguments == {"city": "Łódź"}
             for first in (text, call):
                 client.responses.create(**{**asked, "input": [*first.output, *user("Go on")]})
+
+
+WITH_LOGPROBS: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+
+
+class TestLogprobs:
+    def test_tokens_of_the_text(self, tmp_path: Path) -> None:
+        """Without those of reasoning and calls; characters of several tokens are complete."""
+        text = "Łódź, <b>"
+        path = talking(tmp_path, {N_PROMPT: OUTPUT.replace("Let me see.", text)}, THINKS)
+        with Generator(path) as generator, serving(generator) as server:
+            found = ask(server, "/v1/responses", **WITH_LOGPROBS)
+            body = {**RESPONSES, **WITH_LOGPROBS, "stream": True}
+            events = read_events(server.ask("/v1/responses", body).body)
+            [nothing] = ask(server, "/v1/responses")["output"][1]["content"]
+        [part] = found["output"][1]["content"]
+        assert part["text"] == text
+        data = [byte for one in part["logprobs"] for byte in one["bytes"]]
+        assert bytes(data).decode() == text
+        assert {len(one["top_logprobs"]) for one in part["logprobs"]} == {2}
+        assert found["top_logprobs"] == 2
+        deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+        assert [one for event in deltas for one in event["logprobs"]] == part["logprobs"]
+        [done] = [event for event in events if event["type"] == "response.output_text.done"]
+        assert done["logprobs"] == part["logprobs"]
+        assert events[-1]["response"]["output"][1]["content"] == [part]
+        assert nothing["logprobs"] == []
+
+    def test_same_as_in_chats(self, tmp_path: Path) -> None:
+        chat = {"messages": user("Hi"), "temperature": 0, "logprobs": True, "top_logprobs": 2}
+        path = talking(tmp_path, {len("uHi;"): "Hello"})
+        with Generator(path) as generator, serving(generator) as server:
+            found = ask(server, "/v1/responses", tools=[], **WITH_LOGPROBS)
+            [choice] = server.ask("/v1/chat/completions", chat).json()["choices"]
+        assert found["output"][0]["content"][0]["logprobs"] == choice["logprobs"]["content"]
+        assert len(choice["logprobs"]["content"]) == len("Hello")
+
+    def test_include(self, server: Server) -> None:
+        ask(server, "/v1/responses", include=["reasoning.encrypted_content"])
+        answer = server.ask("/v1/responses", {**RESPONSES, "include": ["logprobs"]})
+        error = answer.json()["error"]
+        assert (answer.status, error["param"]) == (400, "include.0")
+        assert "'message.output_text.logprobs'" in error["message"]
+        answer = server.ask("/v1/responses", {**RESPONSES, "top_logprobs": 2})
+        assert (answer.status, answer.json()["error"]["param"]) == (400, "top_logprobs")

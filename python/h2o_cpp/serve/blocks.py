@@ -4,9 +4,10 @@ want."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from h2o_cpp.generation.trace import TokenLogprob
 from h2o_cpp.reply import Call, CallDelta, Content, NoCall, Part, Reasoning
 from h2o_cpp.serve.outputs import Output
 
@@ -24,6 +25,7 @@ class Block:
     name: str = ""  # of the tool
     id: str = ""
     complete: bool = True  # False: a malformed tool call, or cut by a limit
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # of text; see TextLogprobs
 
 
 class Blocks:
@@ -35,18 +37,20 @@ class Blocks:
 
     def add_all(self, output: Output) -> list[Block]:
         """The blocks of a finished output."""
-        for part in output.parts(output.ended.text):
-            for _ in self._add(output, part):
-                pass
-        for _ in self._finish(output):
+        for _ in self.add(output, output.ended.text, deltas=False):
             pass
         return self.all
 
-    def add(self, output: Output, piece: str) -> Iterator[tuple[Step, Block, str]]:
-        """The steps that a piece of text causes, each with its block and the text it adds."""
-        for part in output.parts(piece, deltas=True):
+    def add(
+        self, output: Output, piece: str, *, deltas: bool = True, more: bool = False
+    ) -> Iterator[tuple[Step, Block, str]]:
+        """The steps that a piece of text causes, each with its block and the text it adds.
+
+        deltas, more: as for Output.parts.
+        """
+        for part in output.parts(piece, deltas=deltas, more=more):
             yield from self._add(output, part)
-        if output.generation is not None:
+        if output.generation is not None and not more:
             yield from self._finish(output)
 
     def _add(self, output: Output, part: Part) -> Iterator[tuple[Step, Block, str]]:

@@ -25,7 +25,7 @@ _ID_CHARACTERS = string.ascii_letters + string.digits
 class Output:
     """One output of a request, and how much of it was sent.
 
-    offset: where the next token that new_logprobs() returns begins; None: none are recorded.
+    offset: where the next token that new_tokens() yields begins; None: none are recorded.
     """
 
     index: int
@@ -66,16 +66,17 @@ class Output:
             self._call_ids.append("".join(secrets.choice(_ID_CHARACTERS) for _ in range(9)))
         return self._call_ids[i]
 
-    def parts(self, piece: str, *, deltas: bool = False) -> list[Part]:
+    def parts(self, piece: str, *, deltas: bool = False, more: bool = False) -> list[Part]:
         """Parse a piece; call it once for each piece, or once with a whole text.
 
         deltas: yield tool calls incrementally; otherwise complete, and malformed ones as Content.
+        more: another piece follows, though the output has ended.
         """
         if self.parser is None:
             found: list[Part] = [Content(piece)] if piece else []
         else:
             found = self.parser.push(piece)
-            if self.generation is not None:
+            if self.generation is not None and not more:
                 found += self.parser.finish()
         found = [*self._wanted(found, deltas)]
         self.reply.add(found)
@@ -119,18 +120,21 @@ class Output:
 
         Tokens that are not in the text are left out: those after the beginning of a stop string.
         """
+        return [found for found, _ in self.new_tokens()]
+
+    def new_tokens(self) -> Iterator[tuple[TokenLogprob, int]]:
+        """As new_logprobs(), each with the token's end in the text, in characters."""
         assert self.offset is not None
         n_prompt = len(self.prompt) - 1 if self.record.prompt else 0
         n_read = n_prompt + self.completion.n_read
-        found = self.record.logprobs_between(self._n_logprobs, n_read)
         ends = self.generation is not None and not self.generation.stop_string
-        for i, (token, *_) in enumerate(found):
+        for found in self.record.logprobs_between(self._n_logprobs, n_read):
             if self._n_logprobs >= n_prompt:
                 if self.offset.value >= self.n_text and not ends:
-                    return found[:i]
-                self.offset.add(token)
+                    return
+                self.offset.add(found.token)
             self._n_logprobs += 1
-        return found
+            yield found, self.offset.value
 
 
 class Outputs:

@@ -10,14 +10,17 @@ from uuid import uuid4
 from fastapi import APIRouter
 from pydantic import BaseModel
 
+from h2o_cpp.generation.trace import TokenLogprob
 from h2o_cpp.serve.blocks import Block, Blocks
 from h2o_cpp.serve.conversation import submit_chat
 from h2o_cpp.serve.endpoint import post
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.generation_response import EVENTS, GenerationResponse, sse
+from h2o_cpp.serve.logprobs import chat_logprobs
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.responses_request import FunctionTool, ResponsesRequest, Tool, shown_name
 from h2o_cpp.serve.service import Service
+from h2o_cpp.serve.text_logprobs import TextLogprobs
 
 router = APIRouter()
 
@@ -57,6 +60,7 @@ class _Response(GenerationResponse):
         self._tokenizer = service.generator.tokenizer
         self._id, self._created = f"resp_{uuid4().hex}", int(time.time())
         self._blocks = Blocks()
+        self._texts = TextLogprobs(self._blocks)
         self._n_events = 0
         self._functions = {
             shown_name(namespace, function.name): (namespace, function.name)
@@ -67,7 +71,8 @@ class _Response(GenerationResponse):
 
     def complete(self, outputs: list[Output]) -> ResponseObject:
         [output] = outputs
-        self._blocks.add_all(output)
+        for _ in self._texts.add(output, output.ended.text, deltas=False):
+            pass
         return self._response(output)
 
     def begin(self) -> bytes:
@@ -80,8 +85,7 @@ class _Response(GenerationResponse):
 
     def event(self, output: Output, piece: str) -> bytes:
         """The events for the items that a piece changes."""
-        steps = self._blocks.add(output, piece)
-        return b"".join(self._step(step, block, text) for step, block, text in steps)
+        return b"".join(self._step(*step) for step in self._texts.add(output, piece))
 
     def end(self) -> bytes:
         """The event with the complete response."""
@@ -138,6 +142,7 @@ class _Response(GenerationResponse):
                 "text": {"format": self._format},
                 "tool_choice": choice,
                 "tools": [_given(tool) for tool in body.tools or ()],
+                "top_logprobs": body.top_logprobs or 0,
                 "top_p": body.top_p,
                 "truncation": body.truncation,
                 **fields,
@@ -158,12 +163,21 @@ class _Response(GenerationResponse):
                 **named,
                 "arguments": block.text,
             }
-        content = [_part(block)] if done else []
+        content = [self._part(block)] if done else []
         if block.kind == "reasoning":
             return {**head, "type": "reasoning", "summary": [], "content": content}
         return {**head, "type": "message", "role": "assistant", "content": content}
 
-    def _step(self, step: str, block: Block, text: str) -> bytes:
+    def _part(self, block: Block) -> dict[str, Any]:
+        if block.kind == "reasoning":
+            return {"type": "reasoning_text", "text": block.text}
+        logprobs = self._shown(block.logprobs)
+        return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": logprobs}
+
+    def _shown(self, found: list[TokenLogprob]) -> list[dict[str, Any]]:
+        return [one.model_dump() for one in chat_logprobs(self._tokenizer, found).content]
+
+    def _step(self, step: str, block: Block, text: str, new: list[TokenLogprob]) -> bytes:
         at: dict[str, Any] = {"output_index": block.index}
         item = self._item(block, done=step == "end")
         inside = {**at, "item_id": item["id"]}
@@ -174,12 +188,15 @@ class _Response(GenerationResponse):
         }[block.kind]
         if block.kind != "call":
             inside["content_index"] = 0
-        logprobs: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
+        logprobs: dict[str, Any] = {}
+        if block.kind == "text":
+            logprobs["logprobs"] = self._shown(block.logprobs if step == "end" else new)
         if step == "begin":
             added = self._event("response.output_item.added", **at, item=item)
             if block.kind == "call":
                 return added
-            return added + self._event("response.content_part.added", **inside, part=_part(block))
+            part = self._part(block)
+            return added + self._event("response.content_part.added", **inside, part=part)
         if step == "more":
             return self._event(f"response.{kind}.delta", **inside, delta=text, **logprobs)
         if block.kind == "call":
@@ -187,7 +204,7 @@ class _Response(GenerationResponse):
             done = self._event(f"response.{kind}.done", **inside, **called)
         else:
             done = self._event(f"response.{kind}.done", **inside, text=block.text, **logprobs)
-            done += self._event("response.content_part.done", **inside, part=_part(block))
+            done += self._event("response.content_part.done", **inside, part=self._part(block))
         return done + self._event("response.output_item.done", **at, item=item)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
@@ -200,9 +217,3 @@ def _given(tool: Tool) -> dict[str, Any]:
     """A tool of the request, in the response."""
     given = tool.model_dump()
     return {**given, "strict": bool(tool.strict)} if isinstance(tool, FunctionTool) else given
-
-
-def _part(block: Block) -> dict[str, Any]:
-    if block.kind == "reasoning":
-        return {"type": "reasoning_text", "text": block.text}
-    return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}

@@ -160,11 +160,24 @@ class TextSettings(Schema):
         return given
 
 
+_LOGPROBS = "message.output_text.logprobs"
+Included = Literal[
+    "message.output_text.logprobs",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+]
+
+
 class ResponsesRequest(ModelRequest):
     """Answer the last message of a conversation."""
 
     ignored = (
-        *("include", "store", "user", "service_tier", "client_metadata"),
+        *("store", "user", "service_tier", "client_metadata"),
         *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "stream_options"),
         *("prompt_cache_options", "access_programs"),
         "max_tool_calls",  # of hosted tools
@@ -187,7 +200,12 @@ class ResponsesRequest(ModelRequest):
         "disabled", description="auto: leave out the oldest turns if the prompt is too long"
     )
     metadata: dict[str, str] | None = Field(None, max_length=16)
-    top_logprobs: Literal[0] | None = None
+    include: ListOf[Included] | None = Field(
+        None, description=f"only {_LOGPROBS} has an effect: log-probabilities of the text"
+    )
+    top_logprobs: int | None = Field(
+        None, ge=0, le=20, description="also for the N most likely tokens at each position"
+    )
 
     def functions(self) -> Iterator[tuple[str | None, FunctionTool]]:
         """The functions that the model may call, each with its namespace."""
@@ -204,6 +222,10 @@ class ResponsesRequest(ModelRequest):
             raise ApiError(
                 400, "background is true, but only false is supported", param="background"
             )
+        logprobs = _LOGPROBS in (self.include or ())
+        if self.top_logprobs and not logprobs:
+            message = f"top_logprobs needs {_LOGPROBS} in include"
+            raise ApiError(400, message, param="top_logprobs")
         messages: list[dict[str, Any]] = []
         if self.instructions:
             messages.append({"role": "system", "content": self.instructions})
@@ -231,6 +253,8 @@ class ResponsesRequest(ModelRequest):
                 "temperature": self.temperature,
                 "top_p": self.top_p,
                 "stream": self.stream,
+                "logprobs": logprobs,
+                "top_logprobs": self.top_logprobs,
                 "response_format": None if self.text is None else self.text.response_format(),
                 "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
             },
