@@ -39,6 +39,8 @@ class OpenAIResponse(GenerationResponse):
         super().__init__(outputs, stream=body.stream)
         self._body = body
         self._logprobs = body.n_top is not None
+        settings = body.stream_options
+        self._streams_usage = settings is not None and settings.include_usage
         self._tokenizer = service.generator.tokenizer
         self._views: list[CacheView] = []
         if body.kept_every is not None:
@@ -82,8 +84,7 @@ class OpenAIResponse(GenerationResponse):
 
     def end(self) -> bytes:
         """The usage chunk, if requested, and [DONE]."""
-        settings = self._body.stream_options
-        if settings is None or not settings.include_usage:
+        if not self._streams_usage:
             return sse("[DONE]")
         return self._chunk([], self._usage()) + sse("[DONE]")
 
@@ -92,7 +93,7 @@ class OpenAIResponse(GenerationResponse):
 
     def _chunk(self, choices: list[BaseModel], usage: Usage | None = None) -> bytes:
         chunk = self.chunk_type(**self._head, choices=choices, usage=usage)
-        return sse(chunk.model_dump_json())
+        return sse(chunk.model_dump_json(exclude=set() if self._streams_usage else {"usage"}))
 
     def _kept(self, output: Output) -> KeptTokens | None:
         return self._views[output.index].new() if self._views else None

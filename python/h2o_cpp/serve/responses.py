@@ -87,7 +87,7 @@ class CompletionResponse(ResponseHead):
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
-    usage: Usage | None = _IF_THERE
+    usage: Usage | None = None  # in a stream if requested, null before the last chunk
 
 
 class TopLogprob(BaseModel):
@@ -194,7 +194,7 @@ class ChatChunk(ResponseHead):
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChatChunkChoice]
-    usage: Usage | None = _IF_THERE
+    usage: Usage | None = None  # in a stream if requested, null before the last chunk
 
 
 class ModelLimits(BaseModel):
