@@ -64,6 +64,24 @@ CHOICES = "Input should be 'none', 'auto' or 'required'"
             "response_format.json_schema",
             "Field required",
         ),
+        (
+            ChatRequest,
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}, "x": 1}},
+            "response_format.x",
+            "there is no such field",
+        ),
+        (
+            ChatRequest,
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "x": 1}}},
+            "response_format.json_schema.x",
+            "there is no such field",
+        ),
+        (
+            ChatRequest,
+            {"messages": [{**USER, "content": [{"type": "text", "text": "x", "x": 1}]}]},
+            "messages.0.content.0.x",
+            "there is no such field",
+        ),
         (MessagesRequest, {}, "max_tokens", "Field required"),
         (
             ChatRequest,

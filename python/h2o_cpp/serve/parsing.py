@@ -109,7 +109,10 @@ def _place(error: ErrorDetails, values: Any) -> list[str]:
     if error["type"] == "missing":
         place.append(str(error["loc"][-1]))
     elif error["type"] == UNKNOWN_FIELD:
-        place.append(error["ctx"]["name"])
+        name = error["ctx"]["name"]
+        if place and not (isinstance(values, dict) and name in values):
+            place.pop()  # the name of a union's type, which also has a field of this name
+        place.append(name)
     elif error["type"] in (_UNKNOWN_TYPE, _NO_TYPE):
         place.append("type")
     return place
