@@ -47,6 +47,15 @@ def test_slash_at_the_end(server: Server) -> None:
         200,
         server.ask("/v1/embeddings", {"input": TEXT}).json(),
     )
+    for path, body in (
+        ("/tokenize", {"content": TEXT}),
+        ("/detokenize", {"tokens": [5]}),
+        ("/apply-template", {"messages": [{"role": "user", "content": TEXT}]}),
+        ("/props", None),
+        ("/health", None),
+    ):
+        answer = server.ask(f"{path}/", body)
+        assert (answer.status, answer.json()) == (200, server.ask(path, body).json())
     assert [server.ask(path).status for path in ("/static/", "/v1/", "/api/")] == [404] * 3
     answer = server.ask("/docs/")
     assert (answer.status, answer.headers["Location"]) == (307, f"{server.url}/docs")

@@ -54,6 +54,7 @@ ROUTERS = (
     tokens.router,
 )
 
+_PAGES = ("/docs", "/static")  # Starlette handles a slash after these
 _WITHOUT_V1 = ("/chat/completions", "/responses", "/models")
 
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/]+")  # without a path
@@ -197,11 +198,9 @@ class _Application(FastAPI):
             scope = {**scope, "method": "GET"}
         if scope["type"] == "http":
             scope = _origin_form(scope)
-            path = scope["path"].rstrip("/")
-            if path in _WITHOUT_V1:
-                scope = {**scope, "path": f"/v1{path}"}
-            elif path.startswith(("/v1/", "/api/")):
-                scope = {**scope, "path": path}
+            path = scope["path"].rstrip("/") or "/"
+            if path not in _PAGES:
+                scope = {**scope, "path": f"/v1{path}" if path in _WITHOUT_V1 else path}
         await super().__call__(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
