@@ -110,6 +110,7 @@ class TestChat:
             # of Mistral, LiteLLM and OpenRouter
             ({"prefix": True, "cache_control": {"type": "ephemeral"}}, "Yes."),
             ({"provider_specific_fields": {"a": 1}, "thinking_blocks": [{}]}, "Yes."),
+            ({"reasoning_items": [{"type": "reasoning"}], "images": None}, "Yes."),
             ({"reasoning_details": [{"type": "reasoning.text", "text": "Hm."}]}, "Yes."),
             # of OpenAI's client
             ({"parsed": {"a": 1}, "audio": None, "function_call": None}, "Yes."),

@@ -79,6 +79,7 @@ class Message(Schema):
         "prefix",  # of a message to continue, which is the default
         "provider_specific_fields",
         "reasoning_details",
+        "reasoning_items",
         "thinking_blocks",
     )
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
