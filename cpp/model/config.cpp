@@ -30,6 +30,10 @@ constexpr std::string_view kInformative[] = {
     "n_deepstack_layers",       // for images
 };
 
+// Keys of state-space layers, which files of Granite 4 have without such layers.
+constexpr const char* kStateSpace[] = {"ssm.conv_kernel", "ssm.state_size", "ssm.group_count",
+                                       "ssm.inner_size", "ssm.time_step_rank"};
+
 // Keys that change the computation in unsupported ways, with the value that disables them.
 struct Neutral {
   const char* key;
@@ -61,10 +65,13 @@ class Keys {
     }
   }
 
-  // A count between 1 and 2^24: more than any model has, and small enough for products of two.
-  int32_t count(const char* key) { return in_range(key, file_.integer(use(key))); }
+  // A count between 1 and 2^24: more than any model has, and small enough for products of two. May
+  // be an array of one count for every layer, which must be equal.
+  int32_t count(const char* key) {
+    return in_range(key, is_array(key) ? same_in_layers(key) : file_.integer(use(key)));
+  }
   int32_t count_or(const char* key, int32_t fallback) {
-    return in_range(key, file_.integer_or(use(key), fallback));
+    return has(key) ? count(key) : in_range(key, fallback);
   }
 
   float positive(const char* key) { return checked(key, file_.number(use(key))); }
@@ -87,6 +94,7 @@ class Keys {
   bool is_array(const char* key) const {
     return has(key) && file_.find(full(key))->type == GgufType::array;
   }
+  void ignore(const char* key) { use(key); }
   bool zero_or_missing(const char* key) { return !has(key) || value(use(key)) == 0; }
 
   // An unread key would silently change the result.
@@ -122,6 +130,14 @@ class Keys {
     if (found.type == GgufType::string) return quoted(file_.string(key));
     if (found.type == GgufType::boolean) return file_.boolean(key) ? "true" : "false";
     return found.type == GgufType::array ? type_name(found) : text(file_.number(key));
+  }
+
+  int64_t same_in_layers(const char* key) {
+    const std::vector<int64_t> counts = file_.integers(use(key));
+    if (counts.empty() || std::ranges::count(counts, counts[0]) != std::ssize(counts)) {
+      fail(full(key), " differs between layers, which h2o does not support");
+    }
+    return counts[0];
   }
 
   int32_t in_range(const char* key, int64_t value) const {
@@ -307,6 +323,13 @@ Config read_config(const GgufShards& model) {
   c.norm_eps =
       keys.positive(c.family->norm == NormKind::layer ? "attention.layer_norm_epsilon"
                                                       : "attention.layer_norm_rms_epsilon");
+  if (c.family->multipliers) {
+    for (const char* key : kStateSpace) keys.ignore(key);
+    if (!keys.flag_or("rope.scaling.finetuned", true)) {
+      keys.fail(keys.full("rope.scaling.finetuned"), " is false: a Granite without positions, ",
+                "which h2o does not support");
+    }
+  }
   if (c.family->rope != RopeLayout::none) c.rope = read_rope(keys, c);
   if (keys.share_or("attention.temperature_scale", 0) > 0) {
     // Queries at positions from this length on are scaled, which is not supported.

@@ -209,3 +209,17 @@ def test_positions_that_scale_queries_limit_the_context(llama: Path, tmp_path: P
         Generator(path, n_ctx=17)
     with pytest.raises(ValueError, match="temperature_length"):  # unread without the scale
         Generator(changed(llama, tmp_path / "n.gguf", length, {}))
+
+
+def test_counts_of_every_layer(llama: Path, tmp_path: Path) -> None:
+    """As in files of Granite 4: an array of equal numbers is one number."""
+    key, kind = "llama.attention.head_count_kv", GGUFValueType.ARRAY
+    model = _core.Model(llama, device="cpu", threads=1)
+    counts = [model.n_kv_heads] * model.n_layers
+    with Generator(llama) as generator:
+        expected = generator.logits([5, 6, 7])
+    path = changed(llama, tmp_path / "m.gguf", {key: (counts, kind)}, {})
+    with Generator(path) as generator:
+        np.testing.assert_array_equal(generator.logits([5, 6, 7]), expected)
+    with pytest.raises(ValueError, match=rf"{key} differs between layers"):
+        Generator(changed(llama, tmp_path / "n.gguf", {key: ([1, 2], kind)}, {}))

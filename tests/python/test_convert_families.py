@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, GGUFValueType
 from gguf.quants import dequantize, quantize
 
+from h2o_cpp import Generator
 from h2o_cpp.convert import convert
 from h2o_cpp.convert.gptneox import grouped_by_projection
-from h2o_cpp.convert.llama import pairs_from_halves
+from h2o_cpp.convert.llama_layout import pairs_from_halves
+from support.changed_gguf import changed
 from support.needs import packages
 from support.opt_checkpoint import (
     TOKENS,
@@ -24,6 +26,7 @@ from support.opt_checkpoint import (
     write_safetensors,
     write_tokenizer_json,
 )
+from support.random_models import RECIPES, make_model, save_checkpoint
 from support.rotary_checkpoint import (
     CONFIGS,
     METADATA,
@@ -275,3 +278,23 @@ def test_tokenizer_is_independent_of_family(tmp_path: Path) -> None:
     metadata = read_metadata(tmp_path / "out.gguf")
     assert metadata["tokenizer.ggml.pre"] == "olmo"
     assert metadata["tokenizer.ggml.add_bos_token"] is False
+
+
+@packages("torch", "transformers")
+def test_granite_4(tmp_path: Path) -> None:
+    """llama.cpp's files of Granite 4 have keys of state-space layers; without positions it is
+    refused."""
+    save_checkpoint(make_model(RECIPES["granite4"], 0), tmp_path)
+    convert(tmp_path, tmp_path / "model.gguf", "f32")
+    keys: dict[str, tuple[Any, GGUFValueType]] = {
+        "granite.ssm.conv_kernel": (4, GGUFValueType.UINT32),
+        "granite.ssm.time_step_rank": (4, GGUFValueType.UINT32),
+        "granite.attention.head_count_kv": ([2, 2], GGUFValueType.ARRAY),
+        "granite.rope.scaling.finetuned": (True, GGUFValueType.BOOL),
+    }
+    path = changed(tmp_path / "model.gguf", tmp_path / "keys.gguf", keys, {})
+    with Generator(tmp_path / "model.gguf") as one, Generator(path) as other:
+        np.testing.assert_array_equal(one.logits([5, 6, 7]), other.logits([5, 6, 7]))
+    keys = {"granite.rope.scaling.finetuned": (False, GGUFValueType.BOOL)}
+    with pytest.raises(ValueError, match="a Granite without positions"):
+        Generator(changed(path, tmp_path / "none.gguf", keys, {}))

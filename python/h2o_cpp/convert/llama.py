@@ -1,28 +1,19 @@
-"""Families of Llama's layout: RMS norms, gated MLP, rotary positions.
+"""Families of Llama's layout.
 
 Llama 1 to 3.2, Mistral and Mixtral are GGUF architecture `llama`, Qwen2 and 2.5 `qwen2`, Qwen3
 `qwen3`; those with experts `qwen2moe`, `qwen3moe` and `olmoe`; OLMo 2 and 3 `olmo2`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
-from typing import NamedTuple
-
-import numpy as np
-
-from h2o_cpp.convert.checkpoint import Values
-from h2o_cpp.convert.config import Config, Metadata, check_fixed, dimension, flag, number, refuse
+from h2o_cpp.convert.config import Config, Metadata, check_fixed, dimension, number, refuse
 from h2o_cpp.convert.experts import (
     GRANITE_EXPERTS,
     MIXTRAL_EXPERTS,
     OLMOE_EXPERTS,
     QWEN2_EXPERTS,
     QWEN3_EXPERTS,
-    Mixture,
 )
-from h2o_cpp.convert.family import Family, Module
-from h2o_cpp.convert.rope import local_rope, rope_parameters, rope_sections, rotated_share
-from h2o_cpp.convert.sizes import Sizes
+from h2o_cpp.convert.llama_layout import LlamaLayout
+from h2o_cpp.convert.rope import local_rope, rope_parameters, rope_sections
 from h2o_cpp.convert.window import (
     window_if_used,
     window_of_every_layer,
@@ -31,41 +22,6 @@ from h2o_cpp.convert.window import (
     window_of_listed_layers,
     window_of_some_layers,
 )
-
-
-class _Variant(NamedTuple):
-    """The differences between the architectures."""
-
-    architecture: str
-    rotates_pairs: bool
-    """Whether adjacent dimensions (2i, 2i + 1) are rotated, rather than (i, i + head_size / 2) as
-    in the checkpoint."""
-    qkv_bias: bool | None
-    """Whether Q, K and V have biases; None: if attention_bias is true."""
-    output_bias: bool = True
-    """Whether attention_bias is for the attention's output, too."""
-    qk_norm: str | None = None
-    """Whether Q and K are normalized: "heads" or "whole"."""
-    mixture: Mixture | None = None
-    """The experts, instead of one MLP."""
-    more: Callable[[Config], Metadata] = lambda config: {}
-    """Further metadata, such as windows. Raises ValueError for what GGUF cannot express."""
-    fused_qkv: bool = False
-    """Whether Q, K and V are one tensor."""
-    fused_mlp: bool = False
-    """Whether gate and up are one tensor."""
-    partial: float | None = None
-    """The default share of a head that is rotated; None: all of it, always."""
-    gemma: bool = False
-    """Whether 1 is added to norm weights, and the MLP uses GELU."""
-    norms: Mapping[str, str] = MappingProxyType(
-        {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-    )
-    """The norms of a layer: name in the file -> in the checkpoint."""
-    tied: bool = False
-    """Whether the head is the embedding, unless config.json says otherwise."""
-    absent: Config = MappingProxyType({})
-    """HF's values of keys that config.json may lack: see Family."""
 
 
 def _mistral3(config: Config) -> Metadata:
@@ -90,6 +46,18 @@ def _granite(config: Config) -> Metadata:
         "attention.scale": number(config, "attention_multiplier", 1.0),
         "logit_scale": number(config, "logits_scaling", 1.0),
     }
+
+
+def _granite4(config: Config) -> Metadata:
+    kinds = config.get("layer_types") or ["mamba"]
+    if not {*kinds} <= {"attention", "full_attention"}:
+        raise refuse("granite", "layer_types", kinds, "there are layers of a state-space model")
+    fixed = [
+        ("num_local_experts", 0, "there are experts"),
+        ("position_embedding_type", "rope", "there are no positions"),
+    ]
+    check_fixed("granite", config, fixed)
+    return _granite(config)
 
 
 def _smollm3(config: Config) -> Metadata:
@@ -164,7 +132,7 @@ def _gemma3(config: Config) -> Metadata:
     )
 
 
-_LLAMA = _Variant("llama", rotates_pairs=True, qkv_bias=None)
+_LLAMA = LlamaLayout("llama", rotates_pairs=True, qkv_bias=None)
 _MISTRAL = _LLAMA._replace(more=window_of_every_layer, absent={"sliding_window": 4096})
 _MISTRAL3 = _LLAMA._replace(architecture="mistral3", more=_mistral3, absent={"rms_norm_eps": 1e-5})
 _MIXTRAL = _MISTRAL._replace(
@@ -172,11 +140,16 @@ _MIXTRAL = _MISTRAL._replace(
 )
 _GRANITE = _LLAMA._replace(architecture="granite", more=_granite)
 _GRANITE_MOE = _GRANITE._replace(architecture="granitemoe", mixture=GRANITE_EXPERTS)
+_GRANITE4 = _GRANITE._replace(
+    more=_granite4,
+    shared_mlp=True,
+    absent={"num_local_experts": 8, "position_embedding_type": None},
+)
 _SMOLLM3 = _LLAMA._replace(
     architecture="smollm3", more=_smollm3, tied=True, absent={"rope_theta": 2e6}
 )
 
-_QWEN2 = _Variant("qwen2", rotates_pairs=False, qkv_bias=True, more=window_of_last_layers)
+_QWEN2 = LlamaLayout("qwen2", rotates_pairs=False, qkv_bias=True, more=window_of_last_layers)
 _QWEN2_VL = _QWEN2._replace(architecture="qwen2vl", more=_qwen_vl)
 _QWEN2_MOE = _QWEN2._replace(
     architecture="qwen2moe", mixture=QWEN2_EXPERTS, more=window_of_first_layers
@@ -184,7 +157,7 @@ _QWEN2_MOE = _QWEN2._replace(
 _QWEN3 = _QWEN2._replace(architecture="qwen3", qkv_bias=False, qk_norm="heads")
 _QWEN3_VL = _QWEN3._replace(architecture="qwen3vl", more=_qwen_vl)
 _QWEN3_MOE = _QWEN3._replace(architecture="qwen3moe", mixture=QWEN3_EXPERTS, more=window_if_used)
-_OLMOE = _Variant(
+_OLMOE = LlamaLayout(
     "olmoe",
     rotates_pairs=False,
     qkv_bias=False,
@@ -192,7 +165,7 @@ _OLMOE = _Variant(
     mixture=OLMOE_EXPERTS,
     absent={"rms_norm_eps": 1e-5},
 )
-_PHI3 = _Variant(
+_PHI3 = LlamaLayout(
     "phi3",
     rotates_pairs=False,
     qkv_bias=False,
@@ -202,7 +175,9 @@ _PHI3 = _Variant(
     more=window_of_every_layer,
     absent={"rms_norm_eps": 1e-5},
 )
-_GEMMA = _Variant("gemma", rotates_pairs=False, qkv_bias=False, gemma=True, more=_gemma, tied=True)
+_GEMMA = LlamaLayout(
+    "gemma", rotates_pairs=False, qkv_bias=False, gemma=True, more=_gemma, tied=True
+)
 _GEMMA2 = _GEMMA._replace(
     architecture="gemma2",
     norms={
@@ -234,7 +209,7 @@ _POST_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-_OLMO2 = _Variant(
+_OLMO2 = LlamaLayout(
     "olmo2",
     rotates_pairs=False,
     qkv_bias=False,
@@ -243,7 +218,7 @@ _OLMO2 = _Variant(
     absent={"rms_norm_eps": 1e-5},
 )
 _OLMO3 = _OLMO2._replace(more=_olmo3, absent={"rms_norm_eps": 1e-5, "rope_theta": 500000.0})
-_EXAONE4 = _Variant(
+_EXAONE4 = LlamaLayout(
     "exaone4",
     rotates_pairs=False,
     qkv_bias=False,
@@ -253,7 +228,7 @@ _EXAONE4 = _Variant(
     absent={"rms_norm_eps": 1e-5},
 )
 # Pairs are rotated in its checkpoints, too.
-_GLM = _Variant(
+_GLM = LlamaLayout(
     "chatglm",
     rotates_pairs=False,
     qkv_bias=None,
@@ -271,7 +246,7 @@ _GLM4 = _GLM._replace(
         "post_ffw_norm": "post_mlp_layernorm",
     },
 )
-_ERNIE = _Variant(  # the same
+_ERNIE = LlamaLayout(  # the same
     "ernie4_5",
     rotates_pairs=False,
     qkv_bias=False,
@@ -279,7 +254,7 @@ _ERNIE = _Variant(  # the same
     tied=True,
     absent={"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "head_dim": 128},
 )
-_SEED = _Variant(
+_SEED = LlamaLayout(
     "seed_oss",
     rotates_pairs=False,
     qkv_bias=None,
@@ -290,123 +265,35 @@ _SEED = _Variant(
 )
 
 
-def pairs_from_halves(values: Values, head_size: int) -> Values:
-    """Permute rows of each head so that dimensions i and i + head_size / 2 become adjacent."""
-    halves: Values = values.reshape(-1, 2, head_size // 2, *values.shape[1:])
-    return np.reshape(halves.swapaxes(1, 2), values.shape)
-
-
-def _norm(variant: _Variant, gguf: str, hf: str, size: str = "embd") -> Module:
-    return Module(gguf, hf, (size,), add=1.0 if variant.gemma else 0.0)
-
-
-def _layer(variant: _Variant, config: Config) -> Iterator[Module]:
-    biases = variant.qkv_bias is None and flag(config, "attention_bias", False)
-    qkv_bias = variant.qkv_bias or biases
-    mlp_bias = flag(config, "mlp_bias", False)
-    reorder = pairs_from_halves if variant.rotates_pairs else None
-    if variant.fused_qkv:
-        yield Module("attn_qkv", "self_attn.qkv_proj", ("qkv", "embd"))
-    else:
-        yield Module("attn_q", "self_attn.q_proj", ("q", "embd"), qkv_bias, reorder)
-        yield Module("attn_k", "self_attn.k_proj", ("kv", "embd"), qkv_bias, reorder)
-        yield Module("attn_v", "self_attn.v_proj", ("kv", "embd"), qkv_bias)
-    if variant.qk_norm:
-        whole = variant.qk_norm == "whole"
-        yield _norm(variant, "attn_q_norm", "self_attn.q_norm", "q" if whole else "head")
-        yield _norm(variant, "attn_k_norm", "self_attn.k_norm", "kv" if whole else "head")
-    output_bias = biases and variant.output_bias
-    yield Module("attn_output", "self_attn.o_proj", ("embd", "q"), output_bias)
-    for gguf, hf in variant.norms.items():
-        yield _norm(variant, gguf, hf)
-    if variant.mixture is not None:
-        yield from variant.mixture.modules()
-        return
-    if variant.fused_mlp:
-        yield Module("ffn_up", "mlp.gate_up_proj", ("gate_and_up", "embd"))
-    else:
-        yield Module("ffn_gate", "mlp.gate_proj", ("ff", "embd"), mlp_bias)
-        yield Module("ffn_up", "mlp.up_proj", ("ff", "embd"), mlp_bias)
-    yield Module("ffn_down", "mlp.down_proj", ("embd", "ff"), mlp_bias)
-
-
-# config.json key, the only value that GGUF can express (HF's default), meaning of others
-_FIXED = (("hidden_act", "silu", "the MLP does not use SiLU"),)
-_FIXED_QWEN = (
-    ("attention_bias", False, "the attention has biases that its official checkpoints lack"),
-    ("mlp_bias", False, "the MLP has biases"),
-)
-
-
-def _check_keys(variant: _Variant, config: Config) -> None:
-    name = variant.architecture
-    if not variant.gemma:
-        check_fixed(name, config, _FIXED)
-    if variant.qkv_bias is not None:
-        check_fixed(name, config, _FIXED_QWEN)
-
-
-def _rotated(variant: _Variant, config: Config, sizes: Sizes) -> int:
-    """The number of rotated dimensions of a head."""
-    name, head = variant.architecture, sizes["head"]
-    if variant.partial is not None:
-        return rotated_share(name, config, head, variant.partial)
-    key = "partial_rotary_factor"
-    share = rope_parameters(config).get(key, config.get(key, 1.0))
-    if share != 1 and name != "gemma3":
-        raise refuse(name, key, share, "only a part of a head is rotated")
-    return head
-
-
-def _family(variant: _Variant) -> Family:
-    mixture = variant.mixture
-
-    def details(config: Config, sizes: Sizes) -> Metadata:
-        _check_keys(variant, config)
-        experts = {} if mixture is None else mixture.metadata(config)
-        return experts | variant.more(config)
-
-    return Family(
-        architecture=variant.architecture,
-        layer=lambda config: _layer(variant, config),
-        details=details,
-        epsilon=("rms_norm_eps", 1e-6),
-        rotated=lambda config, sizes: _rotated(variant, config, sizes),
-        output_norm=_norm(variant, "output_norm", "norm"),
-        tied=variant.tied,
-        absent=variant.absent,
-        more_sizes=lambda config: {} if mixture is None else mixture.sizes(config),
-    )
-
-
 FAMILIES = {
-    "LlamaForCausalLM": _family(_LLAMA),
-    "LLaMAForCausalLM": _family(_LLAMA),  # first checkpoints of Llama 1
-    "MistralForCausalLM": _family(_MISTRAL),
-    "Mistral3ForConditionalGeneration": _family(_MISTRAL3),
-    "Ministral3ForCausalLM": _family(_MISTRAL3),
-    "MixtralForCausalLM": _family(_MIXTRAL),
-    "GraniteForCausalLM": _family(_GRANITE),
-    "GraniteMoeForCausalLM": _family(_GRANITE_MOE),
-    "SmolLM3ForCausalLM": _family(_SMOLLM3),
-    "Qwen2ForCausalLM": _family(_QWEN2),
-    "Qwen2VLForConditionalGeneration": _family(_QWEN2_VL),
-    "Qwen2_5_VLForConditionalGeneration": _family(_QWEN2_VL),
-    "Qwen2MoeForCausalLM": _family(_QWEN2_MOE),
-    "Qwen3ForCausalLM": _family(_QWEN3),
-    "Qwen3VLForConditionalGeneration": _family(_QWEN3_VL),
-    "Qwen3MoeForCausalLM": _family(_QWEN3_MOE),
-    "Olmo2ForCausalLM": _family(_OLMO2),
-    "Olmo3ForCausalLM": _family(_OLMO3),
-    "OlmoeForCausalLM": _family(_OLMOE),
-    "Exaone4ForCausalLM": _family(_EXAONE4),
-    "GlmForCausalLM": _family(_GLM),
-    "Glm4ForCausalLM": _family(_GLM4),
-    "Ernie4_5ForCausalLM": _family(_ERNIE),
-    "SeedOssForCausalLM": _family(_SEED),
-    "Phi3ForCausalLM": _family(_PHI3),
-    "GemmaForCausalLM": _family(_GEMMA),
-    "Gemma2ForCausalLM": _family(_GEMMA2),
-    "Gemma3ForCausalLM": _family(_GEMMA3),
-    "Gemma3ForConditionalGeneration": _family(_GEMMA3),
+    "LlamaForCausalLM": _LLAMA.family(),
+    "LLaMAForCausalLM": _LLAMA.family(),  # first checkpoints of Llama 1
+    "MistralForCausalLM": _MISTRAL.family(),
+    "Mistral3ForConditionalGeneration": _MISTRAL3.family(),
+    "Ministral3ForCausalLM": _MISTRAL3.family(),
+    "MixtralForCausalLM": _MIXTRAL.family(),
+    "GraniteForCausalLM": _GRANITE.family(),
+    "GraniteMoeForCausalLM": _GRANITE_MOE.family(),
+    "GraniteMoeHybridForCausalLM": _GRANITE4.family(),
+    "SmolLM3ForCausalLM": _SMOLLM3.family(),
+    "Qwen2ForCausalLM": _QWEN2.family(),
+    "Qwen2VLForConditionalGeneration": _QWEN2_VL.family(),
+    "Qwen2_5_VLForConditionalGeneration": _QWEN2_VL.family(),
+    "Qwen2MoeForCausalLM": _QWEN2_MOE.family(),
+    "Qwen3ForCausalLM": _QWEN3.family(),
+    "Qwen3VLForConditionalGeneration": _QWEN3_VL.family(),
+    "Qwen3MoeForCausalLM": _QWEN3_MOE.family(),
+    "Olmo2ForCausalLM": _OLMO2.family(),
+    "Olmo3ForCausalLM": _OLMO3.family(),
+    "OlmoeForCausalLM": _OLMOE.family(),
+    "Exaone4ForCausalLM": _EXAONE4.family(),
+    "GlmForCausalLM": _GLM.family(),
+    "Glm4ForCausalLM": _GLM4.family(),
+    "Ernie4_5ForCausalLM": _ERNIE.family(),
+    "SeedOssForCausalLM": _SEED.family(),
+    "Phi3ForCausalLM": _PHI3.family(),
+    "GemmaForCausalLM": _GEMMA.family(),
+    "Gemma2ForCausalLM": _GEMMA2.family(),
+    "Gemma3ForCausalLM": _GEMMA3.family(),
+    "Gemma3ForConditionalGeneration": _GEMMA3.family(),
 }

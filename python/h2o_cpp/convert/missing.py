@@ -6,7 +6,7 @@ _STATE = "which have a state instead of a KV cache"
 
 # part of a name in `architectures` -> what such models need
 _MISSING = {
-    r"Mamba|Jamba|NemotronH|GraniteMoeHybrid|Bamba|FalconH1|Zamba|Plamo2": (
+    r"Mamba|Jamba|NemotronH|Bamba|FalconH1|Zamba|Plamo2": (
         f"layers of a state-space model (Mamba), {_STATE}"
     ),
     r"Qwen3Next|Qwen3_5|KimiLinear": f"layers of linear attention (Gated DeltaNet), {_STATE}",

@@ -175,6 +175,14 @@ RECIPES = {
     ),
     "falcon_heads": Recipe("Falcon", 32, 2, 50, options=_FALCON | {"multi_query": False}),
     "granite": Recipe("Granite", 32, 4, 40, options=_gqa(2, **_MULTIPLIERS)),
+    "granite4": Recipe(
+        "GraniteMoeHybrid", 32, 4, 40,
+        options=_gqa(
+            2, num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=36,
+            layer_types=["full_attention"] * 2, position_embedding_type="rope",
+            mamba_n_heads=4, **_MULTIPLIERS,
+        ),
+    ),
     "granitemoe": Recipe(
         "GraniteMoe", 32, 4, 40,
         options=_gqa(2, num_local_experts=5, num_experts_per_tok=2, **_MULTIPLIERS),

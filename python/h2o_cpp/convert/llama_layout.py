@@ -1,0 +1,152 @@
+"""The layout of Llama's checkpoints: RMS norms, gated MLP, rotary positions."""
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from h2o_cpp.convert.checkpoint import Values
+from h2o_cpp.convert.config import Config, Metadata, check_fixed, dimension, flag, refuse
+from h2o_cpp.convert.experts import Mixture
+from h2o_cpp.convert.family import Family, Module
+from h2o_cpp.convert.rope import rope_parameters, rotated_share
+from h2o_cpp.convert.sizes import Sizes
+
+
+class LlamaLayout(NamedTuple):
+    """The differences between the architectures."""
+
+    architecture: str
+    rotates_pairs: bool
+    """Whether adjacent dimensions (2i, 2i + 1) are rotated, rather than (i, i + head_size / 2) as
+    in the checkpoint."""
+    qkv_bias: bool | None
+    """Whether Q, K and V have biases; None: if attention_bias is true."""
+    output_bias: bool = True
+    """Whether attention_bias is for the attention's output, too."""
+    qk_norm: str | None = None
+    """Whether Q and K are normalized: "heads" or "whole"."""
+    mixture: Mixture | None = None
+    """The experts, instead of one MLP."""
+    more: Callable[[Config], Metadata] = lambda config: {}
+    """Further metadata, such as windows. Raises ValueError for what GGUF cannot express."""
+    fused_qkv: bool = False
+    """Whether Q, K and V are one tensor."""
+    fused_mlp: bool = False
+    """Whether gate and up are one tensor."""
+    shared_mlp: bool = False
+    """Whether the MLP is called the shared expert of a mixture, which has no others."""
+    partial: float | None = None
+    """The default share of a head that is rotated; None: all of it, always."""
+    gemma: bool = False
+    """Whether 1 is added to norm weights, and the MLP uses GELU."""
+    norms: Mapping[str, str] = MappingProxyType(
+        {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+    )
+    """The norms of a layer: name in the file -> in the checkpoint."""
+    tied: bool = False
+    """Whether the head is the embedding, unless config.json says otherwise."""
+    absent: Config = MappingProxyType({})
+    """HF's values of keys that config.json may lack: see Family."""
+
+    def family(self) -> Family:
+        """The family of such checkpoints."""
+        mixture = self.mixture
+
+        def details(config: Config, sizes: Sizes) -> Metadata:
+            _check_keys(self, config)
+            experts = {} if mixture is None else mixture.metadata(config)
+            return experts | self.more(config)
+
+        def sizes(config: Config) -> Sizes:
+            if self.shared_mlp:
+                ff = dimension(config, "shared_intermediate_size")
+                return {"ff": ff, "gate_and_up": 2 * ff, "none": 0}
+            return {} if mixture is None else mixture.sizes(config)
+
+        return Family(
+            architecture=self.architecture,
+            layer=lambda config: _layer(self, config),
+            details=details,
+            epsilon=("rms_norm_eps", 1e-6),
+            rotated=lambda config, sizes: _rotated(self, config, sizes),
+            output_norm=_norm(self, "output_norm", "norm"),
+            tied=self.tied,
+            absent=self.absent,
+            more_sizes=sizes,
+        )
+
+
+def pairs_from_halves(values: Values, head_size: int) -> Values:
+    """Permute rows of each head so that dimensions i and i + head_size / 2 become adjacent."""
+    halves: Values = values.reshape(-1, 2, head_size // 2, *values.shape[1:])
+    return np.reshape(halves.swapaxes(1, 2), values.shape)
+
+
+def _norm(layout: LlamaLayout, gguf: str, hf: str, size: str = "embd") -> Module:
+    return Module(gguf, hf, (size,), add=1.0 if layout.gemma else 0.0)
+
+
+def _layer(layout: LlamaLayout, config: Config) -> Iterator[Module]:
+    biases = layout.qkv_bias is None and flag(config, "attention_bias", False)
+    qkv_bias = layout.qkv_bias or biases
+    mlp_bias = flag(config, "mlp_bias", False)
+    reorder = pairs_from_halves if layout.rotates_pairs else None
+    if layout.fused_qkv:
+        yield Module("attn_qkv", "self_attn.qkv_proj", ("qkv", "embd"))
+    else:
+        yield Module("attn_q", "self_attn.q_proj", ("q", "embd"), qkv_bias, reorder)
+        yield Module("attn_k", "self_attn.k_proj", ("kv", "embd"), qkv_bias, reorder)
+        yield Module("attn_v", "self_attn.v_proj", ("kv", "embd"), qkv_bias)
+    if layout.qk_norm:
+        whole = layout.qk_norm == "whole"
+        yield _norm(layout, "attn_q_norm", "self_attn.q_norm", "q" if whole else "head")
+        yield _norm(layout, "attn_k_norm", "self_attn.k_norm", "kv" if whole else "head")
+    output_bias = biases and layout.output_bias
+    yield Module("attn_output", "self_attn.o_proj", ("embd", "q"), output_bias)
+    for gguf, hf in layout.norms.items():
+        yield _norm(layout, gguf, hf)
+    if layout.mixture is not None:
+        yield from layout.mixture.modules()
+        return
+    if layout.shared_mlp:
+        both = ("gate_and_up", "embd")
+        yield Module("ffn_gate", "shared_mlp.input_linear", both, rows=("none", "ff"))
+        yield Module("ffn_up", "shared_mlp.input_linear", both, rows=("ff", "gate_and_up"))
+        yield Module("ffn_down", "shared_mlp.output_linear", ("embd", "ff"))
+        return
+    if layout.fused_mlp:
+        yield Module("ffn_up", "mlp.gate_up_proj", ("gate_and_up", "embd"))
+    else:
+        yield Module("ffn_gate", "mlp.gate_proj", ("ff", "embd"), mlp_bias)
+        yield Module("ffn_up", "mlp.up_proj", ("ff", "embd"), mlp_bias)
+    yield Module("ffn_down", "mlp.down_proj", ("embd", "ff"), mlp_bias)
+
+
+# config.json key, the only value that GGUF can express (HF's default), meaning of others
+_FIXED = (("hidden_act", "silu", "the MLP does not use SiLU"),)
+_FIXED_QWEN = (
+    ("attention_bias", False, "the attention has biases that its official checkpoints lack"),
+    ("mlp_bias", False, "the MLP has biases"),
+)
+
+
+def _check_keys(layout: LlamaLayout, config: Config) -> None:
+    name = layout.architecture
+    if not layout.gemma:
+        check_fixed(name, config, _FIXED)
+    if layout.qkv_bias is not None:
+        check_fixed(name, config, _FIXED_QWEN)
+
+
+def _rotated(layout: LlamaLayout, config: Config, sizes: Sizes) -> int:
+    """The number of rotated dimensions of a head."""
+    name, head = layout.architecture, sizes["head"]
+    if layout.partial is not None:
+        return rotated_share(name, config, head, layout.partial)
+    key = "partial_rotary_factor"
+    share = rope_parameters(config).get(key, config.get(key, 1.0))
+    if share != 1 and name != "gemma3":
+        raise refuse(name, key, share, "only a part of a head is rotated")
+    return head
