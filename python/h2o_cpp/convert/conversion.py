@@ -72,14 +72,11 @@ def convert(
     check_output(output, overwrite=overwrite)
     config: Config = read_json(checkpoint / "config.json")
     family = _family(config)
-    source = open_tensors(checkpoint)
-    notes = []
-    if has_encoder(config):
-        config, source = text_config(config), text_tensors(source)
-        notes.append(NOTE)
-    config = {**family.absent, **config}
+    encoder = has_encoder(config)
+    config = {**family.absent, **(text_config(config) if encoder else config)}
     metadata = family.metadata(config)
-    tensors = plan_tensors(family, config, source, weight_type)
+    source = open_tensors(checkpoint)
+    tensors = plan_tensors(family, config, text_tensors(source) if encoder else source, weight_type)
     vocabulary = read_vocabulary(
         checkpoint,
         config,
@@ -98,7 +95,7 @@ def convert(
             _add(writer, key if key.startswith("h2o.") else f"{family.architecture}.{key}", value)
         vocabulary.write(writer)
         _write_tensors(writer, tensors, progress)
-    return notes + vocabulary.notes
+    return [*([NOTE] if encoder else []), *vocabulary.notes]
 
 
 def _check_output(output: Path, checkpoint: Path) -> None:

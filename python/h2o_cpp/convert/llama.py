@@ -28,9 +28,10 @@ def _mistral3(config: Config) -> Metadata:
     kind = config.get("model_type")
     if kind not in ("mistral", "ministral3"):
         raise refuse("mistral3", "model_type", kind, "the text model is another one")
-    scale = rope_parameters(config).get("llama_4_scaling_beta")
-    scaled = {} if scale is None else {"attention.temperature_scale": number({"": scale}, "")}
-    return window_of_every_layer(config) | scaled
+    values, rope = window_of_every_layer(config), rope_parameters(config)
+    if rope.get("llama_4_scaling_beta") is not None:
+        values["attention.temperature_scale"] = number(rope, "llama_4_scaling_beta")
+    return values
 
 
 def _qwen_vl(config: Config) -> Metadata:
@@ -38,8 +39,6 @@ def _qwen_vl(config: Config) -> Metadata:
 
 
 def _granite(config: Config) -> Metadata:
-    fixed = [(key, False, "there are biases") for key in ("attention_bias", "mlp_bias")]
-    check_fixed("granite", config, fixed)
     return {
         "embedding_scale": number(config, "embedding_multiplier", 1.0),
         "residual_scale": number(config, "residual_multiplier", 1.0),
@@ -52,11 +51,6 @@ def _granite4(config: Config) -> Metadata:
     kinds = config.get("layer_types") or ["mamba"]
     if not {*kinds} <= {"attention", "full_attention"}:
         raise refuse("granite", "layer_types", kinds, "there are layers of a state-space model")
-    fixed = [
-        ("num_local_experts", 0, "there are experts"),
-        ("position_embedding_type", "rope", "there are no positions"),
-    ]
-    check_fixed("granite", config, fixed)
     return _granite(config)
 
 
@@ -84,17 +78,6 @@ def _exaone4(config: Config) -> Metadata:
     pattern = config.get("sliding_window_pattern", 4)
     period = len(pattern) if isinstance(pattern, str) else pattern  # "LLLG" is 4
     return window_of_listed_layers(config, period=4, default_period=period)
-
-
-def _ernie(config: Config) -> Metadata:
-    check_fixed("ernie4_5", config, [("use_bias", False, "there are biases")])
-    return {}
-
-
-def _seed(config: Config) -> Metadata:
-    fixed = [(key, False, "there are biases") for key in ("attention_out_bias", "mlp_bias")]
-    check_fixed("seed_oss", config, fixed)
-    return {}
 
 
 def _gemma(config: Config) -> Metadata:
@@ -138,9 +121,21 @@ _MISTRAL3 = _LLAMA._replace(architecture="mistral3", more=_mistral3, absent={"rm
 _MIXTRAL = _MISTRAL._replace(
     mixture=MIXTRAL_EXPERTS, absent={"rope_theta": 1e6, "rms_norm_eps": 1e-5}
 )
-_GRANITE = _LLAMA._replace(architecture="granite", more=_granite)
+_GRANITE = _LLAMA._replace(
+    architecture="granite",
+    fixed=(
+        ("attention_bias", False, "there are biases"),
+        ("mlp_bias", False, "there are biases"),
+    ),
+    more=_granite,
+)
 _GRANITE_MOE = _GRANITE._replace(architecture="granitemoe", mixture=GRANITE_EXPERTS)
 _GRANITE4 = _GRANITE._replace(
+    fixed=(
+        *_GRANITE.fixed,
+        ("num_local_experts", 0, "there are experts"),
+        ("position_embedding_type", "rope", "there are no positions"),
+    ),
     more=_granite4,
     shared_mlp=True,
     absent={"num_local_experts": 8, "position_embedding_type": None},
@@ -218,15 +213,7 @@ _OLMO2 = LlamaLayout(
     absent={"rms_norm_eps": 1e-5},
 )
 _OLMO3 = _OLMO2._replace(more=_olmo3, absent={"rms_norm_eps": 1e-5, "rope_theta": 500000.0})
-_EXAONE4 = LlamaLayout(
-    "exaone4",
-    rotates_pairs=False,
-    qkv_bias=False,
-    qk_norm="heads",
-    norms=_POST_NORMS,
-    more=_exaone4,
-    absent={"rms_norm_eps": 1e-5},
-)
+_EXAONE4 = _OLMO2._replace(architecture="exaone4", qk_norm="heads", more=_exaone4)
 # Pairs are rotated in its checkpoints, too.
 _GLM = LlamaLayout(
     "chatglm",
@@ -250,7 +237,7 @@ _ERNIE = LlamaLayout(  # the same
     "ernie4_5",
     rotates_pairs=False,
     qkv_bias=False,
-    more=_ernie,
+    fixed=(("use_bias", False, "there are biases"),),
     tied=True,
     absent={"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "head_dim": 128},
 )
@@ -260,7 +247,10 @@ _SEED = LlamaLayout(
     qkv_bias=None,
     output_bias=False,
     norms={"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"},
-    more=_seed,
+    fixed=(
+        ("attention_out_bias", False, "there are biases"),
+        ("mlp_bias", False, "there are biases"),
+    ),
     absent={"attention_bias": True},
 )
 

@@ -7,11 +7,13 @@ from typing import NamedTuple
 import numpy as np
 
 from h2o_cpp.convert.checkpoint import Values
-from h2o_cpp.convert.config import Config, Metadata, check_fixed, dimension, flag, refuse
+from h2o_cpp.convert.config import Config, Metadata, dimension, flag, refuse
 from h2o_cpp.convert.experts import Mixture
 from h2o_cpp.convert.family import Family, Module
 from h2o_cpp.convert.rope import rope_parameters, rotated_share
 from h2o_cpp.convert.sizes import Sizes
+
+Fixed = tuple[tuple[str, object, str], ...]
 
 
 class LlamaLayout(NamedTuple):
@@ -29,6 +31,8 @@ class LlamaLayout(NamedTuple):
     """Whether Q and K are normalized: "heads" or "whole"."""
     mixture: Mixture | None = None
     """The experts, instead of one MLP."""
+    fixed: Fixed = ()
+    """Rows for check_fixed: see Family."""
     more: Callable[[Config], Metadata] = lambda config: {}
     """Further metadata, such as windows. Raises ValueError for what GGUF cannot express."""
     fused_qkv: bool = False
@@ -55,7 +59,6 @@ class LlamaLayout(NamedTuple):
         mixture = self.mixture
 
         def details(config: Config, sizes: Sizes) -> Metadata:
-            _check_keys(self, config)
             experts = {} if mixture is None else mixture.metadata(config)
             return experts | self.more(config)
 
@@ -67,6 +70,7 @@ class LlamaLayout(NamedTuple):
 
         return Family(
             architecture=self.architecture,
+            fixed=self._all_fixed(),
             layer=lambda config: _layer(self, config),
             details=details,
             epsilon=("rms_norm_eps", 1e-6),
@@ -76,6 +80,11 @@ class LlamaLayout(NamedTuple):
             absent=self.absent,
             more_sizes=sizes,
         )
+
+    def _all_fixed(self) -> Fixed:
+        activation = () if self.gemma else _FIXED
+        biases = () if self.qkv_bias is None else _FIXED_QWEN
+        return (*activation, *biases, *self.fixed)
 
 
 def pairs_from_halves(values: Values, head_size: int) -> Values:
@@ -125,19 +134,11 @@ def _layer(layout: LlamaLayout, config: Config) -> Iterator[Module]:
 
 
 # config.json key, the only value that GGUF can express (HF's default), meaning of others
-_FIXED = (("hidden_act", "silu", "the MLP does not use SiLU"),)
-_FIXED_QWEN = (
+_FIXED: Fixed = (("hidden_act", "silu", "the MLP does not use SiLU"),)
+_FIXED_QWEN: Fixed = (
     ("attention_bias", False, "the attention has biases that its official checkpoints lack"),
     ("mlp_bias", False, "the MLP has biases"),
 )
-
-
-def _check_keys(layout: LlamaLayout, config: Config) -> None:
-    name = layout.architecture
-    if not layout.gemma:
-        check_fixed(name, config, _FIXED)
-    if layout.qkv_bias is not None:
-        check_fixed(name, config, _FIXED_QWEN)
 
 
 def _rotated(layout: LlamaLayout, config: Config, sizes: Sizes) -> int:

@@ -73,5 +73,4 @@ def _last_turn(service: Service, chat: ChatRequest) -> ChatRequest:
 
 
 def _most_tokens(service: Service) -> int:
-    most, n_ctx = service.max_prompt, service.generator.n_ctx
-    return max((most if service.generator.endless else min(most, n_ctx)) * 3 // 4, 1)
+    return max(service.most_tokens * 3 // 4, 1)

@@ -171,13 +171,14 @@ class Outputs:
 
         async def read(output: Output) -> None:
             try:
-                async for piece in output.pieces():
-                    await ready.put((output, piece))
-                for submit in self._later:
-                    output = await submit()
-                    self.all.append(output)
+                while True:
                     async for piece in output.pieces():
                         await ready.put((output, piece))
+                    submit = next(self._later, None)
+                    if submit is None:
+                        return
+                    output = await submit()
+                    self.all.append(output)
             except Exception as error:
                 await ready.put(error)
 

@@ -18,7 +18,7 @@ from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.chat_template import ChatTemplate
 from h2o_cpp.model.policy import choose_policy
 from h2o_cpp.serve.cache_view import policy_counts
-from h2o_cpp.serve.errors import ApiError, closed, refusal
+from h2o_cpp.serve.errors import TOO_LONG, ApiError, closed, refusal
 from h2o_cpp.serve.logprobs import TextOffset
 from h2o_cpp.serve.outputs import Output, Outputs
 from h2o_cpp.serve.requests import GenerationRequest
@@ -201,6 +201,12 @@ class Service:
         except ValueError as error:
             raise refusal(error) from error
 
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens of a prompt that fit."""
+        endless, n_ctx = self.generator.endless, self.generator.n_ctx
+        return self.max_prompt if endless else min(self.max_prompt, n_ctx)
+
     def _tokens(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
             with self.refusals():
@@ -212,8 +218,7 @@ class Service:
     def _first_tokens(self, text: str) -> list[int]:
         """The tokens of a text that fit, without computing all those of a long text."""
         generator = self.generator
-        most = self.max_prompt if generator.endless else min(self.max_prompt, generator.n_ctx)
-        n_characters = most
+        n_characters = most = self.most_tokens
         with self.refusals():
             while n_characters < len(text):
                 try:
@@ -232,7 +237,7 @@ class Service:
                 f"This model's maximum context length is {most} tokens (n_ctx). However, your "
                 f"prompt has more than {most} tokens"
             )
-        return ApiError(400, message, code="context_length_exceeded")
+        return ApiError(400, message, code=TOO_LONG)
 
 
 @contextmanager
