@@ -36,6 +36,7 @@ TEXT: dict[str, Any] = {
     "pad_token_id": 1,
 }
 SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+ENCODER = {"hidden_size": 16, "intermediate_size": 16}
 SIGLIP = {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
 QWEN = {"depth": 1, "num_heads": 2, "out_hidden_size": 32}
 
@@ -46,7 +47,10 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"model_type": "mistral", "head_dim": 12, "sliding_window": None},
         SIGLIP | {"model_type": "pixtral", "num_hidden_layers": 1},
     ),
-    "Qwen2VL": ({"rope_parameters": SECTIONS}, {"depth": 1, "embed_dim": 16, "num_heads": 2}),
+    "Qwen2VL": (
+        {"rope_parameters": SECTIONS},
+        {"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 32},
+    ),
     "Qwen2_5_VL": ({"rope_parameters": SECTIONS}, QWEN),
     "Qwen3VL": (
         {"rope_parameters": SECTIONS, "head_dim": 8},
@@ -60,13 +64,9 @@ def make_model(name: str) -> Any:
     import transformers
 
     text, vision = MODELS[name]
-    if name != "Qwen2VL":
-        vision = {"hidden_size": 16, "intermediate_size": 16} | vision
-    else:
-        vision = {"hidden_size": 32} | vision
     more = {"mm_tokens_per_image": 4} if name == "Gemma3" else {}
     config = getattr(transformers, f"{name}Config")(
-        text_config=TEXT | text, vision_config=vision, **more
+        text_config=TEXT | text, vision_config=ENCODER | vision, **more
     )
     return randomize(getattr(transformers, f"{name}ForConditionalGeneration")(config), seed=3)
 

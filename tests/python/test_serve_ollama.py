@@ -97,13 +97,14 @@ class TestOllama:
     def test_memory_of_the_gpu(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
     ) -> None:
-        """Only the first request asks for the device, which may wait for the model."""
-        with Generator(talking(tmp_path, {})) as generator, serving(generator) as server:
+        """No request asks for the device, which may wait for the model."""
+        with Generator(talking(tmp_path, {})) as generator:
             found = [replace(generator.stats(), backend=backend)]
             monkeypatch.setattr(generator, "stats", found.pop)
-            for _ in range(2):
-                [model] = server.ask("/api/ps").json()["models"]
-                assert model["size_vram"] == (0 if backend.startswith("cpu") else model["size"])
+            with serving(generator) as server:
+                for _ in range(2):
+                    [model] = server.ask("/api/ps").json()["models"]
+                    assert model["size_vram"] == (0 if backend.startswith("cpu") else model["size"])
 
     def test_properties_that_clients_read(self, server: Server) -> None:
         """The context is under the architecture's name; clients require a least version."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter
 from pydantic import BaseModel
@@ -50,8 +48,6 @@ router = APIRouter(
 
 _API_VERSION = "0.12.11"  # with log-probabilities
 
-_on_gpu: WeakKeyDictionary[Service, bool] = WeakKeyDictionary()
-
 _LINES: dict[int | str, dict[str, Any]] = {
     200: {"description": "A line for each piece", "content": {"application/x-ndjson": {}}}
 }
@@ -74,7 +70,7 @@ async def loaded(catalog: CatalogOf) -> dict[str, Any]:
             models.append(
                 {
                     **_tag(entry),
-                    "size_vram": entry.n_bytes if await _is_on_gpu(service) else 0,
+                    "size_vram": entry.n_bytes if service.backend.startswith("cuda") else 0,
                     "expires_at": "9999-12-31T23:59:59Z",
                     "context_length": service.generator.n_ctx,
                 }
@@ -287,13 +283,6 @@ def _tag(entry: Entry) -> dict[str, Any]:
         "digest": hashlib.sha256(entry.name.encode()).hexdigest(),
         "details": _details(entry.service),
     }
-
-
-async def _is_on_gpu(service: Service) -> bool:
-    if service not in _on_gpu:
-        stats = await asyncio.to_thread(service.generator.stats)  # waits for a step in progress
-        _on_gpu[service] = stats.backend.startswith("cuda")
-    return _on_gpu[service]
 
 
 def _details(service: Service | None) -> dict[str, Any]:

@@ -29,7 +29,8 @@ class Service:
     """A Generator with a name and limits.
 
     Attributes: `generator`, `name`, `created` (Unix time in seconds), `template` (None: no chat),
-    `architecture` and `sizes` (of the model, by GGUF key), and `engine` during run().
+    `architecture` and `sizes` (of the model, by GGUF key), `backend` (as in Stats), and `engine`
+    during run().
     """
 
     engine: Engine
@@ -65,6 +66,7 @@ class Service:
             if key.startswith(begin) and type(value) is int
         }
         stats, n = generator.stats(), generator.max_sequences
+        self.backend = stats.backend
         self.cache_bytes, self.full_cache_bytes = stats.cache_bytes, stats.full_cache_bytes
         self.model = Model(
             id=name,
