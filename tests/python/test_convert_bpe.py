@@ -26,15 +26,45 @@ TEKKEN = (
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 BLOOM = " ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+"
+BAILING = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
+    r"|\s+(?!\S)|\s+"
+)
+# Seed's and DeepSeek's files have the line breaks themselves.
+SEED = (
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1}| ?[^\\s\\p{L}\\p{N}\r\n]+"
+    "|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
+)
+DEEPSEEK_3 = [
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
+    "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+]
+DEEPSEEK_CODER = [
+    "[\r\n]",
+    r"\s?\p{L}+",
+    r"\s?\p{P}+",
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+]
+NO_STEPS = {"type": "Sequence", "normalizers": []}
 
 
 def sequence(*steps: dict[str, Any]) -> dict[str, Any]:
     return {"type": "Sequence", "pretokenizers": list(steps)}
 
 
-def split(pattern: str, behavior: str = "Isolated", invert: bool = False) -> dict[str, Any]:
+def split_step(pattern: str, behavior: str = "Isolated", invert: bool = False) -> dict[str, Any]:
     step = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior}
-    return sequence({**step, "invert": invert}, BYTE_LEVEL | {"use_regex": False})
+    return {**step, "invert": invert}
+
+
+def split(pattern: str, behavior: str = "Isolated", invert: bool = False) -> dict[str, Any]:
+    return sequence(split_step(pattern, behavior, invert), BYTE_LEVEL | {"use_regex": False})
+
+
+def splits(patterns: list[str], *more: dict[str, Any]) -> dict[str, Any]:
+    return sequence(*map(split_step, patterns), *more, BYTE_LEVEL | {"use_regex": False})
 
 
 @pytest.mark.parametrize(
@@ -67,6 +97,17 @@ def split(pattern: str, behavior: str = "Isolated", invert: bool = False) -> dic
         (None, split(TEKKEN), False, None),
         (None, split(SPLIT.replace("{1,3}", "{1,2}")), True, None),
         (None, split(SPLIT.replace("{1,3}", "")), False, "stablelm2"),
+        (None, split(BAILING), False, "bailingmoe"),
+        ({"type": "NFC"}, split(BAILING), False, "qwen2"),
+        (None, split(SEED), False, "seed-coder"),
+        (NO_STEPS, splits(DEEPSEEK_3), False, "deepseek-v3"),
+        (NO_STEPS, splits(DEEPSEEK_3[:2]), False, None),
+        (
+            NO_STEPS,
+            splits(DEEPSEEK_CODER, {"type": "Digits", "individual_digits": True}),
+            False,
+            "deepseek-coder",
+        ),
         (None, BYTE_LEVEL, True, None),
         (None, BYTE_LEVEL | {"add_prefix_space": True}, False, None),
         (None, BYTE_LEVEL | {"use_regex": False}, False, None),

@@ -221,6 +221,16 @@ def test_text_never_becomes_a_token_without_text(kind: int) -> None:
     assert tokenizer_of(metadata).encode("cabc") == [2]
 
 
+@pytest.mark.parametrize("kind", [2, 3, 5])
+def test_merges_of_tokens_without_text_have_no_effect(kind: int) -> None:
+    """Such as of <mask>, which a checkpoint lists as special but its merges also make."""
+    tokens, merges = ["a", "b", "ab", "abab"], ["a b", "ab ab"]
+    for silent, expected in ((None, [3]), ("abab", [2, 2]), ("ab", [0, 1, 0, 1]), ("b", [0, 0])):
+        types = [kind if token == silent else 1 for token in tokens]
+        t = tokenizer_of(change(tokens=tokens, token_type=types, merges=merges))
+        assert t.encode("abab") == expected
+
+
 @pytest.mark.parametrize(
     ("kind", "data"), [(1, b" \xc3b"), (2, b""), (3, b""), (4, "Ġ\xc3b".encode()), (5, b"")]
 )
@@ -241,7 +251,7 @@ def test_token_types_may_be_missing() -> None:
         ({"model": "bert"}, "tokenizer.ggml.model is 'bert', supported: 'gpt2'"),
         ({"model": 2}, "tokenizer.ggml.model': i64, expected a string"),
         ({"pre": None}, "tokenizer.ggml.pre is missing"),
-        ({"pre": "viking"}, "tokenizer.ggml.pre is 'viking', supported: "),
+        ({"pre": "jais-2"}, "tokenizer.ggml.pre is 'jais-2', supported: "),
         ({"tokens": None}, "tokenizer.ggml.tokens': missing, expected an array of strings"),
         ({"tokens": "abcd"}, "tokenizer.ggml.tokens': string, expected an array of strings"),
         ({"tokens": ["a", "b", "ab"]}, "tokenizer.ggml.tokens has 3 entries"),
@@ -260,7 +270,7 @@ def test_token_types_may_be_missing() -> None:
         ({"merges": ["a b c"]}, "tokenizer.ggml.merges"),
         ({"merges": ["a x"]}, "tokenizer.ggml.merges"),
         ({"merges": ["b a"]}, "tokenizer.ggml.merges"),
-        ({"merges": ["ab </s>"]}, "tokenizer.ggml.merges"),
+        ({"merges": ["ab </s>"]}, "tokenizer.ggml.merges"),  # ab</s> is not a token
         ({"merges": ["ab ab"]}, "tokenizer.ggml.merges"),  # longer than any token
         ({"merges": ["a \udcff"]}, "tokenizer.ggml.merges"),
         ({"merges": [1, 2]}, "tokenizer.ggml.merges"),

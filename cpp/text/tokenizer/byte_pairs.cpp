@@ -127,9 +127,11 @@ void BytePairs::read_bytes() {
 void BytePairs::read_merges(const GgufFile& file) {
   const TokenTable tokens =
       vocabulary.table({TokenType::normal, TokenType::user_defined, TokenType::byte});
+  const TokenTable silent =
+      vocabulary.table({TokenType::unknown, TokenType::control, TokenType::unused});
   const auto token_of = [&](std::string_view part) {
     const int32_t token = tokens.find(part);
-    if (token < 0) {
+    if (token < 0 && silent.find(part) < 0) {
       throw FormatError(
           text("tokenizer.ggml.merges makes ", quoted(part), ", which is not a token"));
     }
@@ -145,8 +147,10 @@ void BytePairs::read_merges(const GgufFile& file) {
     }
     const std::string_view left = merge.substr(0, at), right = merge.substr(at + 1);
     both.assign(left).append(right);
-    pairs.push_back(
-        {token_of(left), token_of(right), static_cast<int32_t>(pairs.size()), token_of(both)});
+    const PairTable::Pair pair = {token_of(left), token_of(right),
+                                  static_cast<int32_t>(pairs.size()), token_of(both)};
+    // Text never becomes a special token, so merges of or to one have no effect.
+    if (pair.left >= 0 && pair.right >= 0 && pair.token >= 0) pairs.push_back(pair);
   }
   pairs_ = PairTable(std::move(pairs), vocabulary.size());
 }

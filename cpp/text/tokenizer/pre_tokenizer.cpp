@@ -69,7 +69,8 @@ size_t gpt_2(Text text) {
 
 // (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,most_digits}
 // | ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
-template <size_t most_digits>
+// newlines: whether [\r\n]* is part of it.
+template <size_t most_digits, bool newlines = true>
 size_t llama_3(Text text) {
   if (const size_t n = contraction<true>(text)) return n;
   if (is(text, 0, letter)) return run(text, 0, letter);
@@ -78,7 +79,10 @@ size_t llama_3(Text text) {
   }
   if (is(text, 0, number)) return run(text, 0, number, most_digits);
   const size_t begin = is(text, 0, U' ') ? 1 : 0;
-  if (is(text, begin, other)) return run(text, run(text, begin, other), is_newline);
+  if (is(text, begin, other)) {
+    const size_t end = run(text, begin, other);
+    return newlines ? run(text, end, is_newline) : end;
+  }
   return lines(text);
 }
 
@@ -120,11 +124,11 @@ size_t gpt_4o(Text text) {
   return lines(text);
 }
 
-// \p{N}
-size_t one_number(Text text) { return is(text, 0, number) ? 1 : 0; }
-
-// \p{N}+
-size_t all_numbers(Text text) { return run(text, 0, number); }
+// \p{N}{1,most}
+template <size_t most>
+size_t numbers(Text text) {
+  return run(text, 0, number, most);
+}
 
 // [0-9][0-9][0-9]
 size_t three_digits(Text text) { return run(text, 0, is_digit, 3) == 3 ? 3 : 0; }
@@ -143,6 +147,54 @@ size_t falcon_punctuation(Text text) {
     constexpr std::u32string_view kMore = U"$+<=>^~|`";
     return kMore.find(c.code) != kMore.npos || c.is_punctuation();
   });
+}
+
+// [\r\n]
+size_t newline(Text text) { return is_newline(text[0]) ? 1 : 0; }
+
+// \s?\p{L}+
+size_t letters(Text text) {
+  const size_t begin = is(text, 0, space) ? 1 : 0;
+  const size_t end = run(text, begin, letter);
+  return end > begin ? end : 0;
+}
+
+// \s?\p{P}+
+size_t spaced_punctuation(Text text) {
+  const size_t begin = is(text, 0, space) ? 1 : 0;
+  const size_t end = run(text, begin, [](const CodePoint& c) { return c.is_punctuation(); });
+  return end > begin ? end : 0;
+}
+
+// [\u4e00-\u9fa5\u3040-\u30ff]+: ideographs, Hiragana and Katakana
+size_t ideographs(Text text) {
+  return run(text, 0, [](const CodePoint& c) {
+    return (c.code >= 0x4e00 && c.code <= 0x9fa5) || (c.code >= 0x3040 && c.code <= 0x30ff);
+  });
+}
+
+// [\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+
+size_t beyond_latin(Text text) {
+  return run(text, 0, [](const CodePoint& c) {
+    return (c.code >= 0x800 && c.code <= 0x9fa5) || (c.code >= 0xac00 && c.code <= 0xd7ff);
+  });
+}
+
+// [!-\/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+
+// | ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+size_t deepseek_3(Text text) {
+  const auto is_ascii_letter = [](const CodePoint& c) { return c.kind == letter && c.code < 0x80; };
+  const auto in_word = [](const CodePoint& c) { return c.kind == letter || c.is_mark(); };
+  const auto is_sign = [](const CodePoint& c) { return c.is_punctuation() || c.is_symbol(); };
+  const auto at = [&](size_t i, auto fits) { return i < text.size() && fits(text[i]); };
+
+  const bool sign = is_sign(text[0]);
+  if (sign && text[0].code < 0x80 && at(1, is_ascii_letter)) return run(text, 1, is_ascii_letter);
+  if (in_word(text[0])) return run(text, 0, in_word);
+  if (!sign && !is_newline(text[0]) && at(1, in_word)) return run(text, 1, in_word);
+  const size_t begin = is(text, 0, U' ') ? 1 : 0;
+  if (at(begin, is_sign)) return run(text, run(text, begin, is_sign), is_newline);
+  return is(text, 0, space) ? lines(text) : 0;
 }
 
 //  ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+
@@ -178,12 +230,18 @@ void apply(std::span<const Cut> cuts, Text text, const std::function<void(Text)>
 constexpr Cut kGpt2Cuts[] = {gpt_2};
 constexpr Cut kLlama3Cuts[] = {llama_3<3>};
 constexpr Cut kQwen2Cuts[] = {llama_3<1>};
+constexpr Cut kSeedCuts[] = {llama_3<1, false>};
+constexpr Cut kMiniCpm5Cuts[] = {numbers<3>, llama_3<SIZE_MAX>};
 constexpr Cut kGpt4oCuts[] = {gpt_4o<3, true>};
 constexpr Cut kTekkenCuts[] = {gpt_4o<1, false>};
-constexpr Cut kDigitsCuts[] = {one_number, gpt_2};
+constexpr Cut kDigitsCuts[] = {numbers<1>, gpt_2};
 constexpr Cut kBloomCuts[] = {bloom};
+constexpr Cut kVikingCuts[] = {bloom, numbers<1>};
 constexpr Cut kFalconCuts[] = {falcon_punctuation, gpt_2, three_digits};
-constexpr Cut kDefaultCuts[] = {punctuation, gpt_2, all_numbers, three_digits};
+constexpr Cut kDeepSeek3Cuts[] = {numbers<3>, ideographs, deepseek_3};
+constexpr Cut kDeepSeekCoderCuts[] = {newline, letters, spaced_punctuation, beyond_latin,
+                                      numbers<1>};
+constexpr Cut kDefaultCuts[] = {punctuation, gpt_2, numbers<SIZE_MAX>, three_digits};
 
 constexpr PreTokenizer kGpt2 = {.cuts = kGpt2Cuts};
 constexpr PreTokenizer kGptNeoX = {.cuts = kGpt2Cuts, .nfc = true};
@@ -192,11 +250,16 @@ constexpr PreTokenizer kDbrx = {.cuts = kLlama3Cuts};
 constexpr PreTokenizer kTekken = {.cuts = kTekkenCuts, .ignore_merges = true, .add_bos = true};
 constexpr PreTokenizer kStableLm2 = {.cuts = kQwen2Cuts};
 constexpr PreTokenizer kQwen2 = {.cuts = kQwen2Cuts, .nfc = true};
+constexpr PreTokenizer kSeed = {.cuts = kSeedCuts};
+constexpr PreTokenizer kMiniCpm5 = {.cuts = kMiniCpm5Cuts, .ignore_merges = true};
 constexpr PreTokenizer kGpt4o = {.cuts = kGpt4oCuts};
 constexpr PreTokenizer kDigits = {.cuts = kDigitsCuts};
 constexpr PreTokenizer kCommandR = {.cuts = kDigitsCuts, .nfc = true};
 constexpr PreTokenizer kBloom = {.cuts = kBloomCuts};
+constexpr PreTokenizer kViking = {.cuts = kVikingCuts};
 constexpr PreTokenizer kFalcon = {.cuts = kFalconCuts};
+constexpr PreTokenizer kDeepSeek3 = {.cuts = kDeepSeek3Cuts};
+constexpr PreTokenizer kDeepSeekCoder = {.cuts = kDeepSeekCoderCuts};
 constexpr PreTokenizer kDefault = {.cuts = kDefaultCuts};
 
 struct Named {
@@ -207,26 +270,54 @@ constexpr Named kByName[] = {
     {"default", kDefault},
     {"gpt-2", kGpt2},
     {"phi-2", kGpt2},
+    {"exaone4", kGpt2},
+    {"trillion", kGpt2},
+    {"gigachat", kGpt2},
+    {"mellum", kGpt2},
+    {"a.x-4.0", kGpt2},
+    {"granite-docling", kGpt2},
     {"mpt", kGptNeoX},
     {"olmo", kGptNeoX},
     {"llama-bpe", kLlamaBpe},
     {"llama3", kLlamaBpe},
     {"llama-v3", kLlamaBpe},
+    {"pixtral", kLlamaBpe},
+    {"falcon3", kLlamaBpe},
+    {"midm-2.0", kLlamaBpe},
+    {"dbrx", kDbrx},
+    {"smaug-bpe", kDbrx},
+    {"glm4", kDbrx},
+    {"chatglm-bpe", kDbrx},
+    {"minicpm5", kMiniCpm5},
     {"qwen2", kQwen2},
+    {"deepseek-r1-qwen", kQwen2},
+    {"hunyuan", kQwen2},
+    {"stablelm2", kStableLm2},
+    {"bailingmoe", kStableLm2},
+    {"bailingmoe2", kStableLm2},
+    {"megrez", kStableLm2},
+    {"kormo", kStableLm2},
+    {"solar-open", kStableLm2},
+    {"grok-2", kStableLm2},
+    {"seed-coder", kSeed},
     {"smollm", kDigits},
     {"starcoder", kDigits},
     {"refact", kDigits},
+    {"exaone", kDigits},
+    {"minerva-7b", kDigits},
+    {"codeshell", kDigits},
     {"command-r", kCommandR},
     {"gpt-4o", kGpt4o},
-    {"bloom", kBloom},
-    {"falcon", kFalcon},
-    {"dbrx", kDbrx},
-    {"smaug-bpe", kDbrx},
+    {"minimax-m2", kGpt4o},
     {"tekken", kTekken},
-    {"pixtral", kLlamaBpe},
-    {"falcon3", kLlamaBpe},
-    {"stablelm2", kStableLm2},
-    {"deepseek-r1-qwen", kQwen2},
+    {"bloom", kBloom},
+    {"poro-chat", kBloom},
+    {"gpt3-finnish", kBloom},
+    {"viking", kViking},
+    {"falcon", kFalcon},
+    {"deepseek-v3", kDeepSeek3},
+    {"hunyuan-dense", kDeepSeek3},
+    {"deepseek-coder", kDeepSeekCoder},
 };
 
 }  // namespace

@@ -108,6 +108,7 @@ void compose(std::u32string& codes) {
 }  // namespace
 
 bool CodePoint::is_punctuation() const { return find_range(unicode::punctuation, code) != nullptr; }
+bool CodePoint::is_symbol() const { return find_range(unicode::symbols, code) != nullptr; }
 bool CodePoint::is_upper() const { return find_range(unicode::upper, code) != nullptr; }
 bool CodePoint::is_lower() const { return find_range(unicode::lower, code) != nullptr; }
 bool CodePoint::is_mark() const { return find_range(unicode::marks, code) != nullptr; }

@@ -16,6 +16,7 @@ struct CodePoint {
   Kind kind;            // \p{L}, \p{N}, \s or other
 
   bool is_punctuation() const;  // \p{P}
+  bool is_symbol() const;       // \p{S}
   bool is_upper() const;        // [\p{Lu}\p{Lt}]
   bool is_lower() const;        // \p{Ll}
   bool is_mark() const;         // \p{M}

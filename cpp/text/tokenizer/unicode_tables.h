@@ -25,6 +25,7 @@ extern const std::span<const Range> lower;                   // \p{Ll}
 extern const std::span<const Range> marks;                   // \p{M}
 extern const std::span<const Range> numbers;                 // \p{N}
 extern const std::span<const Range> punctuation;             // \p{P}
+extern const std::span<const Range> symbols;                 // \p{S}
 extern const std::span<const CombiningRange> combining;      // those whose class is not 0
 extern const std::span<const Decomposition> decompositions;  // canonical, but for Hangul
 extern const std::span<const Composition> compositions;      // by first, then second

@@ -15,36 +15,47 @@ _NFC: _Step = {"type": "NFC"}
 _BYTE_LEVEL: _Step = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
 _BYTES: _Step = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
 _DIGITS: _Step = {"type": "Digits", "individual_digits": True}
-_BLOOM: _Step = {
-    "type": "Split",
-    "pattern": {"Regex": " ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+"},
-    "behavior": "Isolated",
-    "invert": False,
-}
 
 
-def _split(numbers: str) -> _Step:
-    pattern = (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + numbers + r"|"
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )
+def _split(pattern: str) -> _Step:
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def _words(numbers: str, signs: str = r"[^\s\p{L}\p{N}]+[\r\n]*") -> _Step:
+    return _split(
+        rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{numbers}| ?{signs}"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
 
 
 _WORD = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]%s[\p{Ll}\p{Lm}\p{Lo}\p{M}]%s"
 _CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_GPT_4O: _Step = {
-    "type": "Split",
-    "pattern": {
-        "Regex": f"{_WORD % ('*', '+')}{_CONTRACTION}|{_WORD % ('+', '*')}{_CONTRACTION}"
-        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    },
-    "behavior": "Isolated",
-    "invert": False,
-}
-_TEKKEN: _Step = _GPT_4O | {
-    "pattern": {"Regex": _GPT_4O["pattern"]["Regex"].replace(_CONTRACTION, "").replace("{1,3}", "")}
-}
+_GPT_4O = _split(
+    f"{_WORD % ('*', '+')}{_CONTRACTION}|{_WORD % ('+', '*')}{_CONTRACTION}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_TEKKEN = _split(_GPT_4O["pattern"]["Regex"].replace(_CONTRACTION, "").replace("{1,3}", ""))
+_BLOOM = _split(" ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+")
+_BAILING = _split(
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
+    r"|\s+(?!\S)|\s+"
+)
+_SEED = _words(r"\p{N}{1}", r"[^\s\p{L}\p{N}\r\n]+")
+_DEEPSEEK_3 = [
+    _split(r"\p{N}{1,3}"),
+    _split("[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"),
+    _split(
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+]
+_DEEPSEEK_CODER = [
+    _split(r"[\r\n]"),
+    _split(r"\s?\p{L}+"),
+    _split(r"\s?\p{P}+"),
+    _split("[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"),
+    _DIGITS,
+]
 
 # normalizer, pre_tokenizer, model.ignore_merges -> tokenizer.ggml.pre. llama.cpp omits NFC; `olmo`
 # splits like `gpt-2`, so it names GPT-NeoX's, with NFC.
@@ -54,12 +65,17 @@ _BYTE_LEVEL_PRE: tuple[tuple[list[_Step], list[_Step], bool, str], ...] = (
     ([], [_DIGITS, _BYTE_LEVEL], False, "smollm"),  # SmolLM, SmolLM2, StarCoder2, Granite
     ([_NFC], [_DIGITS, _BYTE_LEVEL], False, "command-r"),
     ([], [_BLOOM, _BYTES], False, "bloom"),
-    ([], [_split(r"\p{N}{1,3}"), _BYTES], True, "llama-bpe"),  # Llama 3
-    ([], [_split(r"\p{N}{1,3}"), _BYTES], False, "dbrx"),  # Phi-4
+    ([], [_words(r"\p{N}{1,3}"), _BYTES], True, "llama-bpe"),  # Llama 3
+    ([], [_words(r"\p{N}{1,3}"), _BYTES], False, "dbrx"),  # Phi-4, GLM-4
     ([], [_GPT_4O, _BYTES], False, "gpt-4o"),  # gpt-oss, Phi-4-mini
     ([], [_TEKKEN, _BYTES], True, "tekken"),  # Mistral Nemo and Small
-    ([_NFC], [_split(r"\p{N}"), _BYTES], False, "qwen2"),  # Qwen2, Qwen2.5, Qwen3
-    ([], [_split(r"\p{N}"), _BYTES], False, "stablelm2"),
+    ([_NFC], [_words(r"\p{N}"), _BYTES], False, "qwen2"),  # Qwen2, Qwen2.5, Qwen3
+    ([], [_words(r"\p{N}"), _BYTES], False, "stablelm2"),
+    ([], [_BAILING, _BYTES], False, "bailingmoe"),  # Ling
+    ([_NFC], [_BAILING, _BYTES], False, "qwen2"),  # which splits like bailingmoe
+    ([], [_SEED, _BYTES], False, "seed-coder"),  # Seed-OSS
+    ([], [*_DEEPSEEK_3, _BYTES], False, "deepseek-v3"),  # DeepSeek V3, Hunyuan
+    ([], [*_DEEPSEEK_CODER, _BYTES], False, "deepseek-coder"),
 )
 
 
@@ -131,6 +147,9 @@ def _flatten(value: Any) -> list[_Step]:
             return [step for part in steps for step in _flatten(part)]
         case {"type": "ByteLevel"}:
             return [_BYTE_LEVEL | {key: v for key, v in value.items() if key != "trim_offsets"}]
+        case {"type": "Split", "pattern": {"Regex": str(regex)}} if "\r" in regex or "\n" in regex:
+            regex = regex.replace("\r", r"\r").replace("\n", r"\n")
+            return _flatten(value | {"pattern": {"Regex": regex}})
         case {"type": "Split", "pattern": pattern, "behavior": "Removed", "invert": True} if (
             pattern != _BLOOM["pattern"]
         ):

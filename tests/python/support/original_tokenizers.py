@@ -31,36 +31,53 @@ _GPT_4O = (
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _TEKKEN = _GPT_4O.replace(_CONTRACTION, "").replace(r"\p{N}{1,3}", r"\p{N}")
-_DEFAULT = [r"[\p{P}\$\+<=>\^~\|]+", _GPT_2, r"\p{N}+", "[0-9][0-9][0-9]"]
+_DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT_2, r"\p{N}+", "[0-9][0-9][0-9]")
+_DIGITS = (r"\p{N}", _GPT_2)
+_BAILING = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
+    r"|\s+(?!\S)|\s+"
+)
+_SEED = _QWEN_2.replace(r"+[\r\n]*", "+").replace(r" ?[^\s\p{L}\p{N}]", r" ?[^\s\p{L}\p{N}\r\n]")
+_BLOOM = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
+_DEEPSEEK_3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+_DEEPSEEK_CODER = (
+    r"[\r\n]",
+    r"\s?\p{L}+",
+    r"\s?\p{P}+",
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+    r"\p{N}",
+)
 
 # tokenizer.ggml.pre -> regular expressions, applied one after another.
 CUTS = {
     "default": _DEFAULT,
-    "gpt-2": [_GPT_2],
-    "phi-2": [_GPT_2],
-    "mpt": [_GPT_2],
-    "olmo": [_GPT_2],
-    "llama-bpe": [_LLAMA_3],
-    "llama3": [_LLAMA_3],
-    "llama-v3": [_LLAMA_3],
-    "qwen2": [_QWEN_2],
-    "smollm": [r"\p{N}", _GPT_2],
-    "starcoder": [r"\p{N}", _GPT_2],
-    "refact": [r"\p{N}", _GPT_2],
-    "command-r": [r"\p{N}", _GPT_2],
-    "gpt-4o": [_GPT_4O],
-    "bloom": [" ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"],
-    "falcon": [r"[\p{P}\$\+<=>\^~\|`]+", _GPT_2, "[0-9][0-9][0-9]"],
-    "dbrx": [_LLAMA_3],
-    "smaug-bpe": [_LLAMA_3],
-    "tekken": [_TEKKEN],
-    "pixtral": [_LLAMA_3],
-    "falcon3": [_LLAMA_3],
-    "stablelm2": [_QWEN_2],
-    "deepseek-r1-qwen": [_QWEN_2],
+    **dict.fromkeys(["gpt-2", "phi-2", "exaone4", "trillion", "gigachat", "mellum"], (_GPT_2,)),
+    **dict.fromkeys(["a.x-4.0", "granite-docling", "mpt", "olmo"], (_GPT_2,)),
+    **dict.fromkeys(["llama-bpe", "llama3", "llama-v3", "pixtral", "falcon3"], (_LLAMA_3,)),
+    **dict.fromkeys(["midm-2.0", "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"], (_LLAMA_3,)),
+    "minicpm5": (r"\p{N}{1,3}", _LLAMA_3.replace("{1,3}", "+")),
+    **dict.fromkeys(["qwen2", "deepseek-r1-qwen", "hunyuan", "stablelm2"], (_QWEN_2,)),
+    **dict.fromkeys(["bailingmoe", "bailingmoe2"], (_BAILING,)),
+    **dict.fromkeys(["megrez", "kormo", "solar-open", "grok-2"], (_QWEN_2,)),
+    "seed-coder": (_SEED,),
+    **dict.fromkeys(["smollm", "starcoder", "refact", "exaone", "minerva-7b"], _DIGITS),
+    **dict.fromkeys(["codeshell", "command-r"], _DIGITS),
+    **dict.fromkeys(["gpt-4o", "minimax-m2"], (_GPT_4O,)),
+    "tekken": (_TEKKEN,),
+    **dict.fromkeys(["bloom", "poro-chat", "gpt3-finnish"], (_BLOOM,)),
+    "viking": (_BLOOM, r"\p{N}"),
+    "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", _GPT_2, "[0-9][0-9][0-9]"),
+    **dict.fromkeys(["deepseek-v3", "hunyuan-dense"], _DEEPSEEK_3),
+    "deepseek-coder": _DEEPSEEK_CODER,
 }
-_NFC = {"mpt", "olmo", "qwen2", "command-r", "deepseek-r1-qwen"}
-_LLAMA_BPE = {"llama-bpe", "llama3", "llama-v3", "pixtral", "falcon3", "tekken"}
+_NFC = {"mpt", "olmo", "qwen2", "command-r", "deepseek-r1-qwen", "hunyuan"}
+_LLAMA_BPE = {"llama-bpe", "llama3", "llama-v3", "pixtral", "falcon3", "midm-2.0", "tekken"}
+_IGNORES_MERGES = _LLAMA_BPE | {"minicpm5"}
 _OF_ARCHITECTURE = {"gpt2": "gpt-2", "gptneox": "olmo"}  # files without tokenizer.ggml.pre
 _ENDS = {"<|end|>", "<|im_end|>", "<|endoftext|>"}  # control tokens, regardless of the file
 _SILENT = {UNKNOWN, CONTROL, UNUSED}
@@ -158,7 +175,7 @@ class _BytePairs:
         vocab = {t: i for i, t in enumerate(tokens) if types[i] not in _SILENT}
         pairs = [(m[: m.index(" ", 1)], m[m.index(" ", 1) + 1 :]) for m in merges]
         self._bpe = HuggingFace(
-            models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre in _LLAMA_BPE)
+            models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre in _IGNORES_MERGES)
         )
         if pre in _NFC:
             self._bpe.normalizer = normalizers.NFC()
