@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from sentencepiece import SentencePieceProcessor
+from tokenizers import Tokenizer
 
 from h2o_cpp._core import GgufFile
 from support.opt_checkpoint import write_json
@@ -181,6 +182,29 @@ def test_merge_ranks_become_scores(
     assert vocabulary.scores[-7:] == [-3, -3, -3, 0, -1, -2, -10000]
     assert vocabulary.special_ids == {"bos": 1, "eos": 2, "unknown": 0}
     assert vocabulary.flags == {"add_bos_token": True, "add_space_prefix": prefix}
+
+
+@pytest.mark.parametrize("scheme", ["first", "always"])
+@pytest.mark.parametrize("model", [False, True], ids=["tokenizer.json", "tokenizer.model"])
+def test_a_space_before_the_first_text_only(tmp_path: Path, scheme: str, model: bool) -> None:
+    """What a file cannot express, as transformers' own tokenizer shows."""
+    token = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    write_sentencepiece_json(
+        tmp_path,
+        pre_tokenizer=METASPACE | {"prepend_scheme": scheme},
+        post_processor=None,
+        added_tokens=[token | {"id": i, "content": TEXTS[i], "special": True} for i in range(3)],
+    )
+    theirs = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    always = theirs.encode("a</s>a").tokens == ["▁a", "</s>", "▁a"]
+    assert always == (scheme == "always")
+    if model:
+        (tmp_path / "tokenizer.model").write_bytes(encode_model())
+    note = "transformers adds a space only to text at the start, not to text after a special token"
+    found = read_tokens(tmp_path, 265).notes
+    assert [text.split(";")[0] for text in found] == ([] if always else [note])
+    write_json(tmp_path / "tokenizer_config.json", {"add_prefix_space": False})
+    assert read_tokens(tmp_path, 265).notes == []
 
 
 @pytest.mark.parametrize(

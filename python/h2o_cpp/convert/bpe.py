@@ -5,7 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from h2o_cpp.convert.checkpoint import read_json
-from h2o_cpp.convert.pipelines import byte_level_pre, is_byte_fallback, sentencepiece_prefix
+from h2o_cpp.convert.pipelines import (
+    byte_level_pre,
+    is_byte_fallback,
+    is_prefix_first,
+    sentencepiece_prefix,
+)
 from h2o_cpp.convert.sentencepiece import scores_from_merges
 from h2o_cpp.convert.tokens import AddedToken, Tokens, added_token
 
@@ -31,7 +36,15 @@ def read_tokenizer_json(path: Path) -> Tokens:
     names = {token.text for token in added}
     scores, types = scores_from_merges(path, {text for text in ids if text not in names}, merges)
     return Tokens(
-        "llama", "default", ids, added, scores=scores, types=types, flags=flags, template=template
+        "llama",
+        "default",
+        ids,
+        added,
+        scores=scores,
+        types=types,
+        flags=flags,
+        prefix_first=is_prefix_first(tokenizer),
+        template=template,
     )
 
 

@@ -131,6 +131,11 @@ def sentencepiece_prefix(path: Path, tokenizer: Mapping[str, Any]) -> bool:
     raise _unknown(path, tokenizer, "with byte_fallback true")
 
 
+def is_prefix_first(tokenizer: Mapping[str, Any]) -> bool:
+    """Whether that space is put only before the first text, not after a special token too."""
+    return _steps(tokenizer) == ([], [_metaspace("first")])
+
+
 def _steps(tokenizer: Mapping[str, Any]) -> tuple[list[_Step], list[_Step]]:
     return _flatten(tokenizer.get("normalizer")), _flatten(tokenizer.get("pre_tokenizer"))
 

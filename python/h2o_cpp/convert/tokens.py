@@ -42,6 +42,8 @@ class Tokens:
     """Default ids by GGUF name (bos, eos, unknown, padding)."""
     flags: Mapping[str, bool] = field(default_factory=dict)
     """tokenizer.ggml.{key}, such as add_space_prefix."""
+    prefix_first: bool = False
+    """Whether a space is put only before the first text: Metaspace with the scheme "first"."""
     template: tuple[list[str], list[str]] | None = None
     """Tokens that the tokenizer adds before and after a text, if its file has a template."""
 

@@ -1,7 +1,7 @@
 """A checkpoint's vocabulary as GGUF stores it: types, special tokens, padding."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gguf import GGUFWriter, TokenType
@@ -14,6 +14,7 @@ from h2o_cpp.convert.bpe import (
 )
 from h2o_cpp.convert.checkpoint import read_json
 from h2o_cpp.convert.config import Config
+from h2o_cpp.convert.pipelines import is_prefix_first
 from h2o_cpp.convert.sentencepiece import read_sentencepiece
 from h2o_cpp.convert.tokenizer_settings import ChatTemplate, TokenizerSettings, end_ids
 from h2o_cpp.convert.tokens import AddedToken, Tokens
@@ -114,6 +115,12 @@ def read_vocabulary(
     # The engine reads Phi-3's tokens as transformers does.
     if config.get("model_type") != "phi3" or tokens.model != "llama":
         notes += _strip_note(token for token in added if token.text not in beyond)
+    flags = _flags(directory, settings, tokens, ids, special_ids, add_bos)
+    if tokens.prefix_first and flags["add_space_prefix"]:
+        notes.append(
+            "transformers adds a space only to text at the start, not to text after a special"
+            " token; a GGUF file cannot express this, so the model reads one there too"
+        )
     return Vocabulary(
         model=tokens.model,
         pre=tokens.pre,
@@ -125,7 +132,7 @@ def read_vocabulary(
         scores=[scores.get(texts[i], 0.0) if i in texts else _PADDING_SCORE for i in range(size)],
         merges=tokens.merges,
         special_ids=special_ids,
-        flags=_flags(directory, settings, tokens, ids, special_ids, add_bos),
+        flags=flags,
         chat_template=settings.chat_template(),
         notes=notes,
     )
@@ -137,9 +144,11 @@ def _read_tokens(directory: Path) -> Tokens:
     vocab, merges = directory / "vocab.json", directory / "merges.txt"
     if model.is_file():
         added = read_added_tokens(directory / "added_tokens.json")
-        if tokenizer.is_file():
-            added += added_tokens(tokenizer, read_json(tokenizer))
-        return read_sentencepiece(model, added)
+        if not tokenizer.is_file():
+            return read_sentencepiece(model, added)
+        same = read_json(tokenizer)
+        tokens = read_sentencepiece(model, added + added_tokens(tokenizer, same))
+        return replace(tokens, prefix_first=is_prefix_first(same))
     if tokenizer.is_file():
         return read_tokenizer_json(tokenizer)
     if vocab.is_file() and merges.is_file():
