@@ -28,6 +28,22 @@ class Error : public std::runtime_error {
   h2o_status status_;
 };
 
+namespace detail {
+
+// Calls call(array, capacity, &n) until the array, of the size of `results` at first, is long
+// enough for all results, whose number may grow between calls.
+template <class Results, class Call>
+h2o_status get_all(Results& results, Call call) {
+  while (true) {
+    size_t n = 0;
+    const h2o_status status = call(results.data(), results.size(), &n);
+    results.resize(status == H2O_TOO_SMALL ? n + 64 : n);
+    if (status != H2O_TOO_SMALL) return status;
+  }
+}
+
+}  // namespace detail
+
 class Model {
  public:
   explicit Model(const std::string& path, h2o_model_options options = H2O_MODEL_OPTIONS) {
@@ -45,37 +61,26 @@ class Model {
 
   std::vector<int32_t> tokenize(std::string_view text, uint32_t flags = H2O_ADD_SPECIAL) const {
     std::vector<int32_t> tokens(text.size() + 2);  // rarely more than one token per byte
-    size_t n = 0;
-    const auto attempt = [&] {
-      return h2o_tokenize(handle(), text.data(), text.size(), flags, tokens.data(), tokens.size(),
-                          &n);
-    };
-    h2o_status status = attempt();
-    tokens.resize(n);
-    if (status == H2O_TOO_SMALL) status = attempt();
-    check(status);
+    check(detail::get_all(tokens, [&](int32_t* out, size_t capacity, size_t* n) {
+      return h2o_tokenize(handle(), text.data(), text.size(), flags, out, capacity, n);
+    }));
     return tokens;
   }
 
   std::string detokenize(const std::vector<int32_t>& tokens) const {
-    size_t n = 0;
-    const h2o_status status =
-        h2o_detokenize(handle(), tokens.data(), tokens.size(), nullptr, 0, &n);
-    if (status != H2O_TOO_SMALL) check(status);
-    std::string text(n + 1, '\0');
-    check(h2o_detokenize(handle(), tokens.data(), tokens.size(), text.data(), text.size(), &n));
-    text.resize(n);
+    std::string text(64, '\0');
+    check(detail::get_all(text, [&](char* out, size_t capacity, size_t* n) {
+      return h2o_detokenize(handle(), tokens.data(), tokens.size(), out, capacity, n);
+    }));
     return text;
   }
 
   // A token's entry in the vocabulary.
   std::string token_text(int32_t token) const {
-    size_t n = 0;
-    const h2o_status status = h2o_token_text(handle(), token, nullptr, 0, &n);
-    if (status != H2O_TOO_SMALL) check(status);
-    std::string text(n + 1, '\0');
-    check(h2o_token_text(handle(), token, text.data(), text.size(), &n));
-    text.resize(n);
+    std::string text(64, '\0');
+    check(detail::get_all(text, [&](char* out, size_t capacity, size_t* n) {
+      return h2o_token_text(handle(), token, out, capacity, n);
+    }));
     return text;
   }
 
@@ -233,24 +238,28 @@ class Request {
 
   // All text generated so far.
   std::string text() const {
-    return all<std::string>([this](char* out, size_t capacity, size_t* n) {
+    std::string text(64, '\0');
+    check(detail::get_all(text, [this](char* out, size_t capacity, size_t* n) {
       return h2o_request_text(handle(), out, capacity, n);
-    });
+    }));
+    return text;
   }
   std::vector<int32_t> tokens() const {
-    return all<std::vector<int32_t>>([this](int32_t* out, size_t capacity, size_t* n) {
+    std::vector<int32_t> tokens(64);
+    check(detail::get_all(tokens, [this](int32_t* out, size_t capacity, size_t* n) {
       return h2o_request_tokens(handle(), out, capacity, n);
-    });
+    }));
+    return tokens;
   }
 
   // The log-probability of the i-th generated token; `top` receives the most likely tokens.
   h2o_logprob logprob(size_t i, std::vector<h2o_logprob>* top = nullptr) const {
     h2o_logprob found{};
-    const auto likeliest =
-        all<std::vector<h2o_logprob>>([&](h2o_logprob* out, size_t capacity, size_t* n) {
-          return h2o_request_logprobs(handle(), i, &found, out, capacity, n);
-        });
-    if (top != nullptr) *top = likeliest;
+    std::vector<h2o_logprob> likeliest(64);
+    check(detail::get_all(likeliest, [&](h2o_logprob* out, size_t capacity, size_t* n) {
+      return h2o_request_logprobs(handle(), i, &found, out, capacity, n);
+    }));
+    if (top != nullptr) *top = std::move(likeliest);
     return found;
   }
 
@@ -296,22 +305,6 @@ class Request {
     check(call(handle(), &piece, &n));
     if (n == 0) return std::nullopt;
     return std::string(piece, n);
-  }
-
-  // All results of a call, whose number may grow between calls.
-  template <class Results, class Call>
-  Results all(Call call) const {
-    Results results(64, typename Results::value_type());
-    while (true) {
-      size_t n = 0;
-      const h2o_status status = call(results.data(), results.size(), &n);
-      if (status != H2O_TOO_SMALL) {
-        check(status);
-        results.resize(n);
-        return results;
-      }
-      results.resize(n + 64);
-    }
   }
 
   std::unique_ptr<h2o_request, Free> handle_;
