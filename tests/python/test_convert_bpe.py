@@ -12,6 +12,7 @@ import pytest
 
 from h2o_cpp._core import GgufFile
 from support.opt_checkpoint import MERGES, TOKENS, write_json, write_tokenizer_json
+from support.original_tokenizers import CUTS
 from support.tokenizer_files import CONTROL, NORMAL, UNUSED, USER_DEFINED, read_tokens, template
 
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
@@ -47,6 +48,10 @@ DEEPSEEK_CODER = [
     r"\s?\p{P}+",
     "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
 ]
+EXAONE_MOE = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 NO_STEPS = {"type": "Sequence", "normalizers": []}
 
 
@@ -108,6 +113,16 @@ def splits(patterns: list[str], *more: dict[str, Any]) -> dict[str, Any]:
             False,
             "deepseek-coder",
         ),
+        (
+            NO_STEPS,
+            splits(
+                [pattern.replace(r"\r\n", "\r\n") for pattern in CUTS["deepseek-llm"][:-1]],
+                {"type": "Digits", "individual_digits": True},
+            ),
+            False,
+            "deepseek-llm",
+        ),
+        (None, split(EXAONE_MOE), False, "exaone-moe"),
         (None, BYTE_LEVEL, True, None),
         (None, BYTE_LEVEL | {"add_prefix_space": True}, False, None),
         (None, BYTE_LEVEL | {"use_regex": False}, False, None),

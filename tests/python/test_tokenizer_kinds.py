@@ -37,6 +37,8 @@ def text_bytes(text: str) -> list[int]:
         ("minicpm5", "I|'LL| we|'ll| |123|45½| | x|\n\n|\t| y|!!\n|  "),
         ("deepseek-v3", "I|'LL| we|'ll| |123|45½| | x|\n\n|\t| y|!!\n|  "),
         ("deepseek-coder", "I|'|LL| we|'|ll| |1|2|3|4|5|½| | x|\n|\n|\t| y|!!|\n|  "),
+        ("deepseek-llm", "I|'|LL| we|'|ll| |1|2|3|4|5|½| | x|\n|\n|\t| y|!!|\n|  "),
+        ("exaone-moe", "I|'LL| we|'ll| |1|2|3|4|5|½| | x|\n\n|\t| y|!!\n|  "),
         ("viking", "I'LL| we'll| \n\n\t| |1|2|3|4|5|½| ,| x|!!\n  "),
         ("stablelm2", "I|'LL| we|'ll| |1|2|3|4|5|½| | x|\n\n|\t| y|!!\n|  "),
         ("bloom", "I'LL| we'll| \n\n\t| 12345½| ,| x|!!\n  "),

@@ -240,9 +240,10 @@ class TestPreTokenizers:
         assert str(error.value).endswith(f"supported: {', '.join(CUTS)}")
 
 
-def test_every_character() -> None:
-    """All assigned ones; a newer library may assign more."""
-    both = pair(merging_vocabulary("default"))  # depends on letters, numbers and punctuation
+@pytest.mark.parametrize("pre", ["default", "gpt-4o", "deepseek-v3", "deepseek-llm"])
+def test_every_character(pre: str) -> None:
+    """All assigned ones; a newer library may assign more. These depend on every class."""
+    both = pair(merging_vocabulary(pre))
     categories = [unicodedata.category(chr(c)) for c in range(0x110000)]
     # By default the ends of each run of one category, and every eighth character.
     assigned = [

@@ -3,30 +3,14 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "text/tokenizer/deepseek_cuts.h"
 
 namespace h2o {
 namespace {
 
-using Text = std::span<const CodePoint>;
 using enum CodePoint::Kind;
 
-bool is(Text text, size_t i, CodePoint::Kind kind) {
-  return i < text.size() && text[i].kind == kind;
-}
-bool is(Text text, size_t i, char32_t code) { return i < text.size() && text[i].code == code; }
-bool is_newline(const CodePoint& c) { return c.code == '\r' || c.code == '\n'; }
 bool is_digit(const CodePoint& c) { return c.code >= '0' && c.code <= '9'; }
-
-// The end of a run of at most `max_length` characters that satisfy `fits`.
-template <class Fits>
-size_t run(Text text, size_t begin, Fits fits, size_t max_length = SIZE_MAX) {
-  const size_t end = max_length < text.size() - begin ? begin + max_length : text.size();
-  while (begin < end && fits(text[begin])) ++begin;
-  return begin;
-}
-size_t run(Text text, size_t begin, CodePoint::Kind kind, size_t max_length = SIZE_MAX) {
-  return run(text, begin, [kind](const CodePoint& c) { return c.kind == kind; }, max_length);
-}
 
 // 's|'t|'re|'ve|'m|'ll|'d
 template <bool any_case>
@@ -44,19 +28,6 @@ size_t contraction(Text text) {
   const bool two = (first == 'r' && second == 'e') || (first == 'v' && second == 'e') ||
                    (first == 'l' && second == 'l');
   return two ? 3 : 0;
-}
-
-// \s+(?!\S)|\s+
-size_t spaces(Text text) {
-  const size_t end = run(text, 0, space);
-  return end == text.size() || end == 1 ? end : end - 1;
-}
-
-// \s*[\r\n]+|\s+(?!\S)|\s+
-size_t lines(Text text) {
-  size_t end = run(text, 0, space);
-  while (end > 0 && !is_newline(text[end - 1])) --end;
-  return end > 0 ? end : spaces(text);
 }
 
 // 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
@@ -124,6 +95,27 @@ size_t gpt_4o(Text text) {
   return lines(text);
 }
 
+// (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}
+// | ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+
+size_t exaone_moe(Text text) {
+  if (const size_t n = contraction<true>(text)) return n;
+  const bool prefix = !is_newline(text[0]) && !is(text, 0, letter) && !is(text, 0, number);
+  size_t end = prefix ? 1 : 0;
+  if (is(text, end, letter)) {
+    do {
+      end = run(text, end + 1, &CodePoint::is_mark);
+      if (is(text, end, U' ') && is(text, end + 1, letter)) ++end;
+    } while (is(text, end, letter));
+    return end;
+  }
+  if (is(text, 0, number)) return 1;
+  const size_t begin = is(text, 0, U' ') ? 1 : 0;
+  if (!is(text, begin, other)) return lines(text);
+  return run(
+      text, run(text, begin, other),
+      [](const CodePoint& c) { return is_newline(c) || c.code == '/'; }, 1);
+}
+
 // \p{N}{1,most}
 template <size_t most>
 size_t numbers(Text text) {
@@ -147,54 +139,6 @@ size_t falcon_punctuation(Text text) {
     constexpr std::u32string_view kMore = U"$+<=>^~|`";
     return kMore.find(c.code) != kMore.npos || c.is_punctuation();
   });
-}
-
-// [\r\n]
-size_t newline(Text text) { return is_newline(text[0]) ? 1 : 0; }
-
-// \s?\p{L}+
-size_t letters(Text text) {
-  const size_t begin = is(text, 0, space) ? 1 : 0;
-  const size_t end = run(text, begin, letter);
-  return end > begin ? end : 0;
-}
-
-// \s?\p{P}+
-size_t spaced_punctuation(Text text) {
-  const size_t begin = is(text, 0, space) ? 1 : 0;
-  const size_t end = run(text, begin, [](const CodePoint& c) { return c.is_punctuation(); });
-  return end > begin ? end : 0;
-}
-
-// [\u4e00-\u9fa5\u3040-\u30ff]+: ideographs, Hiragana and Katakana
-size_t ideographs(Text text) {
-  return run(text, 0, [](const CodePoint& c) {
-    return (c.code >= 0x4e00 && c.code <= 0x9fa5) || (c.code >= 0x3040 && c.code <= 0x30ff);
-  });
-}
-
-// [\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+
-size_t beyond_latin(Text text) {
-  return run(text, 0, [](const CodePoint& c) {
-    return (c.code >= 0x800 && c.code <= 0x9fa5) || (c.code >= 0xac00 && c.code <= 0xd7ff);
-  });
-}
-
-// [!-\/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+
-// | ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
-size_t deepseek_3(Text text) {
-  const auto is_ascii_letter = [](const CodePoint& c) { return c.kind == letter && c.code < 0x80; };
-  const auto in_word = [](const CodePoint& c) { return c.kind == letter || c.is_mark(); };
-  const auto is_sign = [](const CodePoint& c) { return c.is_punctuation() || c.is_symbol(); };
-  const auto at = [&](size_t i, auto fits) { return i < text.size() && fits(text[i]); };
-
-  const bool sign = is_sign(text[0]);
-  if (sign && text[0].code < 0x80 && at(1, is_ascii_letter)) return run(text, 1, is_ascii_letter);
-  if (in_word(text[0])) return run(text, 0, in_word);
-  if (!sign && !is_newline(text[0]) && at(1, in_word)) return run(text, 1, in_word);
-  const size_t begin = is(text, 0, U' ') ? 1 : 0;
-  if (at(begin, is_sign)) return run(text, run(text, begin, is_sign), is_newline);
-  return is(text, 0, space) ? lines(text) : 0;
 }
 
 //  ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+
@@ -238,9 +182,13 @@ constexpr Cut kDigitsCuts[] = {numbers<1>, gpt_2};
 constexpr Cut kBloomCuts[] = {bloom};
 constexpr Cut kVikingCuts[] = {bloom, numbers<1>};
 constexpr Cut kFalconCuts[] = {falcon_punctuation, gpt_2, three_digits};
-constexpr Cut kDeepSeek3Cuts[] = {numbers<3>, ideographs, deepseek_3};
-constexpr Cut kDeepSeekCoderCuts[] = {newline, letters, spaced_punctuation, beyond_latin,
-                                      numbers<1>};
+constexpr Cut kExaoneMoeCuts[] = {exaone_moe};
+constexpr Cut kDeepSeek3Cuts[] = {numbers<3>, deepseek::kana_and_ideographs, deepseek::words};
+constexpr Cut kDeepSeekCoderCuts[] = {deepseek::newline, deepseek::letters, deepseek::punctuation,
+                                      deepseek::beyond_latin, numbers<1>};
+constexpr Cut kDeepSeekLlmCuts[] = {deepseek::newline,      deepseek::cased_letters,
+                                    deepseek::signs,        deepseek::until_last_spaces,
+                                    deepseek::beyond_latin, numbers<1>};
 constexpr Cut kDefaultCuts[] = {punctuation, gpt_2, numbers<SIZE_MAX>, three_digits};
 
 constexpr PreTokenizer kGpt2 = {.cuts = kGpt2Cuts};
@@ -258,8 +206,10 @@ constexpr PreTokenizer kCommandR = {.cuts = kDigitsCuts, .nfc = true};
 constexpr PreTokenizer kBloom = {.cuts = kBloomCuts};
 constexpr PreTokenizer kViking = {.cuts = kVikingCuts};
 constexpr PreTokenizer kFalcon = {.cuts = kFalconCuts};
+constexpr PreTokenizer kExaoneMoe = {.cuts = kExaoneMoeCuts};
 constexpr PreTokenizer kDeepSeek3 = {.cuts = kDeepSeek3Cuts};
 constexpr PreTokenizer kDeepSeekCoder = {.cuts = kDeepSeekCoderCuts};
+constexpr PreTokenizer kDeepSeekLlm = {.cuts = kDeepSeekLlmCuts};
 constexpr PreTokenizer kDefault = {.cuts = kDefaultCuts};
 
 struct Named {
@@ -318,6 +268,8 @@ constexpr Named kByName[] = {
     {"deepseek-v3", kDeepSeek3},
     {"hunyuan-dense", kDeepSeek3},
     {"deepseek-coder", kDeepSeekCoder},
+    {"deepseek-llm", kDeepSeekLlm},
+    {"exaone-moe", kExaoneMoe},
 };
 
 }  // namespace

@@ -5,15 +5,10 @@
 #include <optional>
 #include <span>
 #include <string_view>
-#include <vector>
 
-#include "text/tokenizer/unicode.h"
+#include "text/tokenizer/cut.h"
 
 namespace h2o {
-
-// Returns the length of the piece, in code points, that a non-empty text starts with; 0 if no piece
-// starts at its first character.
-using Cut = size_t (*)(std::span<const CodePoint> text);
 
 struct PreTokenizer {
   std::span<const Cut> cuts;   // each splits the pieces of the previous one further
@@ -22,8 +17,7 @@ struct PreTokenizer {
   bool add_bos = false;        // default if the file does not say
 
   // Splits `text` into non-empty pieces.
-  void pieces(std::span<const CodePoint> text,
-              const std::function<void(std::span<const CodePoint>)>& sink) const;
+  void pieces(Text text, const std::function<void(Text)>& sink) const;
 };
 
 // The pre-tokenizer of that name; in old files without one, by architecture. Throws FormatError if
