@@ -179,13 +179,14 @@ def test_wrong_sink_logits_are_rejected(sinks: NDArray[np.float32]) -> None:
         KVCache(4, 2, 8, Policy.window(4), sink_logits=np.full(4, np.nan))
 
 
-def test_end_token_does_not_end_a_turn_in_harmony() -> None:
-    """In harmony, <|end|> ends a message and the assistant may go on; elsewhere it ends a turn."""
-    harmony = [("<|end|>", 3), ("<|return|>", 3), ("<|call|>", 3)]
+@pytest.mark.parametrize("names", [("<|return|>", "<|call|>"), ("<|flush|>", "<|calls|>")])
+def test_end_token_does_not_end_a_turn_in_harmony(names: tuple[str, str]) -> None:
+    """In harmony (and Solar Open's format), <|end|> ends a message; elsewhere it ends a turn."""
+    harmony = [("<|end|>", 3), *((name, 3) for name in names)]
     metadata = byte_pairs(*harmony, pre="gpt-4o")
     tokens = metadata["tokenizer.ggml.tokens"]
     ends = tokenizer_of(metadata).end_tokens
-    assert {tokens[i] for i in ends} >= {"<|return|>", "<|call|>"}
+    assert {tokens[i] for i in ends} >= {*names}
     assert tokens.index("<|end|>") not in ends
     others = byte_pairs(*harmony[:1], pre="gpt-2")
     assert others["tokenizer.ggml.tokens"].index("<|end|>") in tokenizer_of(others).end_tokens

@@ -1,6 +1,7 @@
 #include "text/tokenizer/vocabulary.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/error.h"
 
@@ -25,17 +26,21 @@ std::vector<TokenType> read_types(const GgufFile& file, size_t n_tokens) {
   return types;
 }
 
-// In the harmony format (gpt-oss) <|end|> ends a message, after which the assistant may continue;
-// <|return|> and <|call|> end a turn.
-void correct_harmony_ends(Vocabulary& v) {
+// In the harmony format (gpt-oss) and Solar Open's, <|end|> ends a message, after which the
+// assistant may continue; two others end a turn.
+void correct_message_ends(Vocabulary& v) {
   const auto find = [&](std::string_view token) {
     return static_cast<int32_t>(std::ranges::find(v.tokens, token) - v.tokens.begin());
   };
-  const int32_t call = find("<|call|>");
-  if (call == v.size() || find("<|return|>") == v.size()) return;
-  v.types[call] = TokenType::control;
-  v.end_tokens.push_back(call);
-  std::erase(v.end_tokens, find("<|end|>"));
+  for (const auto& ends : {std::pair("<|return|>", "<|call|>"), {"<|flush|>", "<|calls|>"}}) {
+    const int32_t one = find(ends.first), other = find(ends.second);
+    if (one == v.size() || other == v.size()) continue;
+    for (const int32_t token : {one, other}) {
+      v.types[token] = TokenType::control;
+      v.end_tokens.push_back(token);
+    }
+    std::erase(v.end_tokens, find("<|end|>"));
+  }
 }
 
 }  // namespace
@@ -56,7 +61,7 @@ Vocabulary::Vocabulary(const GgufFile& file, int32_t n_vocab, int32_t default_bo
     types[i] = TokenType::control;
     end_tokens.push_back(i);
   }
-  correct_harmony_ends(*this);
+  correct_message_ends(*this);
   std::ranges::sort(end_tokens);
   end_tokens.erase(std::unique(end_tokens.begin(), end_tokens.end()), end_tokens.end());
   std::erase(end_tokens, -1);

@@ -27,6 +27,7 @@ _END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endof
 # What ends an output without a key, in llama.cpp too (kEnds in cpp/text/tokenizer/vocabulary.cpp)
 _KNOWN_ENDS = (
     *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>"),
+    *("<|flush|>", "<|calls|>"),
     *("<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<end_of_utterance>", "<EOT>", "_<EOT>"),
 )
 
