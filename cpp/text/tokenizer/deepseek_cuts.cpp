@@ -1,6 +1,8 @@
 #include "text/tokenizer/deepseek_cuts.h"
 
 #include <algorithm>
+#include <functional>
+#include <iterator>
 
 #include "text/tokenizer/unicode_tables.h"
 
@@ -39,6 +41,22 @@ bool is_cased(const CodePoint& c) {
   return range != std::end(kCased) && range->first <= c.code;
 }
 
+bool is_sign(const CodePoint& c) {
+  const auto within = [&c](char32_t first, char32_t last) {
+    return c.code >= first && c.code <= last;
+  };
+  return within('!', '/') || within(':', '~') || within(0xff01, 0xff0f) || within(0xff1a, 0xff5e) ||
+         within(0x2018, 0x201f) || within(0x3000, 0x3002);
+}
+
+// \s?[...]+, for characters that satisfy `fits`.
+template <class Fits>
+size_t after_space(Text text, Fits fits) {
+  const size_t begin = is(text, 0, space) && !std::invoke(fits, text[0]) ? 1 : 0;
+  const size_t end = run(text, begin, fits);
+  return end > begin ? end : 0;
+}
+
 }  // namespace
 
 // [\r\n]
@@ -46,38 +64,17 @@ size_t newline(Text text) { return is_newline(text[0]) ? 1 : 0; }
 
 // \s?\p{L}+
 size_t letters(Text text) {
-  const size_t begin = is(text, 0, space) ? 1 : 0;
-  const size_t end = run(text, begin, letter);
-  return end > begin ? end : 0;
+  return after_space(text, [](const CodePoint& c) { return c.kind == letter; });
 }
 
 // \s?\p{P}+
-size_t punctuation(Text text) {
-  const size_t begin = is(text, 0, space) ? 1 : 0;
-  const size_t end = run(text, begin, &CodePoint::is_punctuation);
-  return end > begin ? end : 0;
-}
+size_t punctuation(Text text) { return after_space(text, &CodePoint::is_punctuation); }
 
-// \s?[...]+
-size_t cased_letters(Text text) {
-  const size_t begin = is(text, 0, space) ? 1 : 0;
-  const size_t end = run(text, begin, is_cased);
-  return end > begin ? end : 0;
-}
+// \s?[A-Za-z\u00b5...]+
+size_t cased_letters(Text text) { return after_space(text, is_cased); }
 
 // \s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+
-size_t signs(Text text) {
-  const auto is_sign = [](const CodePoint& c) {
-    const auto within = [&c](char32_t first, char32_t last) {
-      return c.code >= first && c.code <= last;
-    };
-    return within('!', '/') || within(':', '~') || within(0xff01, 0xff0f) ||
-           within(0xff1a, 0xff5e) || within(0x2018, 0x201f) || within(0x3000, 0x3002);
-  };
-  const size_t begin = is(text, 0, space) && !is_sign(text[0]) ? 1 : 0;
-  const size_t end = run(text, begin, is_sign);
-  return end > begin ? end : 0;
-}
+size_t signs(Text text) { return after_space(text, is_sign); }
 
 // Divides like \s+$: what is before the last spaces, or the last spaces.
 size_t until_last_spaces(Text text) {
@@ -105,15 +102,15 @@ size_t beyond_latin(Text text) {
 size_t words(Text text) {
   const auto is_ascii_letter = [](const CodePoint& c) { return c.kind == letter && c.code < 0x80; };
   const auto in_word = [](const CodePoint& c) { return c.kind == letter || c.is_mark(); };
-  const auto is_sign = [](const CodePoint& c) { return c.is_punctuation() || c.is_symbol(); };
+  const auto in_signs = [](const CodePoint& c) { return c.is_punctuation() || c.is_symbol(); };
   const auto at = [&](size_t i, auto fits) { return i < text.size() && fits(text[i]); };
 
-  const bool sign = is_sign(text[0]);
+  const bool sign = in_signs(text[0]);
   if (sign && text[0].code < 0x80 && at(1, is_ascii_letter)) return run(text, 1, is_ascii_letter);
   if (in_word(text[0])) return run(text, 0, in_word);
   if (!sign && !is_newline(text[0]) && at(1, in_word)) return run(text, 1, in_word);
   const size_t begin = is(text, 0, U' ') ? 1 : 0;
-  if (at(begin, is_sign)) return run(text, run(text, begin, is_sign), is_newline);
+  if (at(begin, in_signs)) return run(text, run(text, begin, in_signs), is_newline);
   return is(text, 0, space) ? lines(text) : 0;
 }
 
