@@ -163,6 +163,11 @@ class CudaBackend final : public Backend {
     cuda::add_positions(stream_, x, table, batch_.positions);
   }
 
+  void scale_by_position(Tensor x, float scale, int32_t length, const Batch&) override {
+    matmul_.forget();
+    cuda::scale_by_position(stream_, x, scale, length, batch_.positions);
+  }
+
   void layer_norm(Tensor y, const Tensor& x, const Affine& norm, float eps) override {
     cuda::layer_norm(stream_, y, x, norm, eps, matmul_.rounded(y));
   }
@@ -185,6 +190,8 @@ class CudaBackend final : public Backend {
   }
 
   void relu(Tensor x) override { cuda::relu(stream_, x, matmul_.rounded(x)); }
+
+  void relu_squared(Tensor x) override { cuda::relu_squared(stream_, x, matmul_.rounded(x)); }
 
   void gelu_tanh(Tensor x) override { cuda::gelu_tanh(stream_, x, matmul_.rounded(x)); }
 

@@ -135,6 +135,18 @@ __global__ void rows_kernel(float* to, const float* from, const int32_t* rows, i
   for (int i = threadIdx.x; i < n; i += blockDim.x) t[i] = kAdd ? t[i] + f[i] : f[i];
 }
 
+// x[i, j] *= 1 + scale * ln(1 + floor(positions[i] / length)); one block per row i.
+__global__ void scale_rows_kernel(float* x, const int32_t* positions, int n, float scale,
+                                  int32_t length) {
+  let_next_start();
+  wait_for_previous();
+  const int32_t lengths = positions[blockIdx.x] / length;
+  if (lengths == 0) return;
+  const float factor = 1 + scale * logf(1 + static_cast<float>(lengths));
+  float* row = x + int64_t{blockIdx.x} * n;
+  for (int i = threadIdx.x; i < n; i += blockDim.x) row[i] *= factor;
+}
+
 // A logit and its token; NaN sorts lowest.
 struct Best {
   float logit;
@@ -169,6 +181,10 @@ __global__ void __launch_bounds__(kNormThreads)
 
 struct Relu {
   __device__ float operator()(float x) const { return x > 0 ? x : 0; }
+};
+
+struct ReluSquared {
+  __device__ float operator()(float x) const { return x > 0 ? x * x : 0; }
 };
 
 struct GeluErf {
@@ -272,6 +288,12 @@ void add_positions(const Stream& stream, Tensor x, const Tensor& table, const in
          positions, static_cast<int>(x.cols));
 }
 
+void scale_by_position(const Stream& stream, Tensor x, float scale, int32_t length,
+                       const int32_t* positions) {
+  launch(stream, scale_rows_kernel, rows_of(x), dim3(kThreads), 0, x.floats(), positions,
+         static_cast<int>(x.cols), scale, length);
+}
+
 void layer_norm(const Stream& stream, Tensor y, const Tensor& x, const Affine& norm, float eps,
                 const QuantizedRows& rounded) {
   launch(stream, layer_norm_kernel, rows_of(x), dim3(kNormThreads), 0, y.floats(), x.floats(),
@@ -286,6 +308,9 @@ void rms_norm(const Stream& stream, Tensor y, const Tensor& x, const Tensor& wei
 
 void relu(const Stream& stream, Tensor x, const QuantizedRows& rounded) {
   activate(stream, rounded, Relu{}, x);
+}
+void relu_squared(const Stream& stream, Tensor x, const QuantizedRows& rounded) {
+  activate(stream, rounded, ReluSquared{}, x);
 }
 void gelu_tanh(const Stream& stream, Tensor x, const QuantizedRows& rounded) {
   activate(stream, rounded, GeluTanh{}, x);

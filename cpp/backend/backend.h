@@ -181,6 +181,9 @@ class Backend {
   // x[i] += table[batch.positions[i]]: learned positions.
   virtual void add_positions(Tensor x, const Tensor& table, const Batch& batch) = 0;
 
+  // x[i] *= 1 + scale * ln(1 + floor(batch.positions[i] / length)): queries of long contexts.
+  virtual void scale_by_position(Tensor x, float scale, int32_t length, const Batch& batch) = 0;
+
   // y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, row by row; y may alias x. The bias is
   // required.
   virtual void layer_norm(Tensor y, const Tensor& x, const Affine& norm, float eps) = 0;
@@ -202,6 +205,9 @@ class Backend {
 
   // x = max(x, 0)
   virtual void relu(Tensor x) = 0;
+
+  // x = max(x, 0)^2
+  virtual void relu_squared(Tensor x) = 0;
 
   // x = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))
   virtual void gelu_tanh(Tensor x) = 0;

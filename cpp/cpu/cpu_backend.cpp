@@ -98,6 +98,15 @@ class CpuBackend final : public Backend {
     }
   }
 
+  void scale_by_position(Tensor x, float scale, int32_t length, const Batch& batch) override {
+    for_rows(x, [&](int64_t i) {
+      const int32_t lengths = batch.positions[i] / length;
+      if (lengths == 0) return;
+      const auto factor = static_cast<float>(1 + scale * std::log(1.0 + lengths));
+      kernels_.scale(row(x, i), x.cols, factor);
+    });
+  }
+
   void layer_norm(Tensor y, const Tensor& x, const Affine& norm, float eps) override {
     const float* weight = norm.weight.floats();
     const float* bias = norm.bias.floats();
@@ -124,6 +133,10 @@ class CpuBackend final : public Backend {
 
   void relu(Tensor x) override {
     for_rows(x, [&](int64_t i) { kernels_.relu(row(x, i), x.cols); });
+  }
+
+  void relu_squared(Tensor x) override {
+    for_rows(x, [&](int64_t i) { kernels_.relu_squared(row(x, i), x.cols); });
   }
 
   void gelu_tanh(Tensor x) override {

@@ -138,6 +138,16 @@ void relu(float* x, int64_t n) {
   for (; i < n; ++i) x[i] = x[i] > 0 ? x[i] : 0;
 }
 
+void relu_squared(float* x, int64_t n) {
+  const auto squared = [](Vec v) {
+    v = max(v, zero());
+    return mul(v, v);
+  };
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) store(x + i, squared(load(x + i)));
+  if (i < n) store_first(x + i, squared(load_first(x + i, n - i)), n - i);
+}
+
 // e^x for x <= 0, to about 1 ulp: x = n ln 2 + r, e^r by a polynomial on |r| <= ln 2 / 2
 // (coefficients from Cephes' expf). Clamped at e^-70, so that probabilities are never denormal.
 Vec exp_negative(Vec x) {

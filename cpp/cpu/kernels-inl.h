@@ -333,6 +333,7 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .raise = raise,
       .scale = scale,
       .relu = relu,
+      .relu_squared = relu_squared,
       .gelu_tanh = gelu_tanh,
       .gelu_erf = gelu_erf,
       .swiglu = swiglu,

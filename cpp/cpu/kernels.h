@@ -177,6 +177,7 @@ struct CpuKernels {
   void (*raise)(float* y, const float* x, int64_t n);               // y = max(y, x); no NaN
   void (*scale)(float* x, int64_t n, float factor);                 // x *= factor
   void (*relu)(float* x, int64_t n);                                // x = max(x, 0)
+  void (*relu_squared)(float* x, int64_t n);                        // x = max(x, 0)^2
   void (*gelu_tanh)(float* x, int64_t n);                           // see Backend::gelu_tanh
   void (*gelu_erf)(float* x, int64_t n);                            // see Backend::gelu_erf
   void (*swiglu)(float* up, const float* gate, int64_t n);          // see Gate::swiglu

@@ -286,7 +286,8 @@ bool Config::rotates(int32_t layer) const {
   return period == 0 || (layer + 1) % period != 0;
 }
 
-bool Config::one_rope() const {
+bool Config::can_roll() const {
+  if (temperature_scale > 0) return false;
   for (int32_t l = 0; l < n_layers; ++l) {
     if (!rotates(l) || rotates_by_window(l) != rotates_by_window(0)) return false;
   }
@@ -331,10 +332,9 @@ Config read_config(const GgufShards& model) {
     }
   }
   if (c.family->rope != RopeLayout::none) c.rope = read_rope(keys, c);
-  if (keys.share_or("attention.temperature_scale", 0) > 0) {
-    // Queries at positions from this length on are scaled, which is not supported.
-    const int32_t unscaled = keys.count_or("attention.temperature_length", c.rope.n_ctx_orig);
-    c.n_ctx_train = std::min(c.n_ctx_train, unscaled);
+  c.temperature_scale = keys.share_or("attention.temperature_scale", 0);
+  if (c.temperature_scale > 0) {
+    c.temperature_length = keys.count_or("attention.temperature_length", c.rope.n_ctx_orig);
   }
   if (c.family->alibi_max_bias > 0) {
     c.alibi_max_bias = keys.positive_or("attention.max_alibi_bias", c.family->alibi_max_bias);

@@ -45,8 +45,7 @@ struct MixtureConfig {
 
 struct Config {
   const Family* family = nullptr;  // from general.architecture, "{a}" in the keys below
-  // {a}.context_length: the trained context, at most {a}.attention.temperature_length
-  int32_t n_ctx_train = 0;
+  int32_t n_ctx_train = 0;         // {a}.context_length: the trained context
   int32_t n_embd = 0;              // {a}.embedding_length
   int32_t n_layers = 0;            // {a}.block_count
   int32_t n_ff = 0;                // {a}.feed_forward_length
@@ -68,13 +67,17 @@ struct Config {
   float alibi_max_bias = 0;   // {a}.attention.max_alibi_bias, for families with ALiBi
   float attn_softcap = 0;     // {a}.attn_logit_softcapping; 0: none
   float logit_softcap = 0;    // {a}.final_logit_softcapping; 0: none
+  // {a}.attention.temperature_*: see Backend::scale_by_position(); scale 0: none
+  float temperature_scale = 0;
+  int32_t temperature_length = 0;  // default rope.n_ctx_orig
 
   // Does the layer rotate q and k, and if so by window_rope?
   bool rotates(int32_t layer) const;
   bool rotates_by_window(int32_t layer) const { return window_rope.n_rot > 0 && window(layer) > 0; }
 
-  // Do all layers rotate q and k, in the same way?
-  bool one_rope() const;
+  // Can positions be ranks among the kept tokens? Only if all layers use them in the same way, and
+  // only for the rotation of q and k.
+  bool can_roll() const;
 
   // The window of a layer; 0: none.
   int32_t window(int32_t layer) const;

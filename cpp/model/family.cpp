@@ -52,6 +52,26 @@ constexpr Family kFamilies[] = {
      .experts_normalized = false},
     // Phi-3, Phi-4 (Q, K, V in one tensor, gate and up in another)
     {.architecture = "phi3"},
+    // Phi-1, Phi-1.5 and Phi-2 (partial rotary; the output layer has a bias)
+    {.architecture = "phi2",
+     .norm = NormKind::layer,
+     .activation = Activation::gelu,
+     .biases = Biases::all,
+     .parallel_residual = true,
+     .shared_norm = true},
+    // Nemotron 3 and 4, Minitron (partial rotary)
+    {.architecture = "nemotron", .norm = NormKind::layer, .activation = Activation::relu_squared},
+    // Arcee AFM (converters permute Q and K for pairs)
+    {.architecture = "arcee", .rope = RopeLayout::pairs, .activation = Activation::relu_squared},
+    // InternLM 2 (the same)
+    {.architecture = "internlm2", .rope = RopeLayout::pairs},
+    // EXAONE 3
+    {.architecture = "exaone"},
+    // MiniCPM 1, 2 and 4 (multipliers; converters permute Q and K for pairs)
+    {.architecture = "minicpm",
+     .rope = RopeLayout::pairs,
+     .multipliers = true,
+     .logit_scale = LogitScale::divides},
     // Granite 3 (multipliers; converters permute Q and K for pairs)
     {.architecture = "granite",
      .rope = RopeLayout::pairs,
@@ -109,6 +129,12 @@ constexpr Family kFamilies[] = {
      .rope = RopeLayout::none,
      .activation = Activation::gelu,
      .biases = Biases::all},
+    // StarCoder (the same; one KV head)
+    {.architecture = "starcoder",
+     .norm = NormKind::layer,
+     .rope = RopeLayout::none,
+     .activation = Activation::gelu,
+     .biases = Biases::all},
     // GPT-J (partial rotary, in pairs; the output layer has a bias)
     {.architecture = "gptj",
      .norm = NormKind::layer,
@@ -123,6 +149,13 @@ constexpr Family kFamilies[] = {
      .activation = Activation::gelu,
      .biases = Biases::all,
      .embedding_norm = true,
+     .alibi_max_bias = 8},
+    // MPT (ALiBi; Q, K, V in one tensor)
+    {.architecture = "mpt",
+     .norm = NormKind::layer,
+     .rope = RopeLayout::none,
+     .activation = Activation::gelu,
+     .norm_bias = false,
      .alibi_max_bias = 8},
     // Falcon (Q, K, V in one tensor; 40B has two parallel norms)
     {.architecture = "falcon",

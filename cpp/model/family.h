@@ -9,7 +9,7 @@
 namespace h2o {
 
 enum class NormKind { layer, rms };
-enum class Activation { relu, gelu, gated };
+enum class Activation { relu, relu_squared, gelu, gated };
 
 // How {a}.logit_scale applies to the logits.
 enum class LogitScale { unknown, multiplies, divides };

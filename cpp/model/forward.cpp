@@ -30,6 +30,8 @@ void compute_up(Backend& b, const Config& c, const Layer& layer, const Activatio
   b.matmul(a.up, x, layer.ffn_up);
   if (c.family->activation == Activation::relu) {
     b.relu(a.up);
+  } else if (c.family->activation == Activation::relu_squared) {
+    b.relu_squared(a.up);
   } else {
     c.gelu_erf ? b.gelu_erf(a.up) : b.gelu_tanh(a.up);
   }
@@ -73,6 +75,9 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
     if (layer.attn_q_norm) {
       norm_heads(b, c, a.q, layer.attn_q_norm);
       norm_heads(b, c, a.k, layer.attn_k_norm);
+    }
+    if (c.temperature_scale > 0) {
+      b.scale_by_position(a.q, c.temperature_scale, c.temperature_length, batch);
     }
     const Attention attention{.out = a.attn,
                               .q = a.q,

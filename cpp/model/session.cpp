@@ -54,12 +54,13 @@ bool may_roll(const Config& config, const SessionOptions& options) {
   if (options.positions == Positions::rolling) {
     require(config.family->rope != RopeLayout::none, config.family->architecture,
             " has no rotary positions, so positions cannot roll: leave positions at auto");
-    require(config.one_rope(), "the layers of ", config.family->architecture,
-            " differ in their positions, which cannot roll: leave positions at auto");
+    require(config.can_roll(), config.family->architecture, " uses original positions in ",
+            config.temperature_scale > 0 ? "the scale of its queries" : "some layers",
+            ", so positions cannot roll: leave positions at auto");
     require(bounded, "rolling positions need a policy that keeps fewer tokens than ", options.n_ctx,
             " in every layer");
   }
-  return bounded && config.one_rope() && options.positions != Positions::original;
+  return bounded && config.can_roll() && options.positions != Positions::original;
 }
 
 KvShape shape_of(const Model& model, const SessionOptions& options) {

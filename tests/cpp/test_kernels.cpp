@@ -227,7 +227,7 @@ TEST_CASE("layer_norm") {
   }
 }
 
-TEST_CASE("relu, add and raise") {
+TEST_CASE("relu, relu_squared, add and raise") {
   for (const CpuKernels* table : supported_kernels()) {
     CAPTURE(std::string_view(table->isa));
     Random random(3);
@@ -238,6 +238,11 @@ TEST_CASE("relu, add and raise") {
       table->relu(y.data() + 1, n);
       std::vector<float> expected = x;
       for (int64_t i = 1; i <= n; ++i) expected[i] = x[i] > 0 ? x[i] : 0.0f;
+      CHECK(same_bits(y, expected));
+
+      y = x;
+      table->relu_squared(y.data() + 1, n);
+      for (int64_t i = 1; i <= n; ++i) expected[i] *= expected[i];
       CHECK(same_bits(y, expected));
 
       y = random.reals(n + 2);

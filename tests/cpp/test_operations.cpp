@@ -71,6 +71,14 @@ TEST_CASE("relu") {
                  [](double x, double y) { return in_bounds(y, std::max(x, 0.0), 0); });
 }
 
+TEST_CASE("relu_squared") {
+  check_in_place([](Backend& b, const Tensor& x) { b.relu_squared(x); },
+                 [](double x, double y) {
+                   const double expected = std::pow(std::max(x, 0.0), 2);
+                   return in_bounds(y, expected, kUnit * expected);
+                 });
+}
+
 TEST_CASE("gelu_tanh") {
   check_in_place(
       [](Backend& b, const Tensor& x) { b.gelu_tanh(x); },
@@ -191,6 +199,34 @@ TEST_CASE("scale and add") {
       REQUIRE(scaled[i] == x[i] * 0.3f);
       REQUIRE(sum[i] == y[i] + x[i]);
     }
+  }
+}
+
+TEST_CASE("scale_by_position") {
+  const auto backend = test_backend(2);
+  constexpr float kScale = 0.1f;
+  constexpr int32_t kLength = 7;
+  Batch batch;
+  for (const int32_t position : {0, 3, 6, 7, 13, 14, 700, 1'000'003}) {
+    batch.add(batch.n_rows(), position, std::vector<int32_t>(position == 3 ? 9 : 1));
+  }
+  Random random(6);
+  for (const int64_t n : {1, 31, 256, 1000, 4099}) {
+    CAPTURE(n);
+    const std::vector<float> x = random.reals(batch.n_rows() * n, -6, 6);
+    const DeviceMatrix scaled(*backend, x, batch.n_rows(), n);
+    backend->run(batch, [&] { backend->scale_by_position(scaled, kScale, kLength, batch); });
+    const std::vector<float> y = scaled.read();
+    double worst = 0;
+    for (int64_t i = 0; i < std::ssize(x); ++i) {
+      const int32_t lengths = batch.positions[i / n] / kLength;
+      const double factor = 1 + double{kScale} * std::log(1.0 + lengths);
+      // A logarithm accurate to one place, a product, a sum and the product with x; nothing is
+      // rounded below the length.
+      const double bound = lengths == 0 ? 0 : 5 * kUnit * std::abs(x[i] * factor);
+      worst = std::max(worst, in_bounds(y[i], x[i] * factor, bound));
+    }
+    CHECK(worst <= 1);
   }
 }
 

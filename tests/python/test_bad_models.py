@@ -198,15 +198,17 @@ except (RuntimeError, MemoryError):
     assert done.stdout == "refused\n", done.stderr
 
 
-def test_positions_that_scale_queries_limit_the_context(llama: Path, tmp_path: Path) -> None:
-    """Ministral 3 scales queries from this length on."""
+def test_positions_that_scale_queries_do_not_roll(llama: Path, tmp_path: Path) -> None:
+    """As in Ministral 3."""
     length = {"llama.attention.temperature_length": (16, GGUFValueType.UINT32)}
     scale = {"llama.attention.temperature_scale": (0.1, GGUFValueType.FLOAT32)}
     path = changed(llama, tmp_path / "m.gguf", {**length, **scale}, {})
-    with Generator(path) as generator:
-        assert generator.n_ctx == 16
-    with pytest.raises(ValueError, match=r"n_ctx=17, expected at most the trained length, 16"):
-        Generator(path, n_ctx=17)
+    with pytest.raises(ValueError, match=r"original positions in the scale of its queries"):
+        Generator(path, positions="rolling", policy=Policy.h2o(8, 8))
+    with Generator(path, policy=Policy.h2o(8, 8)) as generator:
+        assert not generator.endless
+        output = generator.generate([5] * 30, max_tokens=-1, ignore_eos=True)
+        assert output.completion_tokens == generator.n_ctx - 30 + 1
     with pytest.raises(ValueError, match="temperature_length"):  # unread without the scale
         Generator(changed(llama, tmp_path / "n.gguf", length, {}))
 
