@@ -30,6 +30,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Gemma": {"head_dim": 8},
     "Gemma2": {"head_dim": 8},
     "Gemma3": {"head_dim": 8},
+    "Mpt": {},
     "GptOss": {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
 }
 WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 3}
@@ -119,6 +120,13 @@ def test_layers_with_a_window_equal_transformers(model: str, config: dict[str, A
     theirs: Any = getattr(transformers, f"{name}Config")(**SIZES, **CONFIGS[model], **config)
     expected = [kind == "sliding_attention" for kind in theirs.layer_types]
     assert slides(model, **config) == expected
+
+
+def test_largest_slope_of_mpt() -> None:
+    """transformers reads the key and ignores it; MPT's own code and llama.cpp use it."""
+    assert metadata("Mpt")["attention.max_alibi_bias"] == 8
+    storywriter = metadata("Mpt", attn_config={"alibi_bias_max": 16})
+    assert storywriter["attention.max_alibi_bias"] == 16
 
 
 def test_gemma3_has_no_softcap_in_attention() -> None:

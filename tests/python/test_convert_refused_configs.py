@@ -30,7 +30,7 @@ def checkpoint(tmp_path: Path) -> Path:
         ("num_hidden_layers", "2"),
         ("vocab_size", True),
         ("bos_token_id", 12),
-        ("architectures", ["MptForCausalLM"]),
+        ("architectures", ["CTRLLMHeadModel"]),
         ("architectures", None),
     ],
 )
@@ -159,6 +159,31 @@ def rope(**parameters: object) -> dict[str, object]:
             "llama",
             {"architectures": ["CohereForCausalLM"], "use_qk_norm": True},
             "use_qk_norm is True: q and k are normalized",
+        ),
+        (
+            "llama",
+            {"architectures": ["ArceeForCausalLM"]},
+            "hidden_act is 'silu': the MLP does not square ReLU",
+        ),
+        (
+            "llama",
+            {"architectures": ["NemotronForCausalLM"]},
+            "hidden_act is 'silu': the MLP does not square ReLU",
+        ),
+        (
+            "llama",
+            {"architectures": ["PhiForCausalLM"], "qk_layernorm": True},
+            "qk_layernorm is True: q and k are normalized",
+        ),
+        (
+            "llama",
+            {"architectures": ["GPTBigCodeForCausalLM"], "multi_query": False},
+            "multi_query is False: each query head has its own KV head",
+        ),
+        (
+            "llama",
+            {"architectures": ["MPTForCausalLM"], "attn_config": {"clip_qkv": 6}},
+            "clip_qkv is 6: q, k and v are clipped",
         ),
         ("gptneox", {"hidden_act": "relu"}, "hidden_act is 'relu': the MLP does not use GELU"),
         ("gptneox", {"attention_bias": False}, "attention_bias is False: "),

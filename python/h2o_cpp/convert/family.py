@@ -90,13 +90,17 @@ class Module(NamedTuple):
             )
         if self.bias:
             yield TensorSpec(
-                bias, f"{self.hf}.bias", shape[:1], transform=self._transform(sizes), stack=stack
+                bias, f"{self.hf}.bias", shape[:1], transform=self._reordered(sizes), stack=stack
             )
 
     def _transform(self, sizes: Sizes) -> Callable[[Values], Values] | None:
-        reorder, add = self.reorder, self.add
+        add = self.add
         if add:
             return lambda values: values + np.float32(add)
+        return self._reordered(sizes)
+
+    def _reordered(self, sizes: Sizes) -> Callable[[Values], Values] | None:
+        reorder = self.reorder
         return None if reorder is None else lambda values: reorder(values, sizes["head"])
 
 

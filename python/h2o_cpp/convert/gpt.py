@@ -1,4 +1,4 @@
-"""Older families with layer norms and GELU: GPT-2, GPT-J, BLOOM and Falcon."""
+"""Older families with layer norms and GELU: GPT-2, StarCoder, GPT-J, BLOOM, MPT and Falcon."""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from h2o_cpp.convert.checkpoint import Values
-from h2o_cpp.convert.config import Config, dimension, flag, refuse
+from h2o_cpp.convert.config import Config, Metadata, check_fixed, dimension, flag, number, refuse
 from h2o_cpp.convert.family import Family, Module, whole_head
 from h2o_cpp.convert.gptneox import gelu_form, grouped_by_projection
 from h2o_cpp.convert.sizes import Sizes
@@ -50,6 +50,23 @@ GPT2 = Family(
     defaults={"ff_ratio": 4, "context": 1024},
     # A tied checkpoint may repeat the embedding as head; old checkpoints have causal masks.
     ignored=re.compile(r"lm_head\.weight|h\.\d+\.attn\.(bias|masked_bias|embed_positions)"),
+)
+
+# ---- StarCoder ----
+
+STARCODER = replace(
+    GPT2,
+    architecture="starcoder",
+    layer=lambda config: (module._replace(transposed=False) for module in _GPT2_LAYER),
+    fixed=(
+        ("scale_attn_weights", True, "attention is not scaled"),
+        ("multi_query", True, "each query head has its own KV head"),
+        ("add_cross_attention", False, "there is attention to an encoder"),
+    ),
+    details=lambda config, sizes: gelu_form(
+        "starcoder", config, "activation_function", "gelu_pytorch_tanh"
+    ),
+    kv_heads=lambda config: 1,
 )
 
 # ---- GPT-J ----
@@ -109,6 +126,49 @@ BLOOM = replace(
     defaults={"ff_ratio": 4, "context": 2048},
 )
 
+# ---- MPT ----
+
+_MPT_LAYER = (
+    Module("attn_norm", "norm_1", ("embd",)),
+    Module("attn_qkv", "attn.Wqkv", ("qkv", "embd")),
+    Module("attn_output", "attn.out_proj", ("embd", "embd")),
+    Module("ffn_norm", "norm_2", ("embd",)),
+    Module("ffn_up", "ffn.up_proj", ("ff", "embd")),
+    Module("ffn_down", "ffn.down_proj", ("embd", "ff")),
+)
+
+
+def _mpt_details(config: Config, sizes: Sizes) -> Metadata:
+    attention = config.get("attn_config") or {}
+    fixed = (
+        ("attn_type", "multihead_attention", "query heads share KV heads"),
+        ("clip_qkv", None, "q, k and v are clipped"),
+        ("softmax_scale", None, "attention is scaled differently"),
+        ("prefix_lm", False, "tokens attend to later ones"),
+        ("qk_ln", False, "q and k are normalized"),
+        ("alibi", True, "positions are learned"),
+    )
+    check_fixed("mpt", attention, fixed)
+    bias = number(attention, "alibi_bias_max", 8)
+    return {"attention.max_alibi_bias": bias, "h2o.activation": "gelu_erf"}
+
+
+MPT = replace(
+    GPT2,
+    architecture="mpt",
+    layer=lambda config: _MPT_LAYER,
+    fixed=(
+        ("expansion_ratio", 4, "the MLP has another size"),
+        ("logit_scale", None, "logits are scaled"),
+        ("no_bias", True, "there are biases"),
+    ),
+    details=_mpt_details,
+    layers="blocks",
+    embeddings=(Module("token_embd", "wte", ("vocab", "embd")),),
+    output_norm=Module("output_norm", "norm_f", ("embd",)),
+    defaults={"ff_ratio": 4, "context": 2048},
+)
+
 # ---- Falcon ----
 
 
@@ -156,7 +216,10 @@ FALCON = replace(
 
 FAMILIES = {
     "GPT2LMHeadModel": GPT2,
+    "GPTBigCodeForCausalLM": STARCODER,
     "GPTJForCausalLM": GPTJ,
     "BloomForCausalLM": BLOOM,
+    "MPTForCausalLM": MPT,  # with its authors' code
+    "MptForCausalLM": MPT,
     "FalconForCausalLM": FALCON,
 }

@@ -1,10 +1,13 @@
-"""Families with layer norms and rotary positions: StarCoder2, StableLM, Command-R, R7B and A."""
+"""Families with layer norms and rotary positions: StarCoder2, StableLM, Phi-1 and 2, Nemotron,
+Command-R, R7B and A.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
 from h2o_cpp.convert.config import Config, Metadata, dimension, flag, number
-from h2o_cpp.convert.family import Family, Module
+from h2o_cpp.convert.family import HEAD, Family, Module
+from h2o_cpp.convert.gptneox import gelu_form
 from h2o_cpp.convert.rope import rotated_share
 from h2o_cpp.convert.sizes import Sizes
 from h2o_cpp.convert.window import window_of_every_layer, window_of_listed_layers
@@ -72,6 +75,47 @@ STABLELM = Family(
 )
 
 
+_PHI_LAYER = (
+    Module("attn_norm", "input_layernorm", ("embd",), True),
+    Module("attn_q", "self_attn.q_proj", ("q", "embd"), True),
+    Module("attn_k", "self_attn.k_proj", ("kv", "embd"), True),
+    Module("attn_v", "self_attn.v_proj", ("kv", "embd"), True),
+    Module("attn_output", "self_attn.dense", ("embd", "q"), True),
+    Module("ffn_up", "mlp.fc1", ("ff", "embd"), True),
+    Module("ffn_down", "mlp.fc2", ("embd", "ff"), True),
+)
+
+PHI = Family(
+    architecture="phi2",
+    layer=lambda config: _PHI_LAYER,
+    fixed=(("qk_layernorm", False, "q and k are normalized"),),
+    details=lambda config, sizes: gelu_form("phi2", config, "hidden_act", "gelu_new"),
+    rotated=lambda config, sizes: rotated_share("phi2", config, sizes["head"], 0.5),
+    output_norm=Module("output_norm", "final_layernorm", ("embd",), bias=True),
+    head=HEAD._replace(bias=True),
+)
+
+
+def _nemotron_layer(config: Config) -> Iterator[Module]:
+    attention_bias = flag(config, "attention_bias", False)
+    mlp_bias = flag(config, "mlp_bias", False)
+    yield Module("attn_norm", "input_layernorm", ("embd",), True, add=1)
+    yield from _attention(attention_bias, attention_bias)
+    yield Module("ffn_norm", "post_attention_layernorm", ("embd",), True, add=1)
+    yield Module("ffn_up", "mlp.up_proj", ("ff", "embd"), mlp_bias)
+    yield Module("ffn_down", "mlp.down_proj", ("embd", "ff"), mlp_bias)
+
+
+NEMOTRON = Family(
+    architecture="nemotron",
+    layer=_nemotron_layer,
+    fixed=(("hidden_act", "relu2", "the MLP does not square ReLU"),),
+    epsilon=("norm_eps", 1e-5),
+    rotated=lambda config, sizes: rotated_share("nemotron", config, sizes["head"], 0.5),
+    output_norm=_OUTPUT_NORM._replace(add=1),
+)
+
+
 def _command_r_layer(config: Config) -> Iterator[Module]:
     yield Module("attn_norm", "input_layernorm", ("embd",))
     yield from _attention(False, False)
@@ -102,6 +146,8 @@ COHERE2 = replace(COMMAND_R, architecture="cohere2", details=_cohere2_details)
 FAMILIES = {
     "Starcoder2ForCausalLM": STARCODER2,
     "StableLmForCausalLM": STABLELM,
+    "PhiForCausalLM": PHI,
+    "NemotronForCausalLM": NEMOTRON,
     "CohereForCausalLM": COMMAND_R,
     "Cohere2ForCausalLM": COHERE2,
 }

@@ -140,6 +140,7 @@ _GRANITE4 = _GRANITE._replace(
     shared_mlp=True,
     absent={"num_local_experts": 8, "position_embedding_type": None},
 )
+_ARCEE = _LLAMA._replace(architecture="arcee", relu_squared=True, absent={"rms_norm_eps": 1e-5})
 _SMOLLM3 = _LLAMA._replace(
     architecture="smollm3", more=_smollm3, tied=True, absent={"rope_theta": 2e6}
 )
@@ -265,6 +266,7 @@ FAMILIES = {
     "GraniteForCausalLM": _GRANITE.family(),
     "GraniteMoeForCausalLM": _GRANITE_MOE.family(),
     "GraniteMoeHybridForCausalLM": _GRANITE4.family(),
+    "ArceeForCausalLM": _ARCEE.family(),
     "SmolLM3ForCausalLM": _SMOLLM3.family(),
     "Qwen2ForCausalLM": _QWEN2.family(),
     "Qwen2VLForConditionalGeneration": _QWEN2_VL.family(),

@@ -41,6 +41,8 @@ class LlamaLayout(NamedTuple):
     """Whether gate and up are one tensor."""
     shared_mlp: bool = False
     """Whether the MLP is called the shared expert of a mixture, which has no others."""
+    relu_squared: bool = False
+    """Whether the MLP has squared ReLU instead of a gate."""
     partial: float | None = None
     """The default share of a head that is rotated; None: all of it, always."""
     gemma: bool = False
@@ -82,7 +84,7 @@ class LlamaLayout(NamedTuple):
         )
 
     def _all_fixed(self) -> Fixed:
-        activation = () if self.gemma else _FIXED
+        activation = () if self.gemma else _RELU_SQUARED if self.relu_squared else _FIXED
         biases = () if self.qkv_bias is None else _FIXED_QWEN
         return (*activation, *biases, *self.fixed)
 
@@ -128,13 +130,15 @@ def _layer(layout: LlamaLayout, config: Config) -> Iterator[Module]:
     if layout.fused_mlp:
         yield Module("ffn_up", "mlp.gate_up_proj", ("gate_and_up", "embd"))
     else:
-        yield Module("ffn_gate", "mlp.gate_proj", ("ff", "embd"), mlp_bias)
+        if not layout.relu_squared:
+            yield Module("ffn_gate", "mlp.gate_proj", ("ff", "embd"), mlp_bias)
         yield Module("ffn_up", "mlp.up_proj", ("ff", "embd"), mlp_bias)
     yield Module("ffn_down", "mlp.down_proj", ("embd", "ff"), mlp_bias)
 
 
 # config.json key, the only value that GGUF can express (HF's default), meaning of others
 _FIXED: Fixed = (("hidden_act", "silu", "the MLP does not use SiLU"),)
+_RELU_SQUARED: Fixed = (("hidden_act", "relu2", "the MLP does not square ReLU"),)
 _FIXED_QWEN: Fixed = (
     ("attention_bias", False, "the attention has biases that its official checkpoints lack"),
     ("mlp_bias", False, "the MLP has biases"),

@@ -9,11 +9,11 @@ Sizes = Mapping[str, int]
 
 # size -> keys in config.json
 _KEYS = {
-    "embd": ("hidden_size", "n_embd", "n_embed"),
+    "embd": ("hidden_size", "n_embd", "n_embed", "d_model"),
     "ff": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
-    "layers": ("num_hidden_layers", "n_layer"),
-    "heads": ("num_attention_heads", "n_head"),
-    "context": ("max_position_embeddings", "n_positions", "seq_length"),
+    "layers": ("num_hidden_layers", "n_layer", "n_layers"),
+    "heads": ("num_attention_heads", "n_head", "n_heads"),
+    "context": ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len"),
 }
 
 

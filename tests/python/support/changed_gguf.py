@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -17,15 +18,20 @@ def changed(
     target: Path,
     keys: Mapping[str, tuple[Any, GGUFValueType]],
     tensors: Mapping[str, NDArray[np.float32]],
+    architecture: str | None = None,
 ) -> Path:
-    """Copy `source` to `target` with changed or added metadata and tensors; returns `target`."""
+    """Copy `source` to `target` with changed or added metadata and tensors; returns `target`.
+
+    `architecture`: the new one, also in the names of keys.
+    """
     file = GGUFReader(source)
-    architecture = file.fields["general.architecture"].contents()
-    with closing(GGUFWriter(target, architecture)) as writer:
+    old = file.fields["general.architecture"].contents()
+    with closing(GGUFWriter(target, architecture or old)) as writer:
         for key, field in file.fields.items():
             if not key.startswith(("GGUF.", "general.architecture")) and key not in keys:
                 sub_type = field.types[1] if len(field.types) > 1 else None
-                writer.add_key_value(key, field.contents(), field.types[0], sub_type)
+                name = re.sub(rf"^{old}\.", f"{architecture or old}.", key)
+                writer.add_key_value(name, field.contents(), field.types[0], sub_type)
         for key, (value, kind) in keys.items():
             writer.add_key_value(key, value, kind)
         for tensor in file.tensors:

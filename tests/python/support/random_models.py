@@ -54,7 +54,9 @@ class Recipe:
         }
         if self.model == "OPT":
             sizes |= {"ffn_dim": self.n_ff, "word_embed_proj_dim": self.n_embd}
-        elif self.model in ("GPT2", "GPTJ"):
+        elif self.model == "Mpt":  # the MLP has 4 times the width
+            sizes["max_seq_len"] = sizes.pop("max_position_embeddings")
+        elif self.model in ("GPT2", "GPTBigCode", "GPTJ"):
             sizes = {_OLD_NAMES.get(name, name): size for name, size in sizes.items()}
             sizes["n_inner"] = self.n_ff
         else:
@@ -135,7 +137,7 @@ RECIPES = {
         options=_gqa(
             2, head_dim=20,
             **_rope(
-                rope_type="yarn", factor=4.0, original_max_position_embeddings=N_CTX,
+                rope_type="yarn", factor=16.0, original_max_position_embeddings=10,
                 mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1,
             ),
         ),
@@ -165,15 +167,31 @@ RECIPES = {
     ),
     "phi3_longrope": Recipe("Phi3", 64, 4, 40, options=_gqa(2, **_LONGROPE)),
     "gpt2": Recipe("GPT2", 48, 4, 100),
+    "starcoder": Recipe("GPTBigCode", 48, 4, 100),
     "gptj": Recipe("GPTJ", 48, 3, 64, options={"rotary_dim": 6}),
     "bloom": Recipe("Bloom", 32, 4, 128),
     "bloom_odd_heads": Recipe("Bloom", 36, 6, 144),
+    "mpt": Recipe("Mpt", 32, 4, 128),
+    "mpt_odd_heads": Recipe("Mpt", 36, 6, 144),
     "falcon": Recipe("Falcon", 32, 4, 100, options=_FALCON),
     "falcon_new": Recipe(
         "Falcon", 32, 4, 128,
         options=_FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2},
     ),
     "falcon_heads": Recipe("Falcon", 32, 2, 50, options=_FALCON | {"multi_query": False}),
+    "phi2": Recipe("Phi", 48, 4, 100),
+    "phi2_whole": Recipe(
+        "Phi", 32, 2, 100,
+        options={"hidden_act": "gelu", **_rope(100.0, partial_rotary_factor=1.0)},
+    ),
+    "nemotron": Recipe("Nemotron", 32, 4, 100, options=_gqa(2)),
+    "nemotron_biases": Recipe(
+        "Nemotron", 32, 4, 100,
+        options=_gqa(
+            4, head_dim=12, attention_bias=True, mlp_bias=True, **_rope(partial_rotary_factor=1.0)
+        ),
+    ),
+    "arcee": Recipe("Arcee", 64, 4, 100, options=_gqa(2, **_YARN_ROPE)),
     "granite": Recipe("Granite", 32, 4, 40, options=_gqa(2, **_MULTIPLIERS)),
     "granite4": Recipe(
         "GraniteMoeHybrid", 32, 4, 40,
