@@ -209,6 +209,8 @@ constexpr Missing kMissing[] = {
     {"multi-head latent attention (MLA), whose cache holds one compressed row for all heads",
      " deepseek2 deepseek2-ocr minicpm3 plm glm-dsa mistral4 "},
     {"attention in chunks and experts with a sigmoid router", " llama4 "},
+    {"norms of q and k after their rotation", " hunyuan-dense hunyuan-moe "},
+    {"an activation with parameters of each layer (xIELU)", " apertus "},
     {"attention to later tokens (an encoder)",
      " bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert"
      " gemma-embedding llama-embed t5encoder "},

@@ -112,6 +112,8 @@ def test_unknown_keys_are_rejected(
         ("rwkv7", "RWKV"),
         ("lfm2", "convolutions"),
         ("deepseek2", "multi-head latent attention"),
+        ("hunyuan-dense", "norms of q and k after their rotation"),
+        ("apertus", "xIELU"),
         ("bert", "an encoder"),
     ],
 )

@@ -50,6 +50,8 @@ def test_unsupported_opt_config_is_rejected(
         ("NemotronHForCausalLM", "state-space"),
         ("Qwen3NextForCausalLM", "Gated DeltaNet"),
         ("DeepseekV3ForCausalLM", "multi-head latent attention"),
+        ("HunYuanDenseV1ForCausalLM", "norms of q and k after their rotation"),
+        ("ApertusForCausalLM", "xIELU"),
         ("LlavaForConditionalGeneration", "an encoder of pictures"),
     ],
 )

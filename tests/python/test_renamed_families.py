@@ -1,4 +1,4 @@
-"""Families whose files differ from another family's only in names, and lack a class in transformers.
+"""Families whose files are those of another family with other names; not all are in transformers.
 
 llama.cpp's converter permutes the rows of InternLM 2 and MiniCPM as those of Llama and Granite.
 """
@@ -27,9 +27,7 @@ from support.random_models import RECIPES, make_model, random_tokens, save_check
         ("minicpm", "granite"),
     ],
 )
-def test_renamed_files_have_the_same_logits(
-    tmp_path: Path, architecture: str, recipe: str
-) -> None:
+def test_renamed_files_have_the_same_logits(tmp_path: Path, architecture: str, recipe: str) -> None:
     save_checkpoint(make_model(RECIPES[recipe], 0), tmp_path)
     convert(tmp_path, tmp_path / "model.gguf", "f32")
     path = changed(tmp_path / "model.gguf", tmp_path / "renamed.gguf", {}, {}, architecture)

@@ -16,6 +16,8 @@ _MISSING = {
         "multi-head latent attention (MLA), whose cache holds one compressed row for all heads"
     ),
     r"Llama4": "attention in chunks and experts with a sigmoid router",
+    r"HunYuan": "norms of q and k after their rotation",
+    r"Apertus": "an activation with parameters of each layer (xIELU)",
     r"ConditionalGeneration|VLFor|VisionFor": "an encoder of pictures or sound, or of the prompt",
     r"Bert|RobertaFor|MaskedLM": "attention to later tokens (an encoder)",
 }
