@@ -26,6 +26,10 @@ TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 BLOOM = " ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+"
 BAILING = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
@@ -94,6 +98,8 @@ def splits(patterns: list[str], *more: dict[str, Any]) -> dict[str, Any]:
         (None, split(BLOOM), False, "bloom"),
         (None, split(SPLIT), True, "llama-bpe"),
         ({"type": "NFC"}, split(SPLIT.replace("{1,3}", "")), False, "qwen2"),
+        ({"type": "NFC"}, split(QWEN35), False, "qwen35"),
+        (None, split(QWEN35), False, None),
         (None, sequence({"type": "Digits", "individual_digits": False}, BYTE_LEVEL), False, None),
         (None, split(SPLIT), False, "dbrx"),
         (None, split(SPLIT, behavior="Removed", invert=True), False, "dbrx"),

@@ -44,6 +44,9 @@ def text_bytes(text: str) -> list[int]:
         ("bloom", "I'LL| we'll| \n\n\t| 12345½| ,| x|!!\n  "),
         ("falcon", "I|'|LL| we|'|ll| |123|45½| x|\n\n\t| y|!!|\n  "),
         ("qwen2", "I|'LL| we|'ll| |1|2|3|4|5|½| | x|\n\n|\t| y|!!\n|  "),
+        ("qwen35", "I|'LL| we|'ll| |1|2|3|4|5|½| | x|\n\n|\t| y|!!\n|  "),
+        ("qwen35", "q\u0301q|!!|\u0301q|\n|\u0301\u0301| |1|\u0301|1"),
+        ("qwen2", "q|\u0301q|!!\u0301|q|\n|\u0301\u0301| |1|\u0301|1"),
         ("command-r", "I|'|LL| we|'ll| |1|2|3|4|5|½| | x|\n\n\t| y|!!|\n  "),
         ("smollm", "I|'|LL| we|'ll| |1|2|3|4|5|½| | x|\n\n\t| y|!!|\n  "),
         ("default", "I|'|LL| we|'|ll| |123|45½| | x|\n\n\t| y|!!|\n  "),
@@ -103,7 +106,7 @@ def test_llama_bpe_prefers_whole_tokens_to_merges() -> None:
     assert tokenizer(byte_pairs(extra, pre="llama-bpe", add_bos_token=False)).encode("abc") == [258]
 
 
-@pytest.mark.parametrize("pre", ["olmo", "mpt", "qwen2"])
+@pytest.mark.parametrize("pre", ["olmo", "mpt", "qwen2", "qwen35"])
 def test_nfc_normalization(pre: str) -> None:
     assert tokenizer(byte_pairs(pre=pre)).encode("e\u0301") == [0xC3, 0xA9]
     assert tokenizer(byte_pairs()).encode("e\u0301") == [ord("e"), 0xCC, 0x81]

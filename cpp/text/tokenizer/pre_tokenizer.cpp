@@ -40,21 +40,24 @@ size_t gpt_2(Text text) {
 
 // (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,most_digits}
 // | ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
-// newlines: whether [\r\n]* is part of it.
-template <size_t most_digits, bool newlines = true>
+// newlines: whether [\r\n]* is part of it; with_marks: [\p{L}\p{M}] instead of \p{L}, except in
+// [^\r\n\p{L}\p{N}].
+template <size_t most_digits, bool newlines = true, bool with_marks = false>
 size_t llama_3(Text text) {
+  const auto in_word = [](const CodePoint& c) {
+    return c.kind == letter || (with_marks && c.is_mark());
+  };
+  const auto in_symbols = [&](const CodePoint& c) { return c.kind == other && !in_word(c); };
   if (const size_t n = contraction<true>(text)) return n;
-  if (is(text, 0, letter)) return run(text, 0, letter);
-  if (!is_newline(text[0]) && !is(text, 0, number) && is(text, 1, letter)) {
-    return run(text, 1, letter);
+  if (in_word(text[0])) return run(text, 0, in_word);
+  if (!is_newline(text[0]) && !is(text, 0, number) && text.size() > 1 && in_word(text[1])) {
+    return run(text, 1, in_word);
   }
   if (is(text, 0, number)) return run(text, 0, number, most_digits);
   const size_t begin = is(text, 0, U' ') ? 1 : 0;
-  if (is(text, begin, other)) {
-    const size_t end = run(text, begin, other);
-    return newlines ? run(text, end, is_newline) : end;
-  }
-  return lines(text);
+  const size_t end = run(text, begin, in_symbols);
+  if (end == begin) return lines(text);
+  return newlines ? run(text, end, is_newline) : end;
 }
 
 // Parts of words, divided at capitals: B = [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}], E =
@@ -176,6 +179,7 @@ constexpr Cut kLlama3Cuts[] = {llama_3<3>};
 constexpr Cut kQwen2Cuts[] = {llama_3<1>};
 constexpr Cut kSeedCuts[] = {llama_3<1, false>};
 constexpr Cut kMiniCpm5Cuts[] = {numbers<3>, llama_3<SIZE_MAX>};
+constexpr Cut kQwen35Cuts[] = {llama_3<1, true, true>};
 constexpr Cut kGpt4oCuts[] = {gpt_4o<3, true>};
 constexpr Cut kTekkenCuts[] = {gpt_4o<1, false>};
 constexpr Cut kDigitsCuts[] = {numbers<1>, gpt_2};
@@ -200,6 +204,7 @@ constexpr PreTokenizer kStableLm2 = {.cuts = kQwen2Cuts};
 constexpr PreTokenizer kQwen2 = {.cuts = kQwen2Cuts, .nfc = true};
 constexpr PreTokenizer kSeed = {.cuts = kSeedCuts};
 constexpr PreTokenizer kMiniCpm5 = {.cuts = kMiniCpm5Cuts, .ignore_merges = true};
+constexpr PreTokenizer kQwen35 = {.cuts = kQwen35Cuts, .nfc = true};
 constexpr PreTokenizer kGpt4o = {.cuts = kGpt4oCuts};
 constexpr PreTokenizer kDigits = {.cuts = kDigitsCuts};
 constexpr PreTokenizer kCommandR = {.cuts = kDigitsCuts, .nfc = true};
@@ -240,6 +245,7 @@ constexpr Named kByName[] = {
     {"chatglm-bpe", kDbrx},
     {"minicpm5", kMiniCpm5},
     {"qwen2", kQwen2},
+    {"qwen35", kQwen35},
     {"deepseek-r1-qwen", kQwen2},
     {"hunyuan", kQwen2},
     {"stablelm2", kStableLm2},

@@ -28,6 +28,12 @@ def _words(numbers: str, signs: str = r"[^\s\p{L}\p{N}]+[\r\n]*") -> _Step:
     )
 
 
+# With marks as letters, except in the class before a word.
+_QWEN35 = _split(
+    _words(r"\p{N}")["pattern"]["Regex"]
+    .replace(r"?\p{L}+", r"?[\p{L}\p{M}]+")
+    .replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
+)
 _WORD = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]%s[\p{Ll}\p{Lm}\p{Lo}\p{M}]%s"
 _CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _GPT_4O = _split(
@@ -94,6 +100,7 @@ _BYTE_LEVEL_PRE: tuple[tuple[list[_Step], list[_Step], bool, str], ...] = (
     ([], [_GPT_4O, _BYTES], False, "gpt-4o"),  # gpt-oss, Phi-4-mini
     ([], [_TEKKEN, _BYTES], True, "tekken"),  # Mistral Nemo and Small
     ([_NFC], [_words(r"\p{N}"), _BYTES], False, "qwen2"),  # Qwen2, Qwen2.5, Qwen3
+    ([_NFC], [_QWEN35, _BYTES], False, "qwen35"),  # Qwen3.5
     ([], [_words(r"\p{N}"), _BYTES], False, "stablelm2"),
     ([], [_BAILING, _BYTES], False, "bailingmoe"),  # Ling
     ([_NFC], [_BAILING, _BYTES], False, "qwen2"),  # which splits like bailingmoe

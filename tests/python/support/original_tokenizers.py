@@ -24,6 +24,10 @@ _LLAMA_3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN_2 = _LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
+_QWEN_35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _WORD = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]%s[\p{Ll}\p{Lm}\p{Lo}\p{M}]%s"
 _CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _GPT_4O = (
@@ -90,6 +94,7 @@ CUTS = {
     **dict.fromkeys(["midm-2.0", "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"], (_LLAMA_3,)),
     "minicpm5": (r"\p{N}{1,3}", _LLAMA_3.replace("{1,3}", "+")),
     **dict.fromkeys(["qwen2", "deepseek-r1-qwen", "hunyuan", "stablelm2"], (_QWEN_2,)),
+    "qwen35": (_QWEN_35,),
     **dict.fromkeys(["bailingmoe", "bailingmoe2"], (_BAILING,)),
     **dict.fromkeys(["megrez", "kormo", "solar-open", "grok-2"], (_QWEN_2,)),
     "seed-coder": (_SEED,),
@@ -105,7 +110,7 @@ CUTS = {
     "deepseek-llm": _DEEPSEEK_LLM,
     "exaone-moe": (_EXAONE_MOE,),
 }
-_NFC = {"mpt", "olmo", "qwen2", "command-r", "deepseek-r1-qwen", "hunyuan"}
+_NFC = {"mpt", "olmo", "qwen2", "qwen35", "command-r", "deepseek-r1-qwen", "hunyuan"}
 _LLAMA_BPE = {"llama-bpe", "llama3", "llama-v3", "pixtral", "falcon3", "midm-2.0", "tekken"}
 _IGNORES_MERGES = _LLAMA_BPE | {"minicpm5"}
 _OF_ARCHITECTURE = {"gpt2": "gpt-2", "gptneox": "olmo"}  # files without tokenizer.ggml.pre
