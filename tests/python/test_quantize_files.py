@@ -17,7 +17,9 @@ from h2o_cpp.quantize import MIXES, quantize
 from h2o_cpp.quantize.mix import Model
 from support.llama_gguf import (
     Array,
+    Shapes,
     decoded,
+    llama_metadata,
     random_tensors,
     types,
     write_gguf,
@@ -91,6 +93,29 @@ def test_mix_types_by_tensor_and_layer(
         else:
             expected = base
         assert dtype == expected, name
+
+
+def test_hybrids_count_fused_and_single_values_together(tmp_path: Path) -> None:
+    """As in llama.cpp: attn_qkv of linear attention and attn_v are one series; the convolution's
+    weights are not quantized."""
+    row = (16, 256)
+    linear: Shapes = {
+        f"{name}.weight": row for name in ("attn_qkv", "attn_gate", "ssm_out", "ssm_beta")
+    }
+    linear |= {"ssm_conv1d.weight": (256, 4), "ssm_a": (16,), "ssm_dt.bias": (16,)}
+    attention: Shapes = {f"{name}.weight": row for name in ("attn_q", "attn_v", "attn_output")}
+    shapes = {
+        f"blk.{i}.{name}": shape
+        for i in range(17)
+        for name, shape in (attention if i % 4 == 3 else linear).items()
+    }
+    write_gguf(tmp_path / "in.gguf", random_tensors(shapes), llama_metadata(17), "qwen35")
+    quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_M")
+    kept = {"ssm_conv1d.weight", "ssm_a", "ssm_dt.bias"}
+    for name, dtype in types(tmp_path / "out.gguf").items():
+        _, layer, part = name.split(".", 2)
+        more = part in ("attn_qkv.weight", "attn_v.weight") and int(layer) in MORE_BITS
+        assert dtype == ("F32" if part in kept else "Q6_K" if more else "Q4_K"), name
 
 
 @pytest.mark.parametrize(("heads", "is_70b"), [({"head_count_kv": 8}, True), ({}, False)])

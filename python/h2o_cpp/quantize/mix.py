@@ -48,7 +48,10 @@ MIXES = {
 }
 
 # Matrices that are not quantized: small ones and lookup tables.
-_KEPT = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")
+_KEPT = (
+    *("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight"),
+    "ssm_conv1d.weight",
+)
 
 _VALUES = ("attn_v.weight", "attn_qkv.weight", "attn_kv_b.weight")
 
