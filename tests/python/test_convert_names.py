@@ -13,11 +13,12 @@ from h2o_cpp.convert import convert
 from h2o_cpp.convert.conversion import FAMILIES
 from support.needs import packages
 from support.opt_checkpoint import read_metadata, read_tensors
-from support.random_models import RECIPES, make_model, save_checkpoint
+from support.random_models import HYBRIDS, RECIPES, make_model, save_checkpoint
 
 ARCHITECTURES = {name: id for id, name in gguf.MODEL_ARCH_NAMES.items()}
 # One recipe per family; `opt` is not an architecture of llama.cpp.
-NAMES = {recipe.model: name for name, recipe in RECIPES.items() if recipe.model != "OPT"}.values()
+ALL = RECIPES | HYBRIDS
+NAMES = {recipe.model: name for name, recipe in ALL.items() if recipe.model != "OPT"}.values()
 
 
 def known_keys(architecture: str) -> set[str]:
@@ -30,7 +31,7 @@ def known_keys(architecture: str) -> set[str]:
 @packages("torch", "transformers")
 @pytest.mark.parametrize("name", NAMES)
 def test_tensor_names_and_keys(tmp_path: Path, name: str) -> None:
-    recipe = RECIPES[name]
+    recipe = ALL[name]
     save_checkpoint(make_model(recipe, 0), tmp_path)
     convert(tmp_path, tmp_path / "model.gguf", "f32")
     metadata = read_metadata(tmp_path / "model.gguf")
@@ -52,11 +53,12 @@ def test_tensor_names_and_keys(tmp_path: Path, name: str) -> None:
         # Expert tensors are merged under the name without a number.
         hf = family.base_prefix * (not spec.hf.startswith("lm_head")) + spec.hf.replace(".{}", "")
         hf = hf if hf != "embed_out.weight" and "embed_out" not in hf else spec.hf
+        hf = hf.replace(".dt_bias", ".dt_proj_bias")  # renamed by llama.cpp's converter
         hf = hf.removesuffix("_bias") + ".bias" * hf.endswith("_bias")
         found = mapping.get_name(hf, try_suffixes=(".weight", ".bias"))
         if found is None:  # BLOOM's first checkpoints contain only the base model
             found = mapping.get_name(spec.hf, try_suffixes=(".weight", ".bias"))
-        if not hf.endswith((".weight", ".bias")):  # a parameter, not a module
+        if not hf.endswith((".weight", ".bias", ".A_log")):  # a parameter, not a module
             found = f"{found}.weight"
         assert found == spec.gguf
 

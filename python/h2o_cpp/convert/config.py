@@ -39,6 +39,17 @@ def flag(config: Config, key: str, default: bool) -> bool:
     raise ValueError(f"config.json: {key} must be true or false, found {value!r}")
 
 
+def layer_flags(config: Config, kinds: Mapping[str, bool]) -> list[bool]:
+    """The flags of the layers' kinds in `layer_types`. Raises ValueError if it is invalid."""
+    found, n_layers = config.get("layer_types"), dimension(config, "num_hidden_layers")
+    if not isinstance(found, list) or len(found) != n_layers or not set(found) <= kinds.keys():
+        raise ValueError(
+            f"config.json: layer_types must name one of {', '.join(kinds)} for each of"
+            f" {n_layers} layers, found {found!r}"
+        )
+    return [kinds[kind] for kind in found]
+
+
 def refuse(architecture: str, key: str, value: object, why: str) -> ValueError:
     """The error for a value that this architecture's GGUF files cannot express."""
     return ValueError(

@@ -8,7 +8,7 @@ import numpy as np
 from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, GGUFWriter, LlamaFileType
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from h2o_cpp.convert import gpt, gpt_oss, gptneox, layernorm, llama, opt
+from h2o_cpp.convert import gpt, gpt_oss, gptneox, layernorm, llama, opt, qwen35
 from h2o_cpp.convert.checkpoint import open_tensors, read_json
 from h2o_cpp.convert.config import Config, Value, dimension
 from h2o_cpp.convert.family import Family
@@ -26,6 +26,7 @@ FAMILIES: dict[str, Family] = {
     **layernorm.FAMILIES,
     **gpt_oss.FAMILIES,
     **gpt.FAMILIES,
+    **qwen35.FAMILIES,
 }
 
 # outtype -> type of the weight matrices, general.file_type

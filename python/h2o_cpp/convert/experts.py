@@ -68,10 +68,15 @@ class Mixture(NamedTuple):
         yield Module("ffn_up_exps", f"{self.experts}.{up}", ("expert_ff", "embd"))
         yield Module("ffn_down_exps", f"{self.experts}.{down}", ("embd", "expert_ff"))
         if self.shared:
-            yield Module("ffn_gate_inp_shexp", "mlp.shared_expert_gate", ("one", "embd"))
-            yield Module("ffn_gate_shexp", "mlp.shared_expert.gate_proj", ("shared_ff", "embd"))
-            yield Module("ffn_up_shexp", "mlp.shared_expert.up_proj", ("shared_ff", "embd"))
-            yield Module("ffn_down_shexp", "mlp.shared_expert.down_proj", ("embd", "shared_ff"))
+            yield from SHARED_EXPERT
+
+
+SHARED_EXPERT = (
+    Module("ffn_gate_inp_shexp", "mlp.shared_expert_gate", ("one", "embd")),
+    Module("ffn_gate_shexp", "mlp.shared_expert.gate_proj", ("shared_ff", "embd")),
+    Module("ffn_up_shexp", "mlp.shared_expert.up_proj", ("shared_ff", "embd")),
+    Module("ffn_down_shexp", "mlp.shared_expert.down_proj", ("embd", "shared_ff")),
+)
 
 
 def expert_counts(config: Config) -> tuple[int, int]:

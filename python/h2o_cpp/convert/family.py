@@ -22,6 +22,7 @@ class TensorSpec:
     `written` is the resulting shape, if it differs. With `stack`, this many tensors of that
     shape are stacked; {} in `hf` is the number. With `mxfp4_rows`, the checkpoint may have
     it in MXFP4, transposed, as `hf`_blocks and `hf`_scales; these rows of each matrix are copied.
+    `joined`: the same values in a larger tensor, if the checkpoint has that one.
     """
 
     gguf: str
@@ -32,6 +33,7 @@ class TensorSpec:
     stack: int = 0
     written: tuple[int, ...] | None = None
     mxfp4_rows: slice | None = None
+    joined: "TensorSpec | None" = None
 
     @property
     def written_shape(self) -> tuple[int, ...]:
@@ -125,8 +127,8 @@ class Family:
     architecture: str
     """general.architecture, and the prefix of the family's metadata keys."""
 
-    layer: Callable[[Config], Iterable[Module]]
-    """config.json -> the modules of a layer, in file order."""
+    layer: Callable[[Config, int], Iterable[Module]]
+    """config.json, index -> the modules of a layer, in file order."""
 
     fixed: Iterable[tuple[str, object, str]] = ()
     """Rows for check_fixed: what GGUF files cannot express."""
@@ -169,8 +171,10 @@ class Family:
     more_sizes: Callable[[Config], Sizes] = lambda config: {}
     """Sizes that only this family's modules use."""
 
-    more_tensors: Callable[[int, Sizes], Iterable[TensorSpec]] = lambda layer, sizes: ()
-    """Tensors of a layer that do not belong to a module."""
+    more_tensors: Callable[[Config, int, Sizes], Iterable[TensorSpec]] = (
+        lambda config, index, sizes: ()
+    )
+    """config.json, index, sizes -> tensors of a layer that do not belong to a module."""
 
     # A tied checkpoint may repeat the embedding as head; old checkpoints have frequencies.
     ignored: re.Pattern[str] = re.compile(
@@ -181,6 +185,9 @@ class Family:
     add_bos: bool = False
     """The default of tokenizer.ggml.add_bos_token."""
 
+    has_mlp: bool = True
+    """Whether config.json has the size of an MLP, and not only those of experts."""
+
     mxfp4: bool = False
     """Whether checkpoints may have weights in MXFP4."""
 
@@ -189,7 +196,8 @@ class Family:
 
     def sizes(self, config: Config) -> Sizes:
         """config.json -> the sizes of modules."""
-        sizes = read_sizes(self.architecture, config, self.kv_heads(config), self.defaults)
+        kv_heads = self.kv_heads(config)
+        sizes = read_sizes(self.architecture, config, kv_heads, self.defaults, self.has_mlp)
         return {**sizes, **self.more_sizes(config)}
 
     def metadata(self, config: Config) -> Metadata:
@@ -205,12 +213,13 @@ class Family:
             "context_length": sizes["context"],
             "embedding_length": sizes["embd"],
             "block_count": sizes["layers"],
-            "feed_forward_length": sizes["ff"],
             "attention.head_count": sizes["heads"],
             "attention.head_count_kv": sizes["kv_heads"],
             f"attention.layer_norm_{rms}epsilon": number(config, key, default),
             "vocab_size": sizes["vocab"],
         }
+        if self.has_mlp:
+            values["feed_forward_length"] = sizes["ff"]
         if config.get("head_dim") is not None:
             values["attention.key_length"] = values["attention.value_length"] = sizes["head"]
         if self.rotated is not None:
@@ -227,9 +236,9 @@ class Family:
         for module in self.embeddings:
             yield from module.tensors(sizes)
         for i in range(sizes["layers"]):
-            for module in self.layer(config):
+            for module in self.layer(config, i):
                 yield from module.in_layer(i, self.layers).tensors(sizes)
-            yield from self.more_tensors(i, sizes)
+            yield from self.more_tensors(config, i, sizes)
         yield from self.output_norm.tensors(sizes)
         if not self.is_tied(config):
             yield from self.head.tensors(sizes)

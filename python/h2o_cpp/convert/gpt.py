@@ -30,7 +30,7 @@ _GPT2_LAYER = (
 
 GPT2 = Family(
     architecture="gpt2",
-    layer=lambda config: _GPT2_LAYER,
+    layer=lambda config, index: _GPT2_LAYER,
     fixed=(
         ("scale_attn_weights", True, "attention is not scaled"),
         ("scale_attn_by_inverse_layer_idx", False, "attention is scaled by the layer"),
@@ -57,7 +57,7 @@ GPT2 = Family(
 STARCODER = replace(
     GPT2,
     architecture="starcoder",
-    layer=lambda config: (module._replace(transposed=False) for module in _GPT2_LAYER),
+    layer=lambda config, index: (module._replace(transposed=False) for module in _GPT2_LAYER),
     fixed=(
         ("scale_attn_weights", True, "attention is not scaled"),
         ("multi_query", True, "each query head has its own KV head"),
@@ -93,7 +93,7 @@ def _gptj_rotated(config: Config, sizes: Sizes) -> int:
 GPTJ = replace(
     GPT2,
     architecture="gptj",
-    layer=lambda config: _GPTJ_LAYER,
+    layer=lambda config, index: _GPTJ_LAYER,
     fixed=(),
     details=lambda config, sizes: gelu_form("gptj", config, "activation_function", "gelu_new"),
     rotated=_gptj_rotated,
@@ -119,7 +119,7 @@ _WORDS = Module("token_embd", "word_embeddings", ("vocab", "embd"))
 BLOOM = replace(
     GPT2,
     architecture="bloom",
-    layer=lambda config: _BLOOM_LAYER,
+    layer=lambda config, index: _BLOOM_LAYER,
     fixed=(("apply_residual_connection_post_layernorm", False, "the residual is normalized"),),
     details=lambda config, sizes: {},
     embeddings=(_WORDS, _norm("token_embd_norm", "word_embeddings_layernorm")),
@@ -156,7 +156,7 @@ def _mpt_details(config: Config, sizes: Sizes) -> Metadata:
 MPT = replace(
     GPT2,
     architecture="mpt",
-    layer=lambda config: _MPT_LAYER,
+    layer=lambda config, index: _MPT_LAYER,
     fixed=(
         ("expansion_ratio", 4, "the MLP has another size"),
         ("logit_scale", None, "logits are scaled"),
@@ -178,7 +178,7 @@ def _falcon_kv_heads(config: Config) -> int | None:
     return 1 if flag(config, "multi_query", True) else None
 
 
-def _falcon_layer(config: Config) -> Iterator[Module]:
+def _falcon_layer(config: Config, index: int) -> Iterator[Module]:
     new = flag(config, "new_decoder_architecture", False)
     if new and config.get("num_ln_in_parallel_attn") in (None, 2):
         yield _norm("attn_norm", "ln_mlp")

@@ -41,7 +41,7 @@ def _details(config: Config, sizes: Sizes) -> Metadata:
     }
 
 
-def _sinks_and_experts(layer: int, sizes: Sizes) -> Iterator[TensorSpec]:
+def _sinks_and_experts(config: Config, layer: int, sizes: Sizes) -> Iterator[TensorSpec]:
     n, embd, ff = sizes["experts"], sizes["embd"], sizes["ff"]
     blk, hf = f"blk.{layer}", f"layers.{layer}.mlp.experts"
     sinks = f"layers.{layer}.self_attn.sinks"
@@ -85,7 +85,7 @@ def _every_other(first: int) -> Callable[[Values], Values]:
 
 GPT_OSS = Family(
     architecture="gpt-oss",
-    layer=lambda config: _LAYER,
+    layer=lambda config, index: _LAYER,
     fixed=_FIXED,
     details=_details,
     epsilon=("rms_norm_eps", 1e-5),

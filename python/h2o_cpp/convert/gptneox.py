@@ -53,7 +53,7 @@ def _details(config: Config, sizes: Sizes) -> Metadata:
 
 GPTNEOX = Family(
     architecture="gptneox",
-    layer=lambda config: _LAYER,
+    layer=lambda config, index: _LAYER,
     # config.json key, the only value that GGUF can express (HF's default), meaning of others
     fixed=(
         ("attention_bias", True, "the attention has no biases"),

@@ -28,7 +28,7 @@ _GATED_MLP = (
 _OUTPUT_NORM = Module("output_norm", "norm", ("embd",), bias=True)
 
 
-def _starcoder2_layer(config: Config) -> Iterator[Module]:
+def _starcoder2_layer(config: Config, index: int) -> Iterator[Module]:
     yield Module("attn_norm", "input_layernorm", ("embd",), True)
     yield from _attention(True, True)
     yield Module("ffn_norm", "post_attention_layernorm", ("embd",), True)
@@ -50,7 +50,7 @@ STARCODER2 = Family(
 )
 
 
-def _stablelm_layer(config: Config) -> Iterator[Module]:
+def _stablelm_layer(config: Config, index: int) -> Iterator[Module]:
     yield Module("attn_norm", "input_layernorm", ("embd",), True)
     yield from _attention(flag(config, "use_qkv_bias", False), False)
     if not flag(config, "use_parallel_residual", False):
@@ -87,7 +87,7 @@ _PHI_LAYER = (
 
 PHI = Family(
     architecture="phi2",
-    layer=lambda config: _PHI_LAYER,
+    layer=lambda config, index: _PHI_LAYER,
     fixed=(("qk_layernorm", False, "q and k are normalized"),),
     details=lambda config, sizes: gelu_form("phi2", config, "hidden_act", "gelu_new"),
     rotated=lambda config, sizes: rotated_share("phi2", config, sizes["head"], 0.5),
@@ -96,7 +96,7 @@ PHI = Family(
 )
 
 
-def _nemotron_layer(config: Config) -> Iterator[Module]:
+def _nemotron_layer(config: Config, index: int) -> Iterator[Module]:
     attention_bias = flag(config, "attention_bias", False)
     mlp_bias = flag(config, "mlp_bias", False)
     yield Module("attn_norm", "input_layernorm", ("embd",), True, add=1)
@@ -116,7 +116,7 @@ NEMOTRON = Family(
 )
 
 
-def _command_r_layer(config: Config) -> Iterator[Module]:
+def _command_r_layer(config: Config, index: int) -> Iterator[Module]:
     yield Module("attn_norm", "input_layernorm", ("embd",))
     yield from _attention(False, False)
     yield from _GATED_MLP

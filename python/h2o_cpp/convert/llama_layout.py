@@ -73,7 +73,7 @@ class LlamaLayout(NamedTuple):
         return Family(
             architecture=self.architecture,
             fixed=self._all_fixed(),
-            layer=lambda config: _layer(self, config),
+            layer=lambda config, index: _layer(self, config),
             details=details,
             epsilon=("rms_norm_eps", 1e-6),
             rotated=lambda config, sizes: _rotated(self, config, sizes),

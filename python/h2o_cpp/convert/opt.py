@@ -47,7 +47,7 @@ def _position_sizes(config: Config) -> Sizes:
 
 OPT = Family(
     architecture="opt",
-    layer=lambda config: _LAYER,
+    layer=lambda config, index: _LAYER,
     fixed=_FIXED,
     details=_check_embedding,
     rotated=None,

@@ -84,9 +84,9 @@ def rope_parameters(config: Config) -> Mapping[str, Any]:
     return {"rope_theta": theta, "rope_type": found.get("type", "default")} | found
 
 
-def rope_sections(config: Config) -> Metadata:
+def rope_sections(config: Config, default: list[int] | None = None) -> Metadata:
     """M-RoPE's numbers of pairs for each axis of a position: time, height, width, and none."""
-    sections = rope_parameters(config).get("mrope_section")
+    sections = rope_parameters(config).get("mrope_section", default)
     if not isinstance(sections, list) or not all(type(n) is int for n in sections):
         raise ValueError(
             f"config.json: mrope_section must be a list of integers, found {sections!r}"

@@ -18,12 +18,17 @@ _KEYS = {
 
 
 def read_sizes(
-    architecture: str, config: Config, kv_heads: int | None, defaults: Sizes
+    architecture: str,
+    config: Config,
+    kv_heads: int | None,
+    defaults: Sizes,
+    has_mlp: bool = True,
 ) -> dict[str, int]:
     """The sizes that every family has.
 
     kv_heads: default: num_key_value_heads, or the number of query heads. defaults: for missing
-    keys; ff_ratio is ff / embd. Raises ValueError for inconsistent sizes.
+    keys; ff_ratio is ff / embd. has_mlp: whether ff is one of them. Raises ValueError for
+    inconsistent sizes.
     """
     embd, heads = _size(config, "embd"), _size(config, "heads")
     head = _head_size(architecture, config, embd, heads)
@@ -32,9 +37,8 @@ def read_sizes(
     if heads % kv_heads:
         why = f"{heads} heads of Q cannot share them evenly"
         raise refuse(architecture, "num_key_value_heads", kv_heads, why)
-    ff = _size(config, "ff", embd * defaults["ff_ratio"] if "ff_ratio" in defaults else None)
     q, kv = heads * head, kv_heads * head
-    return {
+    sizes = {
         "vocab": dimension(config, "vocab_size"),
         "context": _size(config, "context", defaults.get("context")),
         "layers": _size(config, "layers"),
@@ -43,11 +47,14 @@ def read_sizes(
         "kv_heads": kv_heads,
         "head": head,
         "q": q,
+        "q_and_gate": 2 * q,
         "kv": kv,
         "qkv": q + 2 * kv,
-        "ff": ff,
-        "gate_and_up": 2 * ff,
     }
+    if has_mlp:
+        ff = _size(config, "ff", embd * defaults["ff_ratio"] if "ff_ratio" in defaults else None)
+        sizes |= {"ff": ff, "gate_and_up": 2 * ff}
+    return sizes
 
 
 def _key(config: Config, size: str) -> str:

@@ -21,6 +21,9 @@ _LARGEST = {
     GGMLQuantizationType.Q8_0: 127 * 65504.0,
 }
 
+# Parts of the names of matrices that stay in F32.
+_F32 = ("position_embd", ".ffn_gate_inp", ".ssm_conv1d")
+
 
 @dataclass(frozen=True)
 class PlannedTensor:
@@ -87,6 +90,8 @@ def plan_tensors(
     if family.is_tied(config) and _has_own_head(family, names, tensors):
         config = {**config, "tie_word_embeddings": False}
     for spec in family.tensors(config):
+        if spec.joined is not None and spec.joined.hf in names:
+            spec = spec.joined
         if spec.mxfp4_rows is not None and f"{spec.hf}_blocks" in names:
             parts = [f"{spec.hf}_blocks", f"{spec.hf}_scales"]
             used.update(parts)
@@ -138,7 +143,7 @@ def _computed(gguf: str, values: Values) -> PlannedTensor:
 def _type(spec: TensorSpec, weight_type: GGMLQuantizationType) -> GGMLQuantizationType:
     """As in llama.cpp's converter: F32 except for matrices, F16 for rows of incomplete blocks."""
     is_matrix = len(spec.shape) > 1 and spec.gguf.endswith(".weight")
-    if not is_matrix or spec.gguf == "position_embd.weight" or ".ffn_gate_inp" in spec.gguf:
+    if not is_matrix or any(part in spec.gguf for part in _F32):
         return GGMLQuantizationType.F32
     block_size, _ = GGML_QUANT_SIZES[weight_type]
     return GGMLQuantizationType.F16 if spec.written_shape[-1] % block_size else weight_type

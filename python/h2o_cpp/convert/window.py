@@ -1,6 +1,6 @@
 """Sliding windows: layers in which a token attends only to the newest tokens."""
 
-from h2o_cpp.convert.config import Config, Metadata, dimension, flag
+from h2o_cpp.convert.config import Config, Metadata, dimension, flag, layer_flags
 
 _KINDS = {"full_attention": False, "sliding_attention": True}
 
@@ -69,14 +69,7 @@ def _all_but_last(config: Config, period: int) -> list[bool]:
 
 def sliding_layers(config: Config) -> list[bool]:
     """Which layers have a window, by `layer_types`. Raises ValueError if it is invalid."""
-    kinds = config.get("layer_types")
-    n_layers = dimension(config, "num_hidden_layers")
-    if not isinstance(kinds, list) or len(kinds) != n_layers or not set(kinds) <= _KINDS.keys():
-        raise ValueError(
-            f"config.json: layer_types must name one of {', '.join(_KINDS)} for each of"
-            f" {n_layers} layers, found {kinds!r}"
-        )
-    return [_KINDS[kind] for kind in kinds]
+    return layer_flags(config, _KINDS)
 
 
 def _window(config: Config) -> Metadata:

@@ -23,7 +23,8 @@ _OLD_NAMES = {
     "max_position_embeddings": "n_positions",
 }
 _CLASSES = {"GPT2": "GPT2LMHeadModel"}
-_CONFIGS = {"Gemma3": "Gemma3Text"}  # Gemma3Config is the config of the vision model
+# Gemma3Config is the config of the vision model.
+_CONFIGS = {"Gemma3": "Gemma3Text", "Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,15 @@ def _experts(n: int, used: int) -> dict[str, Any]:
     return {"num_experts": n, "num_experts_per_tok": used, "moe_intermediate_size": 24}
 
 
+def _delta_net(n_k_heads: int, n_v_heads: int, size: int) -> dict[str, Any]:
+    return {
+        "linear_num_key_heads": n_k_heads,
+        "linear_num_value_heads": n_v_heads,
+        "linear_key_head_dim": size,
+        "linear_value_head_dim": size,
+    }
+
+
 _MULTIPLIERS = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.4,
@@ -107,6 +117,32 @@ _YARN_MSCALE = _rope(
     rope_type="yarn", factor=4.0, original_max_position_embeddings=10,
     mscale=0.7, mscale_all_dim=0.4,
 )  # fmt: skip
+
+# Gated DeltaNet in most layers, attention in the others.
+HYBRIDS = {
+    "qwen35_listed": Recipe(
+        "Qwen3_5", 48, 3, 40, n_layers=3,
+        options=_gqa(
+            1, head_dim=16, tie_word_embeddings=True, linear_conv_kernel_dim=3,
+            layer_types=["full_attention", "linear_attention", "full_attention"],
+            **_delta_net(3, 3, 32),
+        ),
+    ),
+    "qwen35": Recipe(
+        "Qwen3_5", 64, 4, 40, n_layers=4,
+        options=_gqa(
+            2, head_dim=24, **_delta_net(2, 4, 16),
+            **_rope(partial_rotary_factor=0.5, mrope_section=[2, 2, 2]),
+        ),
+    ),
+    "qwen35moe": Recipe(
+        "Qwen3_5Moe", 64, 4, 40, n_layers=4,
+        options=_gqa(
+            2, head_dim=16, shared_expert_intermediate_size=36, **_experts(6, 3),
+            **_delta_net(2, 6, 16),
+        ),
+    ),
+}  # fmt: skip
 
 RECIPES = {
     "opt": Recipe("OPT", 32, 4, 128),
