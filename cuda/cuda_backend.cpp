@@ -226,9 +226,9 @@ class CudaBackend final : public Backend {
 
   bool copies_summaries() const override { return true; }
 
-  void route(const Routes& routes, Tensor logits) override {
+  void route(const Routes& routes, Tensor logits, const Tensor& bias) override {
     matmul_.forget();
-    cuda::route(stream_, routes, logits);
+    cuda::route(stream_, routes, logits, bias);
   }
 
   void dispatch(Tensor y, const Tensor& x, const Routes& routes) override {

@@ -14,35 +14,79 @@ constexpr int kThreads = 256;      // of blocks over elements
 constexpr int kRouteWarps = 32;    // warps of blocks over rows of logits, one row each
 constexpr int kCopyThreads = 512;  // of a block for one copy or row
 
+__device__ uint64_t largest_key(uint64_t key) {
+#pragma unroll
+  for (int apart = kWarp / 2; apart > 0; apart /= 2) {
+    key = max(key, __shfl_xor_sync(kAllLanes, key, apart));
+  }
+  return key;
+}
+
+// The selected groups, as bits, by one warp: a lane has a group.
+template <class Key>
+__device__ unsigned choose_groups(const Routes& routes, const Key& key) {
+  if (routes.n_groups == 1) return 1;
+  const int lane = threadIdx.x % kWarp;
+  const int size = routes.n_experts / routes.n_groups;
+  uint64_t sum = 0;
+  if (lane < routes.n_groups) {
+    uint64_t first = 0, second = 0;
+    for (int e = lane * size; e < (lane + 1) * size; ++e) {
+      second = max(second, min(first, key(e)));
+      first = max(first, key(e));
+    }
+    const float both = logit_of(first) + (size > 1 ? logit_of(second) : 0);
+    sum = key_of(fmaxf(both, -INFINITY), lane);
+  }
+  unsigned chosen = 0;
+  for (int j = 0; j < routes.n_groups_used; ++j) {
+    const uint64_t best = largest_key(sum);
+    chosen |= 1u << token_of(best);
+    if (sum == best) sum = 0;
+  }
+  return chosen;
+}
+
 // Selects the experts and weights of a row, by one warp. The experts overwrite the logits, as bits:
 // `copy_rows` is written while warps read them.
-__device__ void choose(const Routes& routes, float* logits, int row) {
+__device__ void choose(const Routes& routes, float* logits, const float* bias, int row) {
   const int lane = threadIdx.x % kWarp;
   const int n = routes.n_experts;
   float* const x = logits + int64_t{row} * n;
   float largest = -INFINITY, total = 0;
-  for (int e = lane; e < n; e += kWarp) largest = fmaxf(largest, x[e]);
-  largest = warp_max(largest);
-  for (int e = lane; e < n; e += kWarp) total += expf(x[e] - largest);
-  total = warp_sum(total);
+  if (!routes.sigmoid) {
+    for (int e = lane; e < n; e += kWarp) largest = fmaxf(largest, x[e]);
+    largest = warp_max(largest);
+    for (int e = lane; e < n; e += kWarp) total += expf(x[e] - largest);
+    total = warp_sum(total);
+  }
+  const auto score = [&](float logit) {
+    return routes.sigmoid ? sigmoid(logit) : expf(logit - largest) / total;
+  };
+  // The softmax keeps the order of the logits.
+  const bool by_score = routes.sigmoid || bias != nullptr || routes.n_groups > 1;
+  const auto key = [&](int e) {
+    float value = x[e];
+    if (by_score) value = score(value) + (bias != nullptr ? bias[e] : 0);
+    return key_of(fmaxf(value, -INFINITY), e);  // NaN sorts lowest
+  };
+  const unsigned groups = choose_groups(routes, key);
+  const int group_size = n / routes.n_groups;
 
   // Lane j has choices j, j + 32, ...
   float* const weights = routes.weights + int64_t{row} * routes.n_used;
   int32_t* const chosen = routes.copy_rows + int64_t{row} * routes.n_used;
-  float sum = 0;
+  float sum = 1e-20f;  // sigmoids may all be 0
   uint64_t last = UINT64_MAX;
   for (int j = 0; j < routes.n_used; ++j) {
     uint64_t best = 0;
     for (int e = lane; e < n; e += kWarp) {
-      const uint64_t key = key_of(fmaxf(x[e], -INFINITY), e);  // NaN sorts lowest
-      if (key < last) best = max(best, key);
+      if (routes.n_groups > 1 && (groups >> e / group_size & 1) == 0) continue;
+      const uint64_t candidate = key(e);
+      if (candidate < last) best = max(best, candidate);
     }
-#pragma unroll
-    for (int apart = kWarp / 2; apart > 0; apart /= 2) {
-      best = max(best, __shfl_xor_sync(kAllLanes, best, apart));
-    }
-    last = best;
-    const float weight = expf(logit_of(best) - largest) / total;
+    last = best = largest_key(best);
+    const float weight = score(x[token_of(best)]);
     sum += weight;
     if (lane == j % kWarp) {
       weights[j] = weight;
@@ -50,6 +94,7 @@ __device__ void choose(const Routes& routes, float* logits, int row) {
     }
   }
   const float factor = routes.normalized ? routes.scale / sum : routes.scale;
+  __syncwarp();
   for (int j = lane; j < routes.n_used; j += kWarp) {
     weights[j] *= factor;
     x[j] = __int_as_float(chosen[j]);
@@ -86,12 +131,12 @@ __device__ void place(const Routes& routes, const float* logits, int n_rows, int
 // For few rows a single block also computes the indices of the copies.
 template <bool kPlaces>
 __global__ void __launch_bounds__(kRouteWarps* kWarp)
-    choose_kernel(Routes routes, float* logits, int n_rows) {
+    choose_kernel(Routes routes, float* logits, const float* bias, int n_rows) {
   let_next_start();
   wait_for_previous();
   const int warp = threadIdx.x / kWarp;
   const int row = blockIdx.x * kRouteWarps + warp;
-  if (row < n_rows) choose(routes, logits, row);
+  if (row < n_rows) choose(routes, logits, bias, row);
   if constexpr (kPlaces) {
     __syncthreads();
     for (int e = warp; e < routes.n_experts; e += kRouteWarps) place(routes, logits, n_rows, e);
@@ -159,16 +204,18 @@ unsigned rows_of(const Tensor& x) { return static_cast<unsigned>(x.rows); }
 
 }  // namespace
 
-void route(const Stream& stream, const Routes& routes, const Tensor& logits) {
+void route(const Stream& stream, const Routes& routes, const Tensor& logits, const Tensor& bias) {
   const auto n_rows = static_cast<int>(logits.rows);
+  const float* const biases = bias ? bias.floats() : nullptr;
   constexpr int kBlock = kRouteWarps * kWarp;
   if (n_rows <= kRouteWarps) {
-    launch(stream, choose_kernel<true>, dim3(1), dim3(kBlock), 0, routes, logits.floats(), n_rows);
+    launch(stream, choose_kernel<true>, dim3(1), dim3(kBlock), 0, routes, logits.floats(), biases,
+           n_rows);
     return;
   }
   const auto n_blocks = static_cast<unsigned>((n_rows + kRouteWarps - 1) / kRouteWarps);
   launch(stream, choose_kernel<false>, dim3(n_blocks), dim3(kBlock), 0, routes, logits.floats(),
-         n_rows);
+         biases, n_rows);
   launch(stream, place_kernel, dim3(static_cast<unsigned>(routes.n_experts)), dim3(kWarp), 0,
          routes, logits.floats(), n_rows);
 }

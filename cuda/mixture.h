@@ -7,7 +7,7 @@
 
 namespace h2o::cuda {
 
-void route(const Stream& stream, const Routes& routes, const Tensor& logits);
+void route(const Stream& stream, const Routes& routes, const Tensor& logits, const Tensor& bias);
 
 // Here and below, the result is also written to `rounded`, unless that is empty.
 void dispatch(const Stream& stream, const Tensor& y, const Tensor& x, const Routes& routes,

@@ -63,11 +63,13 @@ struct Attention {
 // n_used. The arrays are in the back end's memory.
 struct Routes {
   int32_t n_experts;
-  int32_t n_used;      // experts per row
-  bool normalized;     // the weights of a row sum to `scale`; otherwise they are shares of all
-                       // experts' weights
-  float scale;         // of the weights
-  float* weights;      // [n, n_used]
+  int32_t n_used;        // experts per row
+  bool sigmoid = false;  // an expert's score is the sigmoid of its logit, not the softmax of all
+  int32_t n_groups = 1;  // experts are in groups of equal size, at most 32,
+  int32_t n_groups_used = 1;  // of which a row uses these many
+  bool normalized;  // the weights of a row sum to `scale`; otherwise they are the scores times it
+  float scale;      // of the weights
+  float* weights;   // [n, n_used]
   int32_t* copy_rows;  // [n, n_used] index of each copy of a row
   int32_t* offsets;    // [n_experts + 1]
 };
@@ -244,10 +246,12 @@ class Backend {
   // read them there?
   virtual bool copies_summaries() const { return false; }
 
-  // Selects the n_used experts with the largest logits [n, n_experts] for each row (ties: the lower
-  // index) and computes their weights, a softmax of the logits. Fills in the arrays of `routes`;
-  // overwrites `logits`.
-  virtual void route(const Routes& routes, Tensor logits) = 0;
+  // Selects the n_used experts with the largest scores of each row of logits [n, n_experts] (ties:
+  // the lower index) and computes their weights from the scores. Fills in the arrays of `routes`;
+  // overwrites `logits`. bias [1, n_experts], or empty, is added to the scores for the selection
+  // only. With several groups, a row's experts are from the n_groups_used groups whose two largest
+  // (biased) scores have the largest sum (ties: the lower index).
+  virtual void route(const Routes& routes, Tensor logits, const Tensor& bias) = 0;
 
   // y [n * n_used, cols] = the copies of the rows of x
   virtual void dispatch(Tensor y, const Tensor& x, const Routes& routes) = 0;

@@ -170,12 +170,17 @@ class CpuBackend final : public Backend {
 
   bool recalls_from_files() const override { return true; }
 
-  void route(const Routes& routes, Tensor logits) override {
+  void route(const Routes& routes, Tensor logits, const Tensor& bias) override {
     for_rows(logits, [&](int64_t i) {
-      float largest = 0;
-      const float total = kernels_.exponentiate(row(logits, i), logits.cols, 1, &largest);
-      kernels_.scale(row(logits, i), logits.cols, 1 / total);
-      choose_experts(routes, row(logits, i), i);
+      float* const scores = row(logits, i);
+      if (routes.sigmoid) {
+        for (int64_t e = 0; e < logits.cols; ++e) scores[e] = 1 / (1 + std::exp(-scores[e]));
+      } else {
+        float largest = 0;
+        const float total = kernels_.exponentiate(scores, logits.cols, 1, &largest);
+        kernels_.scale(scores, logits.cols, 1 / total);
+      }
+      choose_experts(routes, scores, bias ? bias.floats() : nullptr, i);
     });
     place_rows(routes, logits.rows);
   }

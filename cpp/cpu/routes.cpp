@@ -1,21 +1,56 @@
 #include "cpu/routes.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace h2o {
+namespace {
 
-void choose_experts(const Routes& routes, const float* probabilities, int64_t i) {
+// The selected groups, as bits.
+template <class Biased>
+uint32_t choose_groups(const Routes& routes, const Biased& biased) {
+  if (routes.n_groups == 1) return 1;
+  const int32_t size = routes.n_experts / routes.n_groups;
+  float sums[32];  // of the two largest scores of each group
+  for (int32_t g = 0; g < routes.n_groups; ++g) {
+    float first = -std::numeric_limits<float>::infinity(), second = first;
+    for (int32_t e = g * size; e < (g + 1) * size; ++e) {
+      second = std::max(second, std::min(first, biased(e)));
+      first = std::max(first, biased(e));
+    }
+    sums[g] = size > 1 ? first + second : first;
+  }
+  uint32_t chosen = 0;
+  for (int32_t j = 0; j < routes.n_groups_used; ++j) {
+    int32_t best = -1;
+    for (int32_t g = 0; g < routes.n_groups; ++g) {
+      if ((chosen >> g & 1) == 0 && (best < 0 || sums[g] > sums[best])) best = g;
+    }
+    chosen |= uint32_t{1} << best;
+  }
+  return chosen;
+}
+
+}  // namespace
+
+void choose_experts(const Routes& routes, const float* scores, const float* bias, int64_t i) {
   float* weights = routes.weights + i * routes.n_used;
   int32_t* chosen = routes.copy_rows + i * routes.n_used;
-  float sum = 0;
+  const auto biased = [&](int32_t e) { return bias != nullptr ? scores[e] + bias[e] : scores[e]; };
+  const uint32_t groups = choose_groups(routes, biased);
+  const int32_t size = routes.n_experts / routes.n_groups;
+  float sum = 1e-20f;  // sigmoids may all be 0
   for (int32_t j = 0; j < routes.n_used; ++j) {
     int32_t best = -1;
-    for (int32_t e = 0; e < routes.n_experts; ++e) {
-      const bool larger = best < 0 || probabilities[e] > probabilities[best];
-      if (larger && std::find(chosen, chosen + j, e) == chosen + j) best = e;
+    for (int32_t g = 0; g < routes.n_groups; ++g) {
+      if ((groups >> g & 1) == 0) continue;
+      for (int32_t e = g * size; e < (g + 1) * size; ++e) {
+        const bool larger = best < 0 || biased(e) > biased(best);
+        if (larger && std::find(chosen, chosen + j, e) == chosen + j) best = e;
+      }
     }
     chosen[j] = best;
-    weights[j] = probabilities[best];
+    weights[j] = scores[best];
     sum += weights[j];
   }
   const float factor = routes.normalized ? routes.scale / sum : routes.scale;

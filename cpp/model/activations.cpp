@@ -23,6 +23,9 @@ MixtureActivations mixture_activations(const Config& c, int64_t n_rows) {
       .shared_logit = matrix(n_shared, 1),
       .routes = {.n_experts = m.n_experts,
                  .n_used = m.n_used,
+                 .sigmoid = m.sigmoid,
+                 .n_groups = m.n_groups,
+                 .n_groups_used = m.n_groups_used,
                  .normalized = m.normalized,
                  .scale = m.scale,
                  .weights = nullptr,
@@ -52,8 +55,8 @@ Activations allocate_activations(Backend& backend, const Config& c, int32_t n_ro
                                  int32_t n_logits, Buffer& storage) {
   const int64_t q_width = int64_t{c.n_heads} * c.head_dim;
   const int64_t kv_width = int64_t{c.n_kv_heads} * c.head_dim;
-  const bool experts = c.mixture.n_experts > 0;
-  const bool gated = c.family->activation == Activation::gated && !experts;
+  const bool dense = !c.has_experts(0);
+  const bool gated = c.family->activation == Activation::gated && dense;
   Activations a{
       .x = matrix(n_rows, c.n_embd),
       .h = matrix(n_rows, c.n_embd),
@@ -61,7 +64,7 @@ Activations allocate_activations(Backend& backend, const Config& c, int32_t n_ro
       .k = matrix(n_rows, kv_width),
       .v = matrix(n_rows, kv_width),
       .attn = matrix(n_rows, q_width),
-      .up = matrix(experts ? 0 : n_rows, c.n_ff),
+      .up = matrix(dense ? n_rows : 0, c.n_ff),
       .gate = matrix(gated ? n_rows : 0, c.n_ff),
       .experts = mixture_activations(c, n_rows),
       .last = matrix(n_logits, c.n_embd),

@@ -22,15 +22,16 @@ struct MixtureActivations {
 
 // All f32.
 struct Activations {
-  Tensor x;                    // [n_rows, n_embd]  the residual stream
-  Tensor h;                    // [n_rows, n_embd]  normalized input of a block
-  Tensor q;                    // [n_rows, n_heads * head_dim]
-  Tensor k;                    // [n_rows, n_kv_heads * head_dim]
-  Tensor v;                    // [n_rows, n_kv_heads * head_dim]
-  Tensor attn;                 // [n_rows, n_heads * head_dim]
-  Tensor up;                   // [n_rows, n_ff]
-  Tensor gate;                 // [n_rows, n_ff]; no rows where the family has no gate
-  MixtureActivations experts;  // empty without experts; otherwise `up` and `gate` are empty
+  Tensor x;     // [n_rows, n_embd]  the residual stream
+  Tensor h;     // [n_rows, n_embd]  normalized input of a block
+  Tensor q;     // [n_rows, n_heads * head_dim]
+  Tensor k;     // [n_rows, n_kv_heads * head_dim]
+  Tensor v;     // [n_rows, n_kv_heads * head_dim]
+  Tensor attn;  // [n_rows, n_heads * head_dim]
+  Tensor up;    // [n_rows, n_ff]
+  Tensor gate;  // [n_rows, n_ff]; no rows where the family has no gate
+  // empty without experts; if all layers have them, `up` and `gate` are empty
+  MixtureActivations experts;
 
   Tensor last;    // [n_logits, n_embd]  rows whose logits are computed
   Tensor logits;  // [n_logits, n_vocab]

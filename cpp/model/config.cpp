@@ -40,12 +40,20 @@ struct Neutral {
   double value;
 };
 constexpr Neutral kNeutral[] = {
-    {"attention.causal", 1},         {"attention.clamp_kqv", 0},
-    {"attention.max_alibi_bias", 0}, {"attn_logit_softcapping", 0},
-    {"embedding_scale", 1},          {"expert_count", 0},
-    {"expert_used_count", 0},        {"expert_shared_count", 0},
-    {"expert_group_count", 0},       {"leading_dense_block_count", 0},
-    {"final_logit_softcapping", 0},  {"logit_scale", 1},
+    {"attention.causal", 1},
+    {"attention.clamp_kqv", 0},
+    {"attention.max_alibi_bias", 0},
+    {"attn_logit_softcapping", 0},
+    {"embedding_scale", 1},
+    {"expert_count", 0},
+    {"expert_used_count", 0},
+    {"expert_shared_count", 0},
+    {"expert_group_count", 0},
+    {"expert_group_used_count", 0},
+    {"leading_dense_block_count", 0},
+    {"interleave_moe_layer_step", 1},
+    {"final_logit_softcapping", 0},
+    {"logit_scale", 1},
     {"residual_scale", 1},
 };
 
@@ -95,6 +103,15 @@ class Keys {
     return has(key) && file_.find(full(key))->type == GgufType::array;
   }
   void ignore(const char* key) { use(key); }
+
+  int32_t in_range(const char* key, int64_t value) const {
+    constexpr int64_t kMax = int64_t{1} << 24;
+    if (value < 1 || value > kMax) {
+      fail(full(key), " is ", value, ", expected 1 to ", kMax);
+    }
+    return static_cast<int32_t>(value);
+  }
+
   bool zero_or_missing(const char* key) { return !has(key) || value(use(key)) == 0; }
 
   // An unread key would silently change the result.
@@ -138,14 +155,6 @@ class Keys {
       fail(full(key), " differs between layers, which h2o does not support");
     }
     return counts[0];
-  }
-
-  int32_t in_range(const char* key, int64_t value) const {
-    constexpr int64_t kMax = int64_t{1} << 24;
-    if (value < 1 || value > kMax) {
-      fail(full(key), " is ", value, ", expected 1 to ", kMax);
-    }
-    return static_cast<int32_t>(value);
   }
 
   float checked(const char* key, double value) const {
@@ -205,8 +214,9 @@ SlidingWindow read_sliding_window(Keys& keys, const Config& c) {
   window.period = c.family->window_period;
   if (keys.is_array(pattern)) {
     window.layers = keys.flags(pattern);
-    if (std::ssize(window.layers) != c.n_layers) {
-      keys.fail(keys.full(pattern), " has ", window.layers.size(), " flags, expected ", c.n_layers);
+    const auto n_flags = std::ssize(window.layers);
+    if (n_flags != c.n_layers && n_flags != c.n_layers + c.n_unused_layers) {
+      keys.fail(keys.full(pattern), " has ", n_flags, " flags, expected ", c.n_layers);
     }
   } else if (keys.has(pattern)) {
     window.period = keys.count(pattern);
@@ -233,6 +243,24 @@ void read_scales(Keys& keys, Config& c) {
   }
 }
 
+void read_groups(Keys& keys, MixtureConfig& m) {
+  constexpr int32_t kMost = 32;
+  if (keys.zero_or_missing("expert_group_count")) return keys.ignore("expert_group_used_count");
+  m.n_groups = keys.count("expert_group_count");
+  m.n_groups_used = m.n_groups == 1 ? keys.count_or("expert_group_used_count", 1)
+                                    : keys.count("expert_group_used_count");
+  if (m.n_groups > kMost || m.n_experts % m.n_groups != 0) {
+    keys.fail(keys.full("expert_group_count"), " is ", m.n_groups, ", expected a divisor of ",
+              "expert_count ", m.n_experts, ", at most ", kMost);
+  }
+  const int32_t n_choices = m.n_experts / m.n_groups * m.n_groups_used;
+  if (m.n_groups_used > m.n_groups || n_choices < m.n_used) {
+    keys.fail(keys.full("expert_group_used_count"), " is ", m.n_groups_used, " of ", m.n_groups,
+              " groups of ", m.n_experts / m.n_groups, " experts, expected groups with at least ",
+              m.n_used, " experts");
+  }
+}
+
 MixtureConfig read_mixture(Keys& keys, const Config& c) {
   MixtureConfig m;
   if (!c.family->experts || keys.zero_or_missing("expert_count")) return m;
@@ -243,21 +271,31 @@ MixtureConfig read_mixture(Keys& keys, const Config& c) {
               m.n_experts);
   }
   m.n_ff = keys.count_or("expert_feed_forward_length", c.n_ff);
+  if (!keys.zero_or_missing("expert_shared_count")) {
+    m.n_ff_shared =
+        keys.in_range("expert_shared_count", int64_t{m.n_ff} * keys.count("expert_shared_count"));
+  }
   if (!keys.zero_or_missing("expert_shared_feed_forward_length")) {
     m.n_ff_shared = keys.count("expert_shared_feed_forward_length");
   }
+  if (!keys.zero_or_missing("leading_dense_block_count")) {
+    m.n_dense = std::min(keys.count("leading_dense_block_count"), c.n_layers);
+  }
+  read_groups(keys, m);
   m.normalized = keys.flag_or("expert_weights_norm", c.family->experts_normalized);
   if (!keys.zero_or_missing("expert_weights_scale")) {
     m.scale = keys.positive("expert_weights_scale");
   }
-  constexpr int32_t kSoftmax = 1;
+  constexpr int32_t kSoftmax = 1, kSigmoid = 2;
   // equal to the softmax of all, with weights normalized to sum to 1
   constexpr int32_t kSoftmaxOfChosen = 3;
-  const int32_t gating = keys.count_or("expert_gating_func", kSoftmax);
-  if (gating != kSoftmax && gating != kSoftmaxOfChosen) {
+  const int32_t gating =
+      keys.count_or("expert_gating_func", c.family->experts_sigmoid ? kSigmoid : kSoftmax);
+  if (gating > kSoftmaxOfChosen) {
     keys.fail(keys.full("expert_gating_func"), " is ", gating,
-              ", supported: 1 (softmax), 3 (softmax of the chosen)");
+              ", supported: 1 (softmax), 2 (sigmoid), 3 (softmax of the chosen)");
   }
+  m.sigmoid = gating == kSigmoid;
   m.normalized = m.normalized || gating == kSoftmaxOfChosen;
   return m;
 }
@@ -301,6 +339,10 @@ Config read_config(const GgufShards& model) {
   c.n_ctx_train = keys.count("context_length");
   c.n_embd = keys.count("embedding_length");
   c.n_layers = keys.count("block_count");
+  if (!keys.zero_or_missing("nextn_predict_layers")) {
+    c.n_unused_layers = keys.count("nextn_predict_layers");
+    c.n_layers = keys.in_range("block_count", c.n_layers - c.n_unused_layers);
+  }
   c.n_ff = keys.count("feed_forward_length");
   c.n_heads = keys.count("attention.head_count");
   c.n_kv_heads = keys.count_or("attention.head_count_kv", c.n_heads);

@@ -35,19 +35,26 @@ struct SlidingWindow {
 
 // A mixture of experts as the feed-forward block: a router chooses the experts of each row.
 struct MixtureConfig {
-  int32_t n_experts = 0;    // {a}.expert_count; 0: no mixture
-  int32_t n_used = 0;       // {a}.expert_used_count
-  int32_t n_ff = 0;         // {a}.expert_feed_forward_length, default feed_forward_length
-  int32_t n_ff_shared = 0;  // {a}.expert_shared_feed_forward_length; 0: no shared expert
-  bool normalized = true;   // {a}.expert_weights_norm
-  float scale = 1;          // {a}.expert_weights_scale
+  int32_t n_experts = 0;  // {a}.expert_count; 0: no mixture
+  int32_t n_used = 0;     // {a}.expert_used_count
+  int32_t n_ff = 0;       // {a}.expert_feed_forward_length, default feed_forward_length
+  // {a}.expert_shared_feed_forward_length, default n_ff * {a}.expert_shared_count; 0: no shared
+  // expert
+  int32_t n_ff_shared = 0;
+  int32_t n_dense = 0;        // {a}.leading_dense_block_count: the first layers have no mixture
+  bool sigmoid = false;       // {a}.expert_gating_func; otherwise a softmax
+  int32_t n_groups = 1;       // {a}.expert_group_count
+  int32_t n_groups_used = 1;  // {a}.expert_group_used_count
+  bool normalized = true;     // {a}.expert_weights_norm
+  float scale = 1;            // {a}.expert_weights_scale
 };
 
 struct Config {
   const Family* family = nullptr;  // from general.architecture, "{a}" in the keys below
   int32_t n_ctx_train = 0;         // {a}.context_length: the trained context
   int32_t n_embd = 0;              // {a}.embedding_length
-  int32_t n_layers = 0;            // {a}.block_count
+  int32_t n_layers = 0;            // {a}.block_count without n_unused_layers
+  int32_t n_unused_layers = 0;     // {a}.nextn_predict_layers: the last ones, for speculation
   int32_t n_ff = 0;                // {a}.feed_forward_length
   int32_t n_heads = 0;             // {a}.attention.head_count
   int32_t n_kv_heads = 0;          // {a}.attention.head_count_kv, default n_heads
@@ -74,6 +81,11 @@ struct Config {
   // Does the layer rotate q and k, and if so by window_rope?
   bool rotates(int32_t layer) const;
   bool rotates_by_window(int32_t layer) const { return window_rope.n_rot > 0 && window(layer) > 0; }
+
+  // Is the layer's feed-forward block a mixture of experts?
+  bool has_experts(int32_t layer) const {
+    return mixture.n_experts > 0 && layer >= mixture.n_dense;
+  }
 
   // Can positions be ranks among the kept tokens? Only if all layers use them in the same way, and
   // only for the rotation of q and k.

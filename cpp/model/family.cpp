@@ -50,6 +50,32 @@ constexpr Family kFamilies[] = {
      .qk_norm = QkNorm::whole,
      .experts = true,
      .experts_normalized = false},
+    // DeepSeek-MoE, the first (converters permute Q and K for pairs)
+    {.architecture = "deepseek",
+     .rope = RopeLayout::pairs,
+     .experts = true,
+     .experts_normalized = false},
+    // Ling and Ring 1; and 2 (a selection bias; groups of experts; Q, K, V in one tensor)
+    {.architecture = "bailingmoe",
+     .rope = RopeLayout::pairs,
+     .experts = true,
+     .experts_normalized = false},
+    {.architecture = "bailingmoe2",
+     .qk_norm = QkNorm::heads,
+     .experts = true,
+     .experts_normalized = false,
+     .experts_sigmoid = true},
+    // dots.llm1
+    {.architecture = "dots1",
+     .qk_norm = QkNorm::heads,
+     .experts = true,
+     .experts_normalized = false,
+     .experts_sigmoid = true},
+    // MiniMax M2 (partial rotary)
+    {.architecture = "minimax-m2",
+     .qk_norm = QkNorm::whole,
+     .experts = true,
+     .experts_sigmoid = true},
     // Phi-3, Phi-4 (Q, K, V in one tensor, gate and up in another)
     {.architecture = "phi3"},
     // Phi-1, Phi-1.5 and Phi-2 (partial rotary; the output layer has a bias)
@@ -85,8 +111,16 @@ constexpr Family kFamilies[] = {
     // GLM-4 9B, and GLM-4 of April 2025 (partial rotary, in pairs; gate and up in one tensor)
     {.architecture = "chatglm", .rope = RopeLayout::pairs},
     {.architecture = "glm4", .rope = RopeLayout::pairs, .post_norms = true},
-    // ERNIE 4.5, dense
+    // GLM-4.5, 4.6 and 4.7, Solar Open (partial rotary)
+    {.architecture = "glm4moe",
+     .qk_norm = QkNorm::heads_if_present,
+     .ffn_norm = "post_attention_norm",
+     .experts = true,
+     .experts_normalized = false,
+     .experts_sigmoid = true},
+    // ERNIE 4.5, dense and with experts
     {.architecture = "ernie4_5", .rope = RopeLayout::pairs},
+    {.architecture = "ernie4_5-moe", .rope = RopeLayout::pairs, .experts = true},
     // Seed-OSS
     {.architecture = "seed_oss", .biases = Biases::qkv, .ffn_norm = "post_attention_norm"},
     // EXAONE 4 (norms after the blocks; every fourth layer of 32B has neither window nor positions)
@@ -96,6 +130,14 @@ constexpr Family kFamilies[] = {
      .window_rotated = true,
      .pre_norms = false,
      .post_norms = true},
+    // K-EXAONE (every fourth layer has neither window nor positions)
+    {.architecture = "exaone-moe",
+     .qk_norm = QkNorm::heads,
+     .window_period = 4,
+     .window_rotated = true,
+     .experts = true,
+     .experts_normalized = false,
+     .experts_sigmoid = true},
     // SmolLM3 (every fourth layer without positions; converters permute Q and K for pairs)
     {.architecture = "smollm3", .rope = RopeLayout::pairs, .unrotated_period = 4},
     // StarCoder2
@@ -208,9 +250,10 @@ constexpr Missing kMissing[] = {
     {"layers of convolutions, which have a state instead of a KV cache", " lfm2 lfm2moe "},
     {"multi-head latent attention (MLA), whose cache holds one compressed row for all heads",
      " deepseek2 deepseek2-ocr minicpm3 plm glm-dsa mistral4 "},
-    {"attention in chunks and experts with a sigmoid router", " llama4 "},
+    {"attention in chunks and temperatures of queries by position", " llama4 "},
     {"norms of q and k after their rotation", " hunyuan-dense hunyuan-moe "},
     {"an activation with parameters of each layer (xIELU)", " apertus "},
+    {"a router that drops experts far below the best (SparseMixer)", " phimoe "},
     {"attention to later tokens (an encoder)",
      " bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert"
      " gemma-embedding llama-embed t5encoder "},

@@ -17,8 +17,9 @@ enum class LogitScale { unknown, multiplies, divides };
 // Which projections must have a bias. Others may have one.
 enum class Biases { optional, qkv, all };
 
-// Whether q and k are normalized before rotation: per head, or over all heads.
-enum class QkNorm { none, heads, whole };
+// Whether q and k are normalized before rotation: per head (always, or if the file has such norms),
+// or over all heads.
+enum class QkNorm { none, heads, heads_if_present, whole };
 
 // Defaults are the most common values.
 struct Family {
@@ -55,6 +56,7 @@ struct Family {
   std::string_view ffn_norm = "ffn_norm";  // its name in the file
   bool experts = false;                    // the feed-forward block may be a mixture of experts
   bool experts_normalized = true;  // whose weights sum to 1, overridden by {a}.expert_weights_norm
+  bool experts_sigmoid = false;    // the default of {a}.expert_gating_func; otherwise softmax
 };
 
 // Throws FormatError, listing the supported families, for an unknown architecture.

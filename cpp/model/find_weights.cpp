@@ -73,7 +73,7 @@ class Finder {
     for (const GgufFile& file : model_.files()) {
       for (const GgufTensor& tensor : file.tensors()) {
         // Old converters saved the inverse frequencies, which are derived from the metadata here.
-        if (tensor.name.ends_with("attn_rot_embd.weight")) continue;
+        if (tensor.name.ends_with("attn_rot_embd.weight") || is_unused(tensor.name)) continue;
         if (!used_.contains(std::string(tensor.name))) {
           fail(quoted(tensor.name),
                text("is not part of a '", config_.family->architecture, "' model"));
@@ -83,6 +83,13 @@ class Finder {
   }
 
  private:
+  bool is_unused(std::string_view name) const {
+    for (int32_t l = config_.n_layers; l < config_.n_layers + config_.n_unused_layers; ++l) {
+      if (name.starts_with(text("blk.", l, "."))) return true;
+    }
+    return false;
+  }
+
   Tensor present(const std::string& name, const Tensor& tensor) const {
     if (!tensor) fail(name, "is missing");
     return tensor;
@@ -112,6 +119,7 @@ Mixture find_mixture(Finder& find, const Config& c, const std::string& blk) {
   const bool biases = c.family->biases == Biases::all;
   Mixture mixture;
   mixture.router = find.linear(blk + "ffn_gate_inp", m.n_experts, c.n_embd, biases);
+  mixture.selection_bias = find.floats_or_none(blk + "exp_probs_b.bias", 1, m.n_experts);
   mixture.gate = find.experts(blk + "ffn_gate_exps", m.n_experts, m.n_ff, c.n_embd, biases);
   mixture.up = find.experts(blk + "ffn_up_exps", m.n_experts, m.n_ff, c.n_embd, biases);
   mixture.down = find.experts(blk + "ffn_down_exps", m.n_experts, c.n_embd, m.n_ff, biases);
@@ -125,7 +133,8 @@ Mixture find_mixture(Finder& find, const Config& c, const std::string& blk) {
   return mixture;
 }
 
-Layer find_layer(Finder& find, const Config& c, const std::string& blk) {
+Layer find_layer(Finder& find, const Config& c, int32_t index) {
+  const std::string blk = text("blk.", index, ".");
   const int64_t q_width = int64_t{c.n_heads} * c.head_dim;
   const int64_t kv_width = int64_t{c.n_kv_heads} * c.head_dim;
   const bool qkv_biases = c.family->biases != Biases::optional;
@@ -148,7 +157,8 @@ Layer find_layer(Finder& find, const Config& c, const std::string& blk) {
     layer.attn_k = find.linear(blk + "attn_k", kv_width, c.n_embd, qkv_biases);
     layer.attn_v = find.linear(blk + "attn_v", kv_width, c.n_embd, qkv_biases);
   }
-  if (c.family->qk_norm != QkNorm::none) {
+  const bool may_lack_norms = c.family->qk_norm == QkNorm::heads_if_present;
+  if (may_lack_norms ? find.has(blk + "attn_q_norm.weight") : c.family->qk_norm != QkNorm::none) {
     const bool whole = c.family->qk_norm == QkNorm::whole;
     layer.attn_q_norm = find.floats(blk + "attn_q_norm.weight", 1, whole ? q_width : c.head_dim);
     layer.attn_k_norm = find.floats(blk + "attn_k_norm.weight", 1, whole ? kv_width : c.head_dim);
@@ -165,7 +175,7 @@ Layer find_layer(Finder& find, const Config& c, const std::string& blk) {
     layer.attn_post_norm = find.norm(blk + "post_attention_norm");
     layer.ffn_post_norm = find.norm(blk + "post_ffw_norm");
   }
-  if (c.mixture.n_experts > 0) {
+  if (c.has_experts(index)) {
     layer.mixture = find_mixture(find, c, blk);
     return layer;
   }
@@ -202,7 +212,7 @@ Weights find_weights(const GgufShards& model, const Config& c) {
     w.position_embd = find.floats("position_embd.weight", c.n_ctx_train, c.n_embd);
   }
   for (int32_t l = 0; l < c.n_layers; ++l) {
-    w.layers.push_back(find_layer(find, c, text("blk.", l, ".")));
+    w.layers.push_back(find_layer(find, c, l));
   }
   w.output_norm = find.norm("output_norm");
   w.output = {find.matrix_or_none("output.weight", c.n_vocab, c.n_embd),

@@ -98,7 +98,7 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
     if (layer.ffn_norm.weight) norm(b, c, a.h, a.x, layer.ffn_norm);
     if (c.parallel_residual) b.matmul_add(a.x, a.attn, layer.attn_output);
 
-    if (c.mixture.n_experts > 0) {
+    if (c.has_experts(l)) {
       add_mixture(b, c, w, l, a);
     } else {
       compute_up(b, c, layer, a, input);

@@ -7,7 +7,7 @@ void add_mixture(Backend& b, const Config& c, const Weights& w, int32_t layer,
   const Mixture& m = w.layers[layer].mixture;
   const MixtureActivations& e = a.experts;
   b.matmul(e.logits, a.h, m.router);
-  b.route(e.routes, e.logits);
+  b.route(e.routes, e.logits, m.selection_bias);
   if (w.experts) {
     w.experts->load(layer, {e.routes.offsets, static_cast<size_t>(e.routes.n_experts) + 1});
   }

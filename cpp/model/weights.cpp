@@ -28,7 +28,8 @@ LayerTensors tensors_of(Layer& layer) {
                       &m.shared_up, &m.shared_down}) {
     all.insert(all.end(), {&one->weight, &one->bias});
   }
-  all.insert(all.end(), {&layer.attn_q_norm, &layer.attn_k_norm, &layer.attn_sinks});
+  all.insert(all.end(),
+             {&m.selection_bias, &layer.attn_q_norm, &layer.attn_k_norm, &layer.attn_sinks});
   return all;
 }
 

@@ -16,14 +16,15 @@ namespace h2o {
 
 // A mixture of experts; one tensor stacks the matrices of all experts.
 struct Mixture {
-  Affine router;         // ffn_gate_inp [n_experts, n_embd]
-  Affine gate;           // ffn_gate_exps [n_experts * n_ff, n_embd], its bias [n_experts, n_ff]
-  Affine up;             // ffn_up_exps, the same
-  Affine down;           // ffn_down_exps [n_experts * n_embd, n_ff], its bias [n_experts, n_embd]
-  Affine shared_router;  // ffn_gate_inp_shexp [1, n_embd]: the gate of the shared expert
-  Affine shared_gate;    // ffn_gate_shexp [n_ff_shared, n_embd]
-  Affine shared_up;      // ffn_up_shexp, the same
-  Affine shared_down;    // ffn_down_shexp [n_embd, n_ff_shared]
+  Affine router;          // ffn_gate_inp [n_experts, n_embd]
+  Tensor selection_bias;  // exp_probs_b.bias [n_experts], of Backend::route(); empty: none
+  Affine gate;            // ffn_gate_exps [n_experts * n_ff, n_embd], its bias [n_experts, n_ff]
+  Affine up;              // ffn_up_exps, the same
+  Affine down;            // ffn_down_exps [n_experts * n_embd, n_ff], its bias [n_experts, n_embd]
+  Affine shared_router;   // ffn_gate_inp_shexp [1, n_embd]: the gate of the shared expert
+  Affine shared_gate;     // ffn_gate_shexp [n_ff_shared, n_embd]
+  Affine shared_up;       // ffn_up_shexp, the same
+  Affine shared_down;     // ffn_down_shexp [n_embd, n_ff_shared]
 };
 
 // Shapes are [rows, cols] = [out, in]; GGUF names are "blk.N." and the member's name. Empty: the

@@ -26,8 +26,13 @@ class MixtureFile {
     for (uint32_t l = 0; l < shape.n_layers; ++l) {
       const std::string blk = text("blk.", l, ".");
       add_attention(blk);
-      add_norm(blk + (family_ == "gpt-oss" ? "post_attention_norm" : "ffn_norm"), kWidth);
-      add_experts(blk);
+      const bool post = family_ == "gpt-oss" || family_ == "glm4moe";
+      add_norm(blk + (post ? "post_attention_norm" : "ffn_norm"), kWidth);
+      if (l < n_dense()) {
+        add_mlp(blk, "");
+      } else {
+        add_experts(blk);
+      }
     }
     add_norm("output_norm", kWidth);
     add_matrix("output", kWords, kWidth);
@@ -40,6 +45,9 @@ class MixtureFile {
   static constexpr uint32_t kWords = 32, kWidth = 64, kFf = 96;
   static constexpr uint32_t kHeads = 4, kKvHeads = 2, kHeadDim = 16;
 
+  // The first layers, without experts.
+  uint32_t n_dense() const { return family_ == "glm4moe" ? shape_.n_layers - 1 : 0; }
+
   void add_keys() {
     writer_.key("context_length", uint32_t{40});
     writer_.key("embedding_length", kWidth);
@@ -51,6 +59,11 @@ class MixtureFile {
     writer_.key("expert_count", shape_.n_experts);
     writer_.key("expert_used_count", shape_.n_used);
     if (family_ == "qwen2moe") writer_.key("expert_shared_feed_forward_length", kFf);
+    if (family_ == "glm4moe") {
+      writer_.key("expert_shared_count", uint32_t{1});
+      writer_.key("leading_dense_block_count", n_dense());
+      writer_.key("expert_weights_scale", 1.5f);
+    }
     if (family_ == "granitemoe") {
       writer_.key("embedding_scale", 3.0f);
       writer_.key("residual_scale", 0.4f);
@@ -91,10 +104,18 @@ class MixtureFile {
     add_linear(blk + "ffn_down_exps", kWidth, kFf, biases, shape_.n_experts);
     if (family_ == "qwen2moe") {
       add_floats(blk + "ffn_gate_inp_shexp.weight", {kWidth}, -0.2f, 0.2f);
-      add_matrix(blk + "ffn_gate_shexp", kFf, kWidth);
-      add_matrix(blk + "ffn_up_shexp", kFf, kWidth);
-      add_matrix(blk + "ffn_down_shexp", kWidth, kFf);
+      add_mlp(blk, "_shexp");
     }
+    if (family_ == "glm4moe") {
+      add_floats(blk + "exp_probs_b.bias", {shape_.n_experts}, -0.3f, 0.3f);
+      add_mlp(blk, "_shexp");
+    }
+  }
+
+  void add_mlp(const std::string& blk, const char* suffix) {
+    add_matrix(text(blk, "ffn_gate", suffix), kFf, kWidth);
+    add_matrix(text(blk, "ffn_up", suffix), kFf, kWidth);
+    add_matrix(text(blk, "ffn_down", suffix), kWidth, kFf);
   }
 
   void add_norm(const std::string& name, uint64_t width) {

@@ -105,7 +105,7 @@ TEST_CASE("launches of a mixture of experts" * doctest::skip(!on_cuda())) {
       const std::function<void()> operations[] = {
           [&] { b.rms_norm(h, x, norm, 1e-5f); },
           [&] { b.matmul(logits, h, router); },
-          [&] { b.route(routes, logits); },
+          [&] { b.route(routes, logits, {}); },
           [&] { b.dispatch(copies, h, routes); },
           [&] { b.matmul_experts({{ups, up}, {gates, gate}}, copies, routes); },
           [&] { b.apply_gate(Gate::swiglu_clamped, ups, gates); },

@@ -18,13 +18,13 @@ namespace h2o {
 namespace {
 
 // The smallest difference between the last selected expert and the next one, over all rows computed
-// during its lifetime, relative to the row's largest logit.
+// during its lifetime, relative to the row's largest logit; of sigmoid routers, of their scores.
 class Margin {
  public:
   explicit Margin(const Model& model) : model_(model) {
     model.backend->observe([this](const Tensor& weight, const Tensor& x) {
       for (const Layer& layer : model_.weights.layers) {
-        if (layer.mixture.router.weight.data == weight.data) add(layer.mixture.router, x);
+        if (layer.mixture.router.weight.data == weight.data) add(layer.mixture, x);
       }
     });
   }
@@ -33,7 +33,8 @@ class Margin {
   double least() const { return least_; }
 
  private:
-  void add(const Affine& router, const Tensor& x) {
+  void add(const Mixture& mixture, const Tensor& x) {
+    const Affine& router = mixture.router;
     const Tensor& w = router.weight;
     const int32_t n_used = model_.config.mixture.n_used;
     if (n_used == w.rows) return;
@@ -47,6 +48,8 @@ class Margin {
           logits[e] += double{w.floats()[e * w.cols + i]} * x.floats()[row * x.cols + i];
         }
         largest = std::max(largest, std::abs(logits[e]));
+        if (model_.config.mixture.sigmoid) logits[e] = 1 / (1 + std::exp(-logits[e]));
+        if (mixture.selection_bias) logits[e] += mixture.selection_bias.floats()[e];
       }
       std::ranges::sort(logits, std::greater{});
       least_ = std::min(least_, (logits[n_used - 1] - logits[n_used]) / largest);
@@ -95,19 +98,18 @@ TEST_CASE("steps with mixtures of every family match the CPU") {
     const char* architecture;
     uint32_t n_experts, n_used;
   };
-  constexpr Experts kExperts[] = {{"llama", 5, 2}, {"qwen2moe", 6, 3},   {"qwen3moe", 40, 4},
-                                  {"olmoe", 9, 4}, {"granitemoe", 5, 2}, {"gpt-oss", 5, 2}};
+  constexpr Experts kExperts[] = {{"llama", 5, 2},  {"qwen2moe", 6, 3},   {"qwen3moe", 40, 4},
+                                  {"olmoe", 9, 4},  {"granitemoe", 5, 2}, {"gpt-oss", 5, 2},
+                                  {"glm4moe", 9, 3}};
   for (const auto& [architecture, n_experts, n_used] : kExperts) {
     check_model({architecture, DType::f32, 2, n_experts, n_used});
   }
 }
 
 TEST_CASE("steps with experts of other types match the CPU") {
-  constexpr std::pair<const char*, DType> kExperts[] = {{"llama", DType::q8_0},
-                                                        {"qwen2moe", DType::q8_0},
-                                                        {"olmoe", DType::f16},
-                                                        {"granitemoe", DType::q4_0},
-                                                        {"gpt-oss", DType::mxfp4}};
+  constexpr std::pair<const char*, DType> kExperts[] = {
+      {"llama", DType::q8_0},      {"qwen2moe", DType::q8_0}, {"olmoe", DType::f16},
+      {"granitemoe", DType::q4_0}, {"glm4moe", DType::q5_0},  {"gpt-oss", DType::mxfp4}};
   for (const auto& [architecture, experts] : kExperts) {
     check_model({architecture, experts, 1, 5, 2});
     check_model({architecture, experts, 2, 3, 3});

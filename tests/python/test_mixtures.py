@@ -122,11 +122,29 @@ def test_convert_rejects_config(tmp_path: Path, config: dict[str, Any], message:
     [
         ({"expert_used_count": (10, U32)}, "expert_used_count is 10, expected 1 to expert_count 9"),
         ({"expert_used_count": (0, U32)}, "expert_used_count is 0, expected 1 to"),
-        ({"expert_gating_func": (2, U32)}, r"expert_gating_func is 2, supported: 1 \(softmax\), 3"),
+        ({"expert_gating_func": (4, U32)}, r"expert_gating_func is 4, supported: 1 \(softmax\), 2"),
         ({"expert_count": (8, U32)}, r"blk\.0\.ffn_gate_inp\.weight has shape \[9, 40\], expected"),
         ({"expert_feed_forward_length": (25, U32)}, r"ffn_gate_exps\.weight has shape \[216, 40\]"),
         ({"expert_count": (0, U32)}, "expert_used_count' is 4, which h2o does not support"),
-        ({"expert_group_count": (2, U32)}, "expert_group_count' is 2, which h2o does not support"),
+        ({"expert_group_count": (2, U32)}, "expert_group_used_count"),
+        (
+            {"expert_group_count": (2, U32), "expert_group_used_count": (1, U32)},
+            "expert_group_count is 2, expected a divisor of expert_count 9, at most 32",
+        ),
+        (
+            {"expert_group_count": (3, U32), "expert_group_used_count": (1, U32)},
+            "expert_group_used_count is 1 of 3 groups of 3 experts, expected groups with at least"
+            " 4 experts",
+        ),
+        (
+            {"expert_group_count": (3, U32), "expert_group_used_count": (4, U32)},
+            "expert_group_used_count is 4 of 3 groups",
+        ),
+        ({"expert_shared_count": (1, U32)}, r"blk\.0\.ffn_gate_shexp\.weight is missing"),
+        ({"expert_shared_count": (2**24, U32)}, r"expert_shared_count is \d+, expected 1 to"),
+        ({"leading_dense_block_count": (1, U32)}, r"blk\.0\.ffn_up\.weight is missing"),
+        ({"interleave_moe_layer_step": (2, U32)}, "interleave_moe_layer_step' is 2, which"),
+        ({"nextn_predict_layers": (2, U32)}, "block_count is 0, expected 1 to"),
         ({"expert_shared_feed_forward_length": (8, U32)}, r"ffn_gate_shexp\.weight is missing"),
     ],
 )

@@ -1,9 +1,9 @@
 """Hugging Face checkpoints to GGUF.
 
 `conversion` reads a checkpoint (`checkpoint`, `config`), maps its tensors (`family`, `sizes`;
-`llama`, `gpt` and others, with `rope`, `window` and `experts`), reads its tokenizer (`vocabulary`,
-with `tokens` from `bpe` or `sentencepiece`, `tokenizer_settings`, and `pipelines` for
-pre-tokenizers) and writes the file (`tensors`).
+`llama`, `mixtures`, `gpt` and others, with `rope`, `window` and `experts`), reads its tokenizer
+(`vocabulary`, with `tokens` from `bpe` or `sentencepiece`, `tokenizer_settings`, and `pipelines`
+for pre-tokenizers) and writes the file (`tensors`).
 """
 
 from h2o_cpp.convert.conversion import OUTTYPES, convert

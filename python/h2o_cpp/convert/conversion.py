@@ -8,7 +8,7 @@ import numpy as np
 from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, GGUFWriter, LlamaFileType
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from h2o_cpp.convert import gpt, gpt_oss, gptneox, layernorm, llama, opt, qwen35
+from h2o_cpp.convert import gpt, gpt_oss, gptneox, layernorm, llama, mixtures, opt, qwen35
 from h2o_cpp.convert.checkpoint import open_tensors, read_json
 from h2o_cpp.convert.config import Config, Value, dimension
 from h2o_cpp.convert.family import Family
@@ -22,6 +22,7 @@ from h2o_cpp.model.atomic import atomic_output, check_output
 FAMILIES: dict[str, Family] = {
     **opt.FAMILIES,
     **llama.FAMILIES,
+    **mixtures.FAMILIES,
     **gptneox.FAMILIES,
     **layernorm.FAMILIES,
     **gpt_oss.FAMILIES,

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from h2o_cpp.convert.config import Config, Metadata, dimension, flag, refuse
-from h2o_cpp.convert.family import Module
+from h2o_cpp.convert.config import Config, Metadata, dimension, flag, number, refuse
+from h2o_cpp.convert.family import Module, TensorSpec
 from h2o_cpp.convert.sizes import Sizes
 
 
@@ -27,6 +27,19 @@ class Mixture(NamedTuple):
     """Whether all experts are one 3-D tensor, with gate and up joined."""
     shared: bool = False
     """Whether there is a shared expert, with a gate."""
+    n_shared: str = ""
+    """The key of the number of shared experts, which are one MLP without a gate."""
+    says_shared_ff: bool = False
+    """Whether files have its size, rather than only the number."""
+    n_dense: str = ""
+    """The key of the number of first layers without experts."""
+    scale: str = ""
+    """The key of a factor of the weights."""
+    sigmoid: bool = False
+    """Whether scores are sigmoids, rather than a softmax."""
+    bias: str = ""
+    """The name of a bias of the scores, for the selection only."""
+    bias_shape: tuple[str, ...] = ("experts",)
 
     def metadata(self, config: Config) -> Metadata:
         """Metadata of a mixture. Raises ValueError if GGUF cannot express it."""
@@ -38,6 +51,21 @@ class Mixture(NamedTuple):
         if self.shared:
             size = dimension(config, "shared_expert_intermediate_size")
             values["expert_shared_feed_forward_length"] = size
+        if self.n_shared:
+            n_shared = count(config, self.n_shared)
+            values["expert_shared_count"] = n_shared
+            if n_shared and self.says_shared_ff:
+                size = n_shared * dimension(config, self.ff)
+                values["expert_shared_feed_forward_length"] = size
+        if self.n_dense:
+            values["leading_dense_block_count"] = count(config, self.n_dense)
+        if self.scale:
+            values["expert_weights_scale"] = number(config, self.scale, 1.0)
+        if self.sigmoid:
+            values["expert_gating_func"] = 2
+            if count(config, "n_group") > 1:
+                values["expert_group_count"] = dimension(config, "n_group")
+                values["expert_group_used_count"] = dimension(config, "topk_group")
         if self.says_normalized:
             normalized = flag(config, "norm_topk_prob", False)
             if normalized != self.normalized:
@@ -50,9 +78,15 @@ class Mixture(NamedTuple):
         sizes |= {"one": 1, "none": 0, "expert_both": 2 * sizes["expert_ff"]}
         if self.shared:
             sizes["shared_ff"] = dimension(config, "shared_expert_intermediate_size")
+        if self.n_shared:
+            sizes["shared_ff"] = count(config, self.n_shared) * sizes["expert_ff"]
         return sizes
 
-    def modules(self) -> Iterator[Module]:
+    def dense_layers(self, config: Config) -> int:
+        """The number of first layers without experts."""
+        return count(config, self.n_dense) if self.n_dense else 0
+
+    def modules(self, config: Config) -> Iterator[Module]:
         """The modules of a layer."""
         gate, up, down = self.projections
         if self.joined:
@@ -69,6 +103,17 @@ class Mixture(NamedTuple):
         yield Module("ffn_down_exps", f"{self.experts}.{down}", ("embd", "expert_ff"))
         if self.shared:
             yield from SHARED_EXPERT
+        if self.n_shared and count(config, self.n_shared):
+            yield Module("ffn_gate_shexp", "mlp.shared_experts.gate_proj", ("shared_ff", "embd"))
+            yield Module("ffn_up_shexp", "mlp.shared_experts.up_proj", ("shared_ff", "embd"))
+            yield Module("ffn_down_shexp", "mlp.shared_experts.down_proj", ("embd", "shared_ff"))
+
+    def bias_of(self, config: Config, layer: int, sizes: Sizes) -> Iterator[TensorSpec]:
+        """The bias of a layer's scores, if there is one."""
+        if self.bias and layer >= self.dense_layers(config):
+            shape = tuple(sizes[name] for name in self.bias_shape)
+            hf = f"layers.{layer}.{self.bias}"
+            yield TensorSpec(f"blk.{layer}.exp_probs_b.bias", hf, shape, written=shape[-1:])
 
 
 SHARED_EXPERT = (
@@ -78,14 +123,25 @@ SHARED_EXPERT = (
     Module("ffn_down_shexp", "mlp.shared_expert.down_proj", ("embd", "shared_ff")),
 )
 
+_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_USED = ("num_experts_per_tok", "moe_k")
+
 
 def expert_counts(config: Config) -> tuple[int, int]:
     """The number of experts, and of those used per token."""
-    key = "num_local_experts" if config.get("num_experts") is None else "num_experts"
-    n_experts, n_used = dimension(config, key), dimension(config, "num_experts_per_tok")
+    n_experts_key, n_used_key = (
+        next((key for key in keys if config.get(key) is not None), keys[0])
+        for keys in (_COUNTS, _USED)
+    )
+    n_experts, n_used = dimension(config, n_experts_key), dimension(config, n_used_key)
     if n_used > n_experts:
-        raise ValueError(f"config.json: num_experts_per_tok is {n_used}, of {n_experts} experts")
+        raise ValueError(f"config.json: {n_used_key} is {n_used}, of {n_experts} experts")
     return n_experts, n_used
+
+
+def count(config: Config, key: str) -> int:
+    """A number that may be 0, as it is if the key is missing or null."""
+    return 0 if config.get(key) in (None, 0) else dimension(config, key)
 
 
 def _every_layer(config: Config) -> None:

@@ -8,7 +8,15 @@ from typing import NamedTuple
 import numpy as np
 
 from h2o_cpp.convert.checkpoint import Values
-from h2o_cpp.convert.config import Config, Metadata, check_fixed, flag, number, refuse
+from h2o_cpp.convert.config import (
+    Config,
+    Metadata,
+    check_fixed,
+    dimension,
+    flag,
+    number,
+    refuse,
+)
 from h2o_cpp.convert.rope import rope_metadata, rope_tensors
 from h2o_cpp.convert.sizes import Sizes, read_sizes
 
@@ -242,6 +250,14 @@ class Family:
         yield from self.output_norm.tensors(sizes)
         if not self.is_tied(config):
             yield from self.head.tensors(sizes)
+
+    def ignores(self, config: Config, name: str) -> bool:
+        """Whether a tensor is not written: also those of layers that predict further tokens."""
+        layer = re.match(rf"{re.escape(self.layers)}\.(\d+)\.", name)
+        predicts = config.get("num_nextn_predict_layers") or config.get("num_mtp_layers")
+        if layer and predicts and int(layer[1]) >= dimension(config, "num_hidden_layers"):
+            return True
+        return self.ignored.fullmatch(name) is not None
 
     def is_tied(self, config: Config) -> bool:
         """Whether the head is the embedding."""

@@ -1,5 +1,6 @@
 """The layout of Llama's checkpoints: RMS norms, gated MLP, rotary positions."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -29,6 +30,8 @@ class LlamaLayout(NamedTuple):
     """Whether attention_bias is for the attention's output, too."""
     qk_norm: str | None = None
     """Whether Q and K are normalized: "heads" or "whole"."""
+    qk_norm_key: str = ""
+    """The key that says whether they are, if not always."""
     mixture: Mixture | None = None
     """The experts, instead of one MLP."""
     fixed: Fixed = ()
@@ -55,6 +58,8 @@ class LlamaLayout(NamedTuple):
     """Whether the head is the embedding, unless config.json says otherwise."""
     absent: Config = MappingProxyType({})
     """HF's values of keys that config.json may lack: see Family."""
+    ignored: re.Pattern[str] = Family.ignored
+    """Names of tensors that are not written: see Family."""
 
     def family(self) -> Family:
         """The family of such checkpoints."""
@@ -73,7 +78,7 @@ class LlamaLayout(NamedTuple):
         return Family(
             architecture=self.architecture,
             fixed=self._all_fixed(),
-            layer=lambda config, index: _layer(self, config),
+            layer=lambda config, index: _layer(self, config, index),
             details=details,
             epsilon=("rms_norm_eps", 1e-6),
             rotated=lambda config, sizes: _rotated(self, config, sizes),
@@ -81,6 +86,10 @@ class LlamaLayout(NamedTuple):
             tied=self.tied,
             absent=self.absent,
             more_sizes=sizes,
+            more_tensors=lambda config, index, sizes: (
+                mixture.bias_of(config, index, sizes) if mixture else ()
+            ),
+            ignored=self.ignored,
         )
 
     def _all_fixed(self) -> Fixed:
@@ -99,7 +108,7 @@ def _norm(layout: LlamaLayout, gguf: str, hf: str, size: str = "embd") -> Module
     return Module(gguf, hf, (size,), add=1.0 if layout.gemma else 0.0)
 
 
-def _layer(layout: LlamaLayout, config: Config) -> Iterator[Module]:
+def _layer(layout: LlamaLayout, config: Config, index: int) -> Iterator[Module]:
     biases = layout.qkv_bias is None and flag(config, "attention_bias", False)
     qkv_bias = layout.qkv_bias or biases
     mlp_bias = flag(config, "mlp_bias", False)
@@ -110,7 +119,7 @@ def _layer(layout: LlamaLayout, config: Config) -> Iterator[Module]:
         yield Module("attn_q", "self_attn.q_proj", ("q", "embd"), qkv_bias, reorder)
         yield Module("attn_k", "self_attn.k_proj", ("kv", "embd"), qkv_bias, reorder)
         yield Module("attn_v", "self_attn.v_proj", ("kv", "embd"), qkv_bias)
-    if layout.qk_norm:
+    if layout.qk_norm and (not layout.qk_norm_key or flag(config, layout.qk_norm_key, False)):
         whole = layout.qk_norm == "whole"
         yield _norm(layout, "attn_q_norm", "self_attn.q_norm", "q" if whole else "head")
         yield _norm(layout, "attn_k_norm", "self_attn.k_norm", "kv" if whole else "head")
@@ -118,8 +127,8 @@ def _layer(layout: LlamaLayout, config: Config) -> Iterator[Module]:
     yield Module("attn_output", "self_attn.o_proj", ("embd", "q"), output_bias)
     for gguf, hf in layout.norms.items():
         yield _norm(layout, gguf, hf)
-    if layout.mixture is not None:
-        yield from layout.mixture.modules()
+    if layout.mixture is not None and index >= layout.mixture.dense_layers(config):
+        yield from layout.mixture.modules(config)
         return
     if layout.shared_mlp:
         both = ("gate_and_up", "embd")
@@ -149,6 +158,9 @@ def _rotated(layout: LlamaLayout, config: Config, sizes: Sizes) -> int:
     """The number of rotated dimensions of a head."""
     name, head = layout.architecture, sizes["head"]
     if layout.partial is not None:
+        rotary = config.get("rotary_dim")  # MiniMax M2's first checkpoints
+        if rotary is not None and rope_parameters(config).get("partial_rotary_factor") is None:
+            config = {**config, "partial_rotary_factor": dimension(config, "rotary_dim") / head}
         return rotated_share(name, config, head, layout.partial)
     key = "partial_rotary_factor"
     share = rope_parameters(config).get(key, config.get(key, 1.0))

@@ -15,9 +15,10 @@ _MISSING = {
     r"DeepseekV[23]|MiniCPM3|KimiK2|GlmMoeDsa|Plm": (
         "multi-head latent attention (MLA), whose cache holds one compressed row for all heads"
     ),
-    r"Llama4": "attention in chunks and experts with a sigmoid router",
+    r"Llama4": "attention in chunks and temperatures of queries by position",
     r"HunYuan": "norms of q and k after their rotation",
     r"Apertus": "an activation with parameters of each layer (xIELU)",
+    r"PhimoeFor|PhiMoE": "a router that drops experts far below the best (SparseMixer)",
     r"ConditionalGeneration|VLFor|VisionFor": "an encoder of pictures or sound, or of the prompt",
     r"Bert|RobertaFor|MaskedLM": "attention to later tokens (an encoder)",
 }

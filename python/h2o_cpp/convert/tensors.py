@@ -106,7 +106,7 @@ def plan_tensors(
             reads.append(_reader(name, tensors[name], spec))
         plan.append(PlannedTensor(spec, reads, _type(spec, weight_type)))
     for hf, name in names.items():
-        if hf not in used and not family.ignored.fullmatch(hf):
+        if hf not in used and not family.ignores(config, hf):
             raise ValueError(f"tensor {name} is unknown in architecture `{family.architecture}`")
     for gguf, values in family.computed(config).items():
         plan.append(_computed(gguf, values))

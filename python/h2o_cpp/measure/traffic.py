@@ -23,8 +23,15 @@ class Weight(NamedTuple):
 
 
 def weights(files: Iterable[_core.GgufFile]) -> list[Weight]:
-    """The tensors of all files of a model."""
-    return [Weight(*tensor) for file in files for tensor in file.tensors()]
+    """The tensors of all files of a model, without the layers that predict further tokens."""
+    first, *others = files
+    metadata = first.metadata()
+    architecture = metadata["general.architecture"]
+    n_layers = int(metadata[f"{architecture}.block_count"])
+    n_unused = int(metadata.get(f"{architecture}.nextn_predict_layers", 0))
+    unused = tuple(f"blk.{i}." for i in range(n_layers - n_unused, n_layers))
+    tensors = [Weight(*tensor) for file in (first, *others) for tensor in file.tensors()]
+    return [tensor for tensor in tensors if not tensor.name.startswith(unused)]
 
 
 def experts_used(file: _core.GgufFile) -> float:

@@ -59,7 +59,10 @@ class ModelShape:
         if not head_dim and isinstance(width, int) and isinstance(heads, int) and heads:
             head_dim = width // heads
         kv_heads = key("attention.head_count_kv") or heads
-        sizes = (key("block_count"), kv_heads, head_dim, key("context_length"))
+        n_layers, unused = key("block_count"), key("nextn_predict_layers")
+        if isinstance(n_layers, int) and isinstance(unused, int):
+            n_layers -= unused  # for speculation, without a cache
+        sizes = (n_layers, kv_heads, head_dim, key("context_length"))
         if not all(isinstance(size, int) and 0 < size < 2**24 for size in sizes):
             return None
         return ModelShape(*sizes, learned_positions=architecture == "opt")

@@ -89,6 +89,11 @@ def _delta_net(n_k_heads: int, n_v_heads: int, size: int) -> dict[str, Any]:
     }
 
 
+def _routed(n: int, used: int, **options: object) -> dict[str, Any]:
+    sizes = {"n_routed_experts": n, "num_experts_per_tok": used, "moe_intermediate_size": 24}
+    return _gqa(2, **sizes, **options)
+
+
 _MULTIPLIERS = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.4,
@@ -196,6 +201,49 @@ RECIPES = {
     ),
     "olmoe": Recipe(
         "Olmoe", 32, 4, 28, options=_gqa(2, num_experts=4, num_experts_per_tok=4)
+    ),
+    "ernie4_5_moe": Recipe(
+        "Ernie4_5_Moe", 32, 4, 40, n_layers=3,
+        options=_gqa(
+            2, moe_num_experts=7, moe_k=3, moe_intermediate_size=24, moe_num_shared_experts=2,
+        ),
+    ),
+    "ernie4_5_moe_alone": Recipe(
+        "Ernie4_5_Moe", 32, 4, 40,
+        options=_gqa(
+            2, moe_num_experts=4, moe_k=2, moe_intermediate_size=24, moe_num_shared_experts=0,
+            moe_layer_start_index=0,
+        ),
+    ),
+    "glm4_moe": Recipe(
+        "Glm4Moe", 32, 4, 40, n_layers=3,
+        options=_routed(7, 3, head_dim=12, attention_bias=True, routed_scaling_factor=1.7),
+    ),
+    "glm4_moe_groups": Recipe(
+        "Glm4Moe", 32, 4, 40, n_layers=4,
+        options=_routed(
+            12, 3, head_dim=12, n_group=4, topk_group=2, use_qk_norm=True, norm_topk_prob=False,
+            first_k_dense_replace=2, n_shared_experts=2,
+        ),
+    ),
+    "solar_open": Recipe("SolarOpen", 32, 4, 40, options=_routed(6, 2, head_dim=12)),
+    "dots1": Recipe(
+        "Dots1", 32, 4, 40, n_layers=3,
+        options=_routed(
+            8, 3, n_shared_experts=2, first_k_dense_replace=1, norm_topk_prob=True,
+            routed_scaling_factor=2.5, sliding_window=None,
+        ),
+    ),
+    "minimax_m2": Recipe(
+        "MiniMaxM2", 32, 4, 24,
+        options=_gqa(
+            2, head_dim=12, num_local_experts=7, num_experts_per_tok=3,
+            **_rope(5e6, partial_rotary_factor=0.5),
+        ),
+    ),
+    "exaone_moe": Recipe(
+        "ExaoneMoe", 32, 4, 40, n_layers=5,
+        options=_gqa(2, num_shared_experts=1, sliding_window=7, **_experts(8, 3)),
     ),
     "phi3": Recipe("Phi3", 32, 4, 40, options=_gqa(2, sliding_window=9)),
     "phi3_partial": Recipe(
@@ -337,6 +385,9 @@ def randomize(model: Any, seed: int) -> Any:
             elif parameter.ndim >= 2:
                 # keeps outputs at about the magnitude of inputs
                 parameter.div_(parameter.shape[-1] ** 0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):  # of experts' scores, which are up to 1
+                buffer.uniform_(-0.3, 0.3, generator=generator)
     return model
 
 

@@ -1,0 +1,259 @@
+"""Mixtures of experts whose scores may be sigmoids, or biased for the selection.
+
+All have the layout of Llama's checkpoints.
+
+ERNIE 4.5 is GGUF architecture `ernie4_5-moe`, GLM-4.5 to 4.7 and Solar Open `glm4moe`, dots.llm1
+`dots1`, MiniMax M2 `minimax-m2`, K-EXAONE `exaone-moe`, the first DeepSeek-MoE `deepseek`, Ling and
+Ring `bailingmoe` and, from 2.0, `bailingmoe2`.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from h2o_cpp.convert.config import Config, Metadata, dimension, refuse
+from h2o_cpp.convert.experts import QWEN2_EXPERTS, count
+from h2o_cpp.convert.family import EMBEDDING, Family, Module
+from h2o_cpp.convert.llama_layout import Fixed, LlamaLayout, pairs_from_halves
+from h2o_cpp.convert.sizes import Sizes
+from h2o_cpp.convert.window import sliding_layers, window_of_listed_layers
+
+
+def _experts_to_the_end(config: Config) -> Metadata:
+    last = dimension(config, "num_hidden_layers") - 1
+    if config.get("moe_layer_end_index", -1) not in (-1, last):
+        end = config["moe_layer_end_index"]
+        raise refuse("ernie4_5-moe", "moe_layer_end_index", end, "the last layers have no experts")
+    return {}
+
+
+def _no_window(config: Config) -> Metadata:
+    n_layers = dimension(config, "num_hidden_layers")
+    if config.get("layer_types") is not None:
+        slides = any(sliding_layers(config))
+    else:
+        slides = config.get("sliding_window") is not None and config["max_window_layers"] < n_layers
+    if slides:
+        raise refuse("dots1", "sliding_window", config["sliding_window"], "some layers have one")
+    return {}
+
+
+def _k_exaone(config: Config) -> Metadata:
+    n_layers, n_dense = (
+        dimension(config, "num_hidden_layers"),
+        count(config, "first_k_dense_replace"),
+    )
+    kinds = ["dense" if i < n_dense else "sparse" for i in range(n_layers)]
+    if config.get("mlp_layer_types", kinds) not in (kinds, None):
+        found = config["mlp_layer_types"]
+        raise refuse("exaone-moe", "mlp_layer_types", found, "more than the first have no experts")
+    if config.get("sliding_window") is None:
+        return {}
+    period = config.get("sliding_window_pattern", 4)
+    return window_of_listed_layers(
+        config, period=4, default_period=len(period) if isinstance(period, str) else period
+    )
+
+
+_SHARED = QWEN2_EXPERTS._replace(
+    checks=lambda config: None,
+    shared=False,
+    n_shared="n_shared_experts",
+    n_dense="first_k_dense_replace",
+    scale="routed_scaling_factor",
+)
+_SIGMOID = _SHARED._replace(sigmoid=True, bias="mlp.gate.e_score_correction_bias")
+_ONE_GROUP: Fixed = (
+    ("n_group", 1, "experts are in groups"),
+    ("norm_topk_prob", False, "the weights of a token's experts sum to 1"),
+    ("moe_layer_freq", 1, "some layers have no experts"),
+    ("scoring_func", "softmax", "scores are not a softmax"),
+)
+
+_ERNIE = LlamaLayout(  # rotates pairs in its checkpoints, too
+    "ernie4_5-moe",
+    rotates_pairs=False,
+    qkv_bias=False,
+    mixture=_SHARED._replace(
+        normalized=True,
+        says_normalized=False,
+        n_shared="moe_num_shared_experts",
+        says_shared_ff=True,
+        n_dense="moe_layer_start_index",
+        scale="",
+        bias="mlp.moe_statics.e_score_correction_bias",
+        bias_shape=("one", "experts"),
+    ),
+    fixed=(
+        ("use_bias", False, "there are biases"),
+        ("moe_layer_interval", 1, "some layers have no experts"),
+    ),
+    more=lambda config: _experts_to_the_end(config) | {"interleave_moe_layer_step": 1},
+    tied=True,
+    absent={
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "moe_layer_start_index": 1,
+        "moe_num_shared_experts": 2,
+    },
+    ignored=re.compile(
+        r"lm_head\.weight|mtp_(block|emb_norm|hidden_norm|linear_proj)\..*"
+        r"|layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
+    ),
+)
+_GLM4_MOE = LlamaLayout(
+    "glm4moe",
+    rotates_pairs=False,
+    qkv_bias=None,
+    output_bias=False,
+    qk_norm="heads",
+    qk_norm_key="use_qk_norm",
+    partial=0.5,
+    norms={"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"},
+    mixture=_SIGMOID,
+    absent={
+        "rms_norm_eps": 1e-5,
+        "norm_topk_prob": True,
+        "first_k_dense_replace": 1,
+        "n_shared_experts": 1,
+    },
+)
+_SOLAR_OPEN = _GLM4_MOE._replace(
+    qk_norm=None,
+    partial=1.0,
+    absent={
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "head_dim": 128,
+        "norm_topk_prob": True,
+        "n_shared_experts": 1,
+        "intermediate_size": 1,  # of dense layers, which there are none of
+    },
+)
+_DOTS1 = LlamaLayout(
+    "dots1",
+    rotates_pairs=False,
+    qkv_bias=False,
+    qk_norm="heads",
+    mixture=_SIGMOID,
+    more=_no_window,
+    absent={"sliding_window": 4096, "max_window_layers": 62},
+)
+_MINIMAX_M2 = LlamaLayout(
+    "minimax-m2",
+    rotates_pairs=False,
+    qkv_bias=False,
+    qk_norm="whole",
+    partial=1.0,
+    mixture=QWEN2_EXPERTS._replace(
+        router="block_sparse_moe.gate",
+        experts="block_sparse_moe.experts.{}",
+        projections=("w1", "w3", "w2"),
+        ff="intermediate_size",
+        normalized=True,
+        says_normalized=False,
+        checks=lambda config: None,
+        shared=False,
+        sigmoid=True,
+        bias="block_sparse_moe.e_score_correction_bias",
+    ),
+    more=lambda config: {"expert_feed_forward_length": dimension(config, "intermediate_size")},
+    absent={"rope_theta": 5e6, "head_dim": 128},
+)
+_K_EXAONE = LlamaLayout(
+    "exaone-moe",
+    rotates_pairs=False,
+    qkv_bias=False,
+    qk_norm="heads",
+    mixture=_SIGMOID._replace(
+        n_shared="num_shared_experts",
+        says_shared_ff=True,
+        bias="mlp.e_score_correction_bias",
+    ),
+    more=_k_exaone,
+    absent={
+        "rms_norm_eps": 1e-5,
+        "sliding_window": 4096,
+        "first_k_dense_replace": 1,
+        "num_shared_experts": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+    },
+    ignored=re.compile(r"lm_head\.weight|mtp\..*"),
+)
+_DEEPSEEK = LlamaLayout(
+    "deepseek",
+    rotates_pairs=True,
+    qkv_bias=False,
+    mixture=_SHARED,
+    fixed=_ONE_GROUP,
+    absent={"norm_topk_prob": False},
+)
+
+
+def _bailing(layout: LlamaLayout, fused: bool) -> Family:
+    """Ling and Ring, which have Q, K and V in one tensor, and other names than Llama."""
+    family = layout.family()
+
+    def attention() -> Iterator[Module]:
+        hf, both = "attention.query_key_value", ("qkv", "embd")
+        if fused:
+            yield Module("attn_qkv", hf, both)
+            yield Module("attn_q_norm", "attention.query_layernorm", ("head",))
+            yield Module("attn_k_norm", "attention.key_layernorm", ("head",))
+        else:
+            yield Module("attn_q", hf, both, rows=("none", "q"), reorder=pairs_from_halves)
+            yield Module("attn_k", hf, both, rows=("q", "q_and_k"), reorder=pairs_from_halves)
+            yield Module("attn_v", hf, both, rows=("q_and_k", "qkv"))
+        yield Module("attn_output", "attention.dense", ("embd", "q"))
+
+    def others(modules: Iterable[Module]) -> list[Module]:
+        return [module for module in modules if not module.hf.startswith("self_attn")]
+
+    def more_sizes(config: Config) -> Sizes:
+        sizes = family.sizes(config)
+        return {**family.more_sizes(config), "q_and_k": sizes["q"] + sizes["kv"]}
+
+    return replace(
+        family,
+        embeddings=(EMBEDDING._replace(hf="word_embeddings"),),
+        layer=lambda config, index: [*attention(), *others(family.layer(config, index))],
+        more_sizes=more_sizes,
+    )
+
+
+_FIXED_BAILING: Fixed = (
+    ("use_bias", False, "there are biases"),
+    ("use_qkv_bias", False, "there are biases"),
+    ("norm_head", False, "the output layer is normalized"),
+)
+_LING = LlamaLayout(
+    "bailingmoe",
+    rotates_pairs=True,
+    qkv_bias=False,
+    mixture=_SHARED._replace(n_shared="num_shared_experts", scale=""),
+    fixed=(*_FIXED_BAILING, ("first_k_dense_replace", 0, "some layers have no experts")),
+)
+_LING2 = LlamaLayout(
+    "bailingmoe2",
+    rotates_pairs=False,
+    qkv_bias=False,
+    qk_norm="heads",
+    partial=1.0,
+    mixture=_SIGMOID._replace(n_shared="num_shared_experts", bias="mlp.gate.expert_bias"),
+    fixed=_FIXED_BAILING,
+)
+
+
+FAMILIES = {
+    "Ernie4_5_MoeForCausalLM": _ERNIE.family(),
+    "Glm4MoeForCausalLM": _GLM4_MOE.family(),
+    "SolarOpenForCausalLM": _SOLAR_OPEN.family(),
+    "Dots1ForCausalLM": _DOTS1.family(),
+    "MiniMaxM2ForCausalLM": _MINIMAX_M2.family(),
+    "ExaoneMoeForCausalLM": _K_EXAONE.family(),
+    "ExaoneMoEForCausalLM": _K_EXAONE.family(),
+    "DeepseekForCausalLM": _DEEPSEEK.family(),
+    "BailingMoeForCausalLM": _bailing(_LING, fused=False),
+    "BailingMoeV2ForCausalLM": _bailing(_LING2, fused=True),
+}
