@@ -149,6 +149,7 @@ def test_shared_experts_without_a_gate(tmp_path: Path, name: str, normalized: bo
 
 def test_ling_2_is_glm_4_5_with_other_names(tmp_path: Path) -> None:
     recipe = RECIPES["glm4_moe_groups"]
+    recipe = replace(recipe, options=recipe.options | {"head_dim": 8})  # as llama.cpp requires
     model = make_model(recipe, 22)
     save_checkpoint(model, tmp_path)
     config, weights = read_checkpoint(tmp_path)

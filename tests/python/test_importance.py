@@ -115,6 +115,28 @@ def test_expert_counts_equal_routed_tokens(data: Path) -> None:
         assert (down.any(axis=1) == (counts > 0)).all()
 
 
+@packages("torch", "transformers")
+def test_every_matrix_of_a_mixture_with_shared_experts_and_a_dense_layer(tmp_path: Path) -> None:
+    save_checkpoint(make_model(RECIPES["glm4_moe"], 8), tmp_path)
+    convert(tmp_path, tmp_path / "model.gguf", "f32")
+    tokens = random_tokens(8)
+    found = sums_of(tmp_path / "model.gguf", tokens)
+    tensors = read_tensors(tmp_path / "model.gguf")
+    matrices = {
+        name for name, (_, values) in tensors.items() if name.startswith("blk.") and values.ndim > 1
+    }
+    assert found.keys() == matrices
+    for name, (squares, counts) in found.items():
+        experts = "_exps" in name
+        assert squares.shape == (7 if experts else 1, tensors[name][1].shape[-1])
+        assert counts.sum() == (3 if experts else 1) * len(tokens)
+    # The experts of a layer share their input.
+    (router, _), (shared, _) = (
+        found[f"blk.1.{name}.weight"] for name in ("ffn_gate_inp", "ffn_up_shexp")
+    )
+    np.testing.assert_array_equal(router, shared)
+
+
 def test_fused_matrices_are_counted_once(data: Path) -> None:
     found = sums_of(data / "golden" / "gptneox.gguf", np.arange(12))
     in_layer = [name.removeprefix("blk.0.") for name in found if name.startswith("blk.0.")]

@@ -232,7 +232,7 @@ RECIPES = {
         options=_routed(
             8, 3, n_shared_experts=2, first_k_dense_replace=1, norm_topk_prob=True,
             routed_scaling_factor=2.5, sliding_window=None,
-        ),
+        ) | _gqa(4),  # as llama.cpp requires
     ),
     "minimax_m2": Recipe(
         "MiniMaxM2", 32, 4, 24,
