@@ -46,7 +46,7 @@ class MixtureFile {
   static constexpr uint32_t kHeads = 4, kKvHeads = 2, kHeadDim = 16;
 
   // The first layers, without experts.
-  uint32_t n_dense() const { return family_ == "glm4moe" ? shape_.n_layers - 1 : 0; }
+  uint32_t n_dense() const { return family_ == "glm4moe" && shape_.n_layers > 1 ? 1 : 0; }
 
   void add_keys() {
     writer_.key("context_length", uint32_t{40});

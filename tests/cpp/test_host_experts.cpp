@@ -44,7 +44,7 @@ struct Sizes {
     const Weights& w = model.weights;
     const auto size = [&](const Tensor& t) { return t ? model.backend->upload_bytes(t) : 0; };
     const auto both = [&](const Affine& one) { return size(one.weight) + size(one.bias); };
-    const Mixture& m = w.layers[0].mixture;
+    const Mixture& m = w.layers.back().mixture;
     experts = size(m.gate.weight) + size(m.up.weight) + size(m.down.weight);
     others = size(w.token_embd) + both(w.output_norm) + both(w.output);
     for (const Layer& layer : w.layers) {
@@ -52,7 +52,10 @@ struct Sizes {
                 both(layer.attn_v) + both(layer.attn_output) + both(layer.ffn_norm) +
                 both(layer.mixture.router) + size(layer.mixture.gate.bias) +
                 size(layer.mixture.up.bias) + size(layer.mixture.down.bias) +
-                size(layer.attn_q_norm) + size(layer.attn_k_norm) + size(layer.attn_sinks);
+                size(layer.attn_q_norm) + size(layer.attn_k_norm) + size(layer.attn_sinks) +
+                both(layer.ffn_gate) + both(layer.ffn_up) + both(layer.ffn_down) +
+                size(layer.mixture.selection_bias) + both(layer.mixture.shared_gate) +
+                both(layer.mixture.shared_up) + both(layer.mixture.shared_down);
     }
   }
   size_t experts, others;
@@ -73,11 +76,12 @@ void check_logits(const MixtureShape& shape) {
     return;
   }
   const Sizes sizes(*whole);
-  for (uint32_t n = 0; n <= shape.n_layers; ++n) {
+  const int32_t n_dense = whole->config.mixture.n_dense;
+  for (int32_t n = n_dense; n <= static_cast<int32_t>(shape.n_layers); ++n) {
     CAPTURE(n);
-    const std::shared_ptr<Model> part = open(file, sizes.others + n * sizes.experts);
+    const std::shared_ptr<Model> part = open(file, sizes.others + (n - n_dense) * sizes.experts);
     REQUIRE(part->weights.host_experts);
-    CHECK(part->weights.host_experts->n_kept() == static_cast<int32_t>(n));
+    CHECK(part->weights.host_experts->n_kept() == n);
     CHECK(same_bits(logits_of(part), expected));
   }
   CHECK_THROWS_AS(open(file, sizes.others - 1), InvalidArgument);
@@ -86,6 +90,7 @@ void check_logits(const MixtureShape& shape) {
 TEST_CASE("logits are bit-identical wherever experts are stored") {
   check_logits({"llama", DType::f16, 2, 8, 2});
   check_logits({"gpt-oss", DType::mxfp4, 2, 9, 2});
+  check_logits({"glm4moe", DType::q8_0, 4, 9, 3});
 }
 
 TEST_CASE("layers are streamed if that needs less memory than the dense weights" *
