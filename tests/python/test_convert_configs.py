@@ -19,12 +19,18 @@ SIZES: dict[str, Any] = {
     "vocab_size": 50,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 CONFIGS: dict[str, dict[str, Any]] = {
     "Mistral": {},
     "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "Qwen2Moe": EXPERTS | {"shared_expert_intermediate_size": 8},
     "Qwen3Moe": EXPERTS,
     "Olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "Ernie4_5_Moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 8},
+    "Glm4Moe": ROUTED,
+    "SolarOpen": ROUTED,
+    "MiniMaxM2": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "ExaoneMoe": EXPERTS,
     "Phi3": {"pad_token_id": 0},
     "SmolLM3": {"pad_token_id": 0},
     "Gemma": {"head_dim": 8},
@@ -47,7 +53,7 @@ def slides(model: str, **config: object) -> list[bool]:
     found = metadata(model, **config)
     if "attention.sliding_window" not in found:
         return [False] * SIZES["num_hidden_layers"]
-    usual = {"Gemma2": 2, "Gemma3": 6, "GptOss": 2}.get(model)
+    usual = {"ExaoneMoe": 4, "Gemma2": 2, "Gemma3": 6, "GptOss": 2}.get(model)
     every = [usual is None or (i + 1) % usual != 0 for i in range(SIZES["num_hidden_layers"])]
     return list(found.get("attention.sliding_window_pattern", every))
 
@@ -58,6 +64,35 @@ def slides(model: str, **config: object) -> list[bool]:
         ("Mistral", {"attention.sliding_window": 4096}),
         ("Mixtral", {"rope.freq_base": 1e6, "attention.layer_norm_rms_epsilon": 1e-5}),
         ("Olmoe", {"attention.layer_norm_rms_epsilon": 1e-5}),
+        (
+            "Ernie4_5_Moe",
+            {
+                "rope.freq_base": 500000.0,
+                "leading_dense_block_count": 1,
+                "expert_shared_count": 2,
+                "expert_shared_feed_forward_length": 16,
+            },
+        ),
+        (
+            "Glm4Moe",
+            {
+                "rope.dimension_count": 4,
+                "leading_dense_block_count": 1,
+                "expert_shared_count": 1,
+                "expert_weights_norm": True,
+            },
+        ),
+        ("SolarOpen", {"rope.freq_base": 1e6, "rope.dimension_count": 128}),
+        ("MiniMaxM2", {"rope.freq_base": 5e6, "attention.key_length": 128}),
+        (
+            "ExaoneMoe",
+            {
+                "attention.sliding_window": 4096,
+                "leading_dense_block_count": 1,
+                "expert_weights_norm": True,
+                "expert_weights_scale": 2.5,
+            },
+        ),
         ("Phi3", {"attention.layer_norm_rms_epsilon": 1e-5}),
         ("SmolLM3", {"rope.freq_base": 2e6}),
         ("Gemma2", {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}),
@@ -107,6 +142,8 @@ def test_layers_with_a_window(model: str, config: dict[str, Any], layers: list[i
     ("model", "config"),
     [
         ("Qwen2Moe", WINDOW),
+        ("ExaoneMoe", {}),
+        ("ExaoneMoe", {"sliding_window": 5, "sliding_window_pattern": 3}),
         ("SmolLM3", WINDOW),
         ("Gemma3", {"sliding_window": 5, "sliding_window_pattern": 3}),
         ("Gemma3", {"sliding_window": 5}),

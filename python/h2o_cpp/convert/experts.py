@@ -104,9 +104,7 @@ class Mixture(NamedTuple):
         if self.shared:
             yield from SHARED_EXPERT
         if self.n_shared and count(config, self.n_shared):
-            yield Module("ffn_gate_shexp", "mlp.shared_experts.gate_proj", ("shared_ff", "embd"))
-            yield Module("ffn_up_shexp", "mlp.shared_experts.up_proj", ("shared_ff", "embd"))
-            yield Module("ffn_down_shexp", "mlp.shared_experts.down_proj", ("embd", "shared_ff"))
+            yield from _shared_mlp("mlp.shared_experts")
 
     def bias_of(self, config: Config, layer: int, sizes: Sizes) -> Iterator[TensorSpec]:
         """The bias of a layer's scores, if there is one."""
@@ -116,11 +114,16 @@ class Mixture(NamedTuple):
             yield TensorSpec(f"blk.{layer}.exp_probs_b.bias", hf, shape, written=shape[-1:])
 
 
+def _shared_mlp(name: str) -> Iterator[Module]:
+    """An MLP that all tokens use."""
+    yield Module("ffn_gate_shexp", f"{name}.gate_proj", ("shared_ff", "embd"))
+    yield Module("ffn_up_shexp", f"{name}.up_proj", ("shared_ff", "embd"))
+    yield Module("ffn_down_shexp", f"{name}.down_proj", ("embd", "shared_ff"))
+
+
 SHARED_EXPERT = (
     Module("ffn_gate_inp_shexp", "mlp.shared_expert_gate", ("one", "embd")),
-    Module("ffn_gate_shexp", "mlp.shared_expert.gate_proj", ("shared_ff", "embd")),
-    Module("ffn_up_shexp", "mlp.shared_expert.up_proj", ("shared_ff", "embd")),
-    Module("ffn_down_shexp", "mlp.shared_expert.down_proj", ("embd", "shared_ff")),
+    *_shared_mlp("mlp.shared_expert"),
 )
 
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
