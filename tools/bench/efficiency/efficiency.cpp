@@ -1,10 +1,10 @@
 // How well a forward pass would use many threads, from a recording of its parts on one.
 //
-// Each pass runs divided as for T threads, on one thread, and the processor time of every part is
-// recorded: the least of several rounds. Then the parts are handed out to T threads as the pool
-// hands them out, to whichever is free first, and the time until the last one ends is the pass's.
-// Efficiency is the time with one thread / (T * that). Threads that share memory bandwidth or
-// caches, and what waking them takes, are not in it.
+// Each pass runs divided as for T threads, on one thread, and the time of every part is recorded:
+// the least of several rounds, so that other programs matter little. Then the parts are handed out
+// to T threads as the pool hands them out, to whichever is free first, and the time until the last
+// one ends is the pass's. Efficiency is the time with one thread / (T * that). Threads that share
+// memory bandwidth or caches, and what waking them takes, are not in it.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -22,7 +22,7 @@ namespace {
 
 constexpr int kThreads[] = {1, 2, 4, 8, 16, 32, 64};
 constexpr int kRounds = 3;  // of a chunk; of a single token, whose parts are short, many more
-constexpr int kDecodeRounds = 25;
+constexpr int kDecodeRounds = 50;
 constexpr int32_t kChunk = 512;
 constexpr int32_t kPrompt = 4096;
 constexpr int32_t kDecodeAfter = 8191;  // the next is the last of 8192

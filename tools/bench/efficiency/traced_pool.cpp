@@ -3,7 +3,7 @@
 #include "traced_pool.h"
 
 #include <algorithm>
-#include <ctime>
+#include <chrono>
 #include <utility>
 
 #include "cpu/thread_pool.h"
@@ -11,10 +11,10 @@
 namespace h2o {
 namespace {
 
-double processor_time() {
-  timespec time;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+// Not the thread's processor time: asking for that takes longer than a short part.
+double now() {
+  const auto time = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(time).count();
 }
 
 // Seconds since the last call, without what asking takes.
@@ -23,14 +23,14 @@ class Stopwatch {
   Stopwatch() {
     cost_ = 1;
     for (int i = 0; i < 1000; ++i) {
-      const double before = processor_time();
-      cost_ = std::min(cost_, processor_time() - before);
+      const double before = now();
+      cost_ = std::min(cost_, now() - before);
     }
-    last_ = processor_time();
+    last_ = now();
   }
   double lap() {
-    const double now = processor_time();
-    return std::max(0.0, now - std::exchange(last_, now) - cost_);
+    const double time = now();
+    return std::max(0.0, time - std::exchange(last_, time) - cost_);
   }
 
  private:
