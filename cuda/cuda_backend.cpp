@@ -8,6 +8,7 @@
 #include "cuda/attention/attend.h"
 #include "cuda/attention/attend_prefill.h"
 #include "cuda/attention/recall.h"
+#include "cuda/delta_net.h"
 #include "cuda/elementwise.h"
 #include "cuda/largest.h"
 #include "cuda/matmul/matmul.h"
@@ -205,6 +206,11 @@ class CudaBackend final : public Backend {
     if (!matmul_.multiply_gated(kind, up, gate, x)) Backend::matmul_gated(kind, up, gate, x);
   }
 
+  void split_blocks(Tensor a, Tensor b, const Tensor& x, int64_t width) override {
+    matmul_.forget();
+    cuda::split_blocks(stream_, a, b, x, width);
+  }
+
   void add(Tensor y, const Tensor& x) override {
     matmul_.forget();
     cuda::add(stream_, y, x);
@@ -298,6 +304,12 @@ class CudaBackend final : public Backend {
       cuda::prefill_attention(stream_, attention, cache, segment, recalls);
       cuda::admit(stream_, cache, segment, archives);
     }
+  }
+
+  void delta_net(const DeltaNet& layer, const KvView& cache, const Batch& batch) override {
+    matmul_.forget();
+    const auto n_segments = static_cast<int32_t>(batch.segments.size());
+    cuda::delta_net(stream_, layer, cache, batch_, n_segments);
   }
 
   void compute_rope_table(Tensor rope_table, const Rope& rope) override {

@@ -35,9 +35,14 @@ struct Geglu {
   __device__ float operator()(float up, float gate) const { return up * GeluTanh{}(gate); }
 };
 
+struct SigmoidGate {
+  __device__ float operator()(float up, float gate) const { return up * sigmoid(gate); }
+};
+
 __device__ inline float gated(Gate kind, float up, float gate) {
   if (kind == Gate::swiglu) return Swiglu{}(up, gate);
   if (kind == Gate::geglu) return Geglu{}(up, gate);
+  if (kind == Gate::sigmoid) return SigmoidGate{}(up, gate);
   return SwigluClamped{}(up, gate);
 }
 

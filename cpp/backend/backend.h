@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "backend/batch.h"
+#include "backend/delta_net_limits.h"
 #include "backend/largest.h"
 #include "core/buffer.h"
 #include "core/tensor.h"
@@ -58,6 +59,32 @@ struct Attention {
                   // none
 };
 
+// One layer of Gated DeltaNet (arXiv 2412.06464): linear attention with a state S [head_dim,
+// head_dim] per value head. For each row of a sequence, in order,
+//
+//   q, k, v = silu(the last n_taps rows of qkv, weighted by conv channel by channel)
+//   S = d S + k (beta (v - d S^T k))^T,  out = S^T q
+//   d = e^(a * softplus(alpha + dt_bias)),  beta = sigmoid(beta)
+//
+// with q and k of length 1, q then divided by sqrt(head_dim). Value head i reads the q and k of
+// head i % n_k_heads. f32; the contents of qkv, alpha and beta are unspecified afterwards.
+struct DeltaNet {
+  Tensor out;      // [n, n_v_heads * head_dim]
+  Tensor qkv;      // [n, (2 * n_k_heads + n_v_heads) * head_dim]
+  Tensor alpha;    // [n, n_v_heads]
+  Tensor beta;     // [n, n_v_heads]
+  Tensor conv;     // [n_taps, qkv.cols], the current row's weight last
+  Tensor a;        // [1, n_v_heads] negative
+  Tensor dt_bias;  // [1, n_v_heads]
+  int32_t n_k_heads;
+  int32_t n_v_heads;
+  int32_t head_dim;  // a multiple of kDeltaColumns, at most kMaxDeltaHead
+
+  // Floats of a sequence's state: S of each value head, [head_dim / kDeltaColumns, head_dim,
+  // kDeltaColumns]; then the last n_taps - 1 rows of qkv, oldest first.
+  int64_t matrix_floats() const { return int64_t{n_v_heads} * head_dim * head_dim; }
+};
+
 // How the rows of a batch are routed in a mixture of experts. Each row is copied once per expert it
 // uses, and the copies are grouped by expert: expert e has rows [offsets[e], offsets[e + 1]) of n *
 // n_used. The arrays are in the back end's memory.
@@ -79,6 +106,7 @@ enum class Gate {
   swiglu,          // gate / (1 + e^-gate) * up
   swiglu_clamped,  // (clamp(up, -7, 7) + 1) * g / (1 + e^(-1.702 g)), g = min(gate, 7): gpt-oss
   geglu,           // gelu_tanh(gate) * up
+  sigmoid,         // up / (1 + e^-gate)
 };
 
 // Uploaded matrices may be split at rows that are multiples of this.
@@ -227,6 +255,9 @@ class Backend {
     apply_gate(kind, up.y, gate.y);
   }
 
+  // a, b [n, m] = the even and the odd blocks of `width` columns of x [n, 2 m]
+  virtual void split_blocks(Tensor a, Tensor b, const Tensor& x, int64_t width) = 0;
+
   // y += x
   virtual void add(Tensor y, const Tensor& x) = 0;
 
@@ -292,6 +323,9 @@ class Backend {
   // Keys are stored rotated by their positions. In rolling segments they are stored unrotated and
   // rotated when read, by cache.rope_table at their ranks.
   virtual void attend(const Attention& attention, const KvView& cache, const Batch& batch) = 0;
+
+  // See DeltaNet; reads and updates the states of the batch's sequences, cache.states.
+  virtual void delta_net(const DeltaNet& layer, const KvView& cache, const Batch& batch) = 0;
 
   // rope_table [n, n_rot]: row p holds the n_rot / 2 cosines of position p, times the magnitude,
   // followed by the sines.

@@ -8,6 +8,7 @@
 #include "cpu/allocate.h"
 #include "cpu/attention/attention.h"
 #include "cpu/attention/rotate.h"
+#include "cpu/delta_net.h"
 #include "cpu/isa/detect.h"
 #include "cpu/machine.h"
 #include "cpu/matmul/cpu_matmul.h"
@@ -150,8 +151,18 @@ class CpuBackend final : public Backend {
   void apply_gate(Gate kind, Tensor up, const Tensor& gate) override {
     const auto kernel = kind == Gate::swiglu           ? kernels_.swiglu
                         : kind == Gate::swiglu_clamped ? kernels_.swiglu_clamped
+                        : kind == Gate::sigmoid        ? kernels_.sigmoid_gate
                                                        : kernels_.geglu;
     for_elements(up, [&](int64_t i, int64_t n) { kernel(up.floats() + i, gate.floats() + i, n); });
+  }
+
+  void split_blocks(Tensor a, Tensor b, const Tensor& x, int64_t width) override {
+    for_rows(x, [&](int64_t i) {
+      for (int64_t at = 0; at < a.cols; at += width) {
+        std::copy_n(row(x, i) + 2 * at, width, row(a, i) + at);
+        std::copy_n(row(x, i) + 2 * at + width, width, row(b, i) + at);
+      }
+    });
   }
 
   void add(Tensor y, const Tensor& x) override {
@@ -237,6 +248,10 @@ class CpuBackend final : public Backend {
 
   void attend(const Attention& attention, const KvView& cache, const Batch& batch) override {
     h2o::attend(kernels_, pool_, attention, cache, batch);
+  }
+
+  void delta_net(const DeltaNet& layer, const KvView& cache, const Batch& batch) override {
+    h2o::delta_net(kernels_, pool_, layer, cache, batch);
   }
 
   void compute_rope_table(Tensor rope_table, const Rope& rope) override {

@@ -7,6 +7,19 @@
 namespace h2o {
 namespace {
 
+// Calls body(load, store) for kWidth of n numbers at a time; load(p) loads from p + i.
+template <class Body>
+void for_vectors(int64_t n, const Body& body) {
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) {
+    body([i](const float* p) { return load(p + i); }, [i](float* p, Vec v) { store(p + i, v); });
+  }
+  if (i < n) {
+    body([i, n](const float* p) { return load_first(p + i, n - i); },
+         [i, n](float* p, Vec v) { store_first(p + i, v, n - i); });
+  }
+}
+
 void add_to(float* y, const float* x, int64_t n) {
   int64_t i = 0;
   for (; i + kWidth <= n; i += kWidth) store(y + i, add(load(y + i), load(x + i)));
@@ -302,6 +315,9 @@ void swiglu(float* up, const float* gate, int64_t n) {
   zip(up, gate, n, [](Vec u, Vec g) { return mul(mul(g, sigmoid(g)), u); });
 }
 
+void sigmoid_gate(float* up, const float* gate, int64_t n) {
+  zip(up, gate, n, [](Vec u, Vec g) { return mul(u, sigmoid(g)); });
+}
 void swiglu_clamped(float* up, const float* gate, int64_t n) {
   const auto clamped = [](Vec u, Vec g) {
     g = min(g, broadcast(7));

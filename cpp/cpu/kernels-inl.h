@@ -12,6 +12,7 @@
 
 #include "cpu/attention/archive_types-inl.h"
 #include "cpu/attention/softmax-inl.h"
+#include "cpu/delta_net-inl.h"
 #include "cpu/elementwise-inl.h"
 #include "cpu/kernels.h"
 #include "cpu/matmul/blocks-inl.h"
@@ -339,6 +340,7 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .swiglu = swiglu,
       .swiglu_clamped = swiglu_clamped,
       .geglu = geglu,
+      .sigmoid_gate = sigmoid_gate,
       .softcap = softcap,
       .layer_norm = layer_norm,
       .rms_norm = rms_norm,
@@ -351,6 +353,9 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .add_weighed = add_weighed,
       .lowest = lowest,
       .rotate = rotate,
+      .convolve = convolve,
+      .normalize = normalize,
+      .delta_rule = delta_rule,
   };
 }
 

@@ -154,6 +154,34 @@ struct TypeKernels {
   const SplitKernels* split = nullptr;
 };
 
+// Rows of n channels of a layer of Gated DeltaNet, before and after the convolution.
+struct Convolution {
+  float* x;              // [n_rows, stride]
+  float* before;         // [n_taps - 1, stride] the rows before x; then the last ones of these
+  const float* weights;  // [n_taps, stride]
+  int64_t n_rows;
+  int64_t n_taps;
+  int64_t n;
+  int64_t stride;
+};
+
+// Rows of n_blocks * kDeltaColumns columns of one value head: see DeltaNet.
+struct DeltaRule {
+  float* state;        // [n_blocks, head_dim, kDeltaColumns]
+  const float* q;      // [n_rows, stride]
+  const float* k;      // [n_rows, stride]
+  const float* v;      // [n_rows, stride]
+  float* out;          // [n_rows, out_stride]
+  const float* decay;  // [n_rows, n_v_heads]
+  const float* beta;   // [n_rows, n_v_heads]
+  int64_t n_rows;
+  int64_t stride;
+  int64_t out_stride;
+  int64_t n_v_heads;
+  int64_t head_dim;
+  int64_t n_blocks;
+};
+
 struct CpuKernels {
   const char* isa;
   int64_t row_multiple = 12;  // where rows rounded to 8 bits may be divided: of whole tiles
@@ -183,6 +211,7 @@ struct CpuKernels {
   void (*swiglu)(float* up, const float* gate, int64_t n);          // see Gate::swiglu
   void (*swiglu_clamped)(float* up, const float* gate, int64_t n);  // see Gate::swiglu_clamped
   void (*geglu)(float* up, const float* gate, int64_t n);           // see Gate::geglu
+  void (*sigmoid_gate)(float* up, const float* gate, int64_t n);    // see Gate::sigmoid
   void (*softcap)(float* x, int64_t n, float cap);                  // see Backend::softcap
   void (*layer_norm)(float* y, const float* x, const float* weight, const float* bias, int64_t n,
                      float eps);  // weight, bias [n]
@@ -215,6 +244,11 @@ struct CpuKernels {
   // Rotates the pairs (x[2i], x[2i + 1]), or (x[i], x[i + n_rot / 2]), by the angles whose cosines
   // and then sines are in rope_table [n_rot].
   void (*rotate)(float* x, const float* rope_table, int64_t n_rot, bool pairs);
+
+  // x = silu(the sum over the taps), in place.
+  void (*convolve)(const Convolution& c);
+  void (*normalize)(float* x, int64_t n, float length);  // x *= length / sqrt(sum(x^2) + 1e-6)
+  void (*delta_rule)(const DeltaRule& rule);
 
   const TypeKernels& of(DType dtype) const;
 };

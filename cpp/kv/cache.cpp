@@ -26,6 +26,7 @@ void visit_arrays(KvView& view, const KvPolicy& policy, const KvShape& shape, co
   visit(view.ranks, shape.may_roll(), slots * int64_t{sizeof(int32_t)});
   visit(view.next_slot, true, heads * int64_t{sizeof(int32_t)});
   visit(view.policies, true, int64_t{sizeof(KvPolicy)});
+  visit(view.states, view.state_floats > 0, view.state_floats * int64_t{sizeof(float)});
 }
 
 // Throws unless the cache supports the policy's scoring.
@@ -48,7 +49,8 @@ KvView place_layer(Layout& layout, std::byte* storage, int32_t layer, const KvPo
   view.n_sequences = shape.n_sequences;
   view.k_row_bytes = byte_size(shape.k_dtype, shape.head_dim);
   view.v_row_bytes = byte_size(shape.v_dtype, shape.head_dim);
-  view.slots = policy.slots(shape.max_tokens);
+  view.state_floats = shape.recurrent(layer) ? shape.state_floats[layer] : 0;
+  view.slots = view.state_floats > 0 ? 0 : policy.slots(shape.max_tokens);
   view.max_rows = shape.max_rows;
   if (shape.output_gram != nullptr) {
     view.output_gram =
@@ -245,7 +247,7 @@ int32_t KvCache::length(int32_t sequence) const {
 int32_t KvCache::kept(int32_t layer, int32_t sequence) const {
   check_sequence(sequence);
   check_layer(layer);
-  return policy(layer, sequence).kept(lengths_[sequence]);
+  return shape_.recurrent(layer) ? 0 : policy(layer, sequence).kept(lengths_[sequence]);
 }
 
 int32_t KvCache::kept(int32_t sequence) const {
@@ -254,15 +256,15 @@ int32_t KvCache::kept(int32_t sequence) const {
   return most;
 }
 
-bool KvCache::evicts(int32_t layer, int32_t sequence) const {
-  return policy(layer, sequence).evicts(layers_[layer].slots);
+bool KvCache::unlimited(int32_t layer, int32_t sequence) const {
+  return shape_.recurrent(layer) || policy(layer, sequence).evicts(layers_[layer].slots);
 }
 
 int32_t KvCache::room(int32_t sequence) const {
   check_sequence(sequence);
   int32_t limit = archive_ != nullptr ? shape_.max_tokens : std::numeric_limits<int32_t>::max();
   for (int32_t l = 0; l < shape_.n_layers; ++l) {
-    if (!evicts(l, sequence)) limit = std::min(limit, layers_[l].slots);
+    if (!unlimited(l, sequence)) limit = std::min(limit, layers_[l].slots);
   }
   return limit - lengths_[sequence];
 }
@@ -281,7 +283,7 @@ void KvCache::set_length(int32_t sequence, int32_t length) {
 bool KvCache::can_roll(int32_t sequence) const {
   check_sequence(sequence);
   for (int32_t l = 0; l < shape_.n_layers; ++l) {
-    if (!evicts(l, sequence)) return false;
+    if (!unlimited(l, sequence)) return false;
   }
   return shape_.may_roll();
 }
@@ -296,6 +298,7 @@ void KvCache::roll(int32_t sequence) {
           " cannot roll: that needs a cache with rolling positions and a policy that evicts");
   if (rolling_[sequence]) return;
   for (int32_t l = 0; l < shape_.n_layers; ++l) {
+    if (shape_.recurrent(l)) continue;
     backend_.roll(layers_[l], shape_.rope, sequence, lengths_[sequence]);
   }
   rolling_[sequence] = true;
@@ -303,7 +306,10 @@ void KvCache::roll(int32_t sequence) {
 
 void KvCache::reset(int32_t sequence, std::span<const KvPolicy> policies) {
   check_sequence(sequence);
-  const std::vector<int32_t> zeros(shape_.n_kv_heads, 0);  // allocate before changing anything
+  // allocate before changing anything
+  const std::vector<int32_t> zeros(shape_.n_kv_heads, 0);
+  const std::vector<float> no_state(
+      shape_.state_floats.empty() ? 0 : std::ranges::max(shape_.state_floats), 0.0f);
   if (!policies.empty()) {
     check_policies(policies);
     set_policies(sequence, policies);
@@ -314,12 +320,16 @@ void KvCache::reset(int32_t sequence, std::span<const KvPolicy> policies) {
   for (const KvView& view : layers_) {
     backend_.write(view.next_slot + int64_t{sequence} * shape_.n_kv_heads, zeros.data(),
                    zeros.size() * sizeof(int32_t));
+    if (view.states == nullptr) continue;
+    backend_.write(view.states + sequence * view.state_floats, no_state.data(),
+                   view.state_floats * sizeof(float));
   }
 }
 
 void KvCache::check_policies(std::span<const KvPolicy> policies) const {
   validate(policies, shape_.n_layers);
   for (int32_t l = 0; l < shape_.n_layers; ++l) {
+    if (shape_.recurrent(l)) continue;
     const KvPolicy& policy = of_layer(policies, l);
     const int32_t slots = policy.slots(shape_.max_tokens);
     require(slots <= layers_[l].slots, "the policy needs ", slots, " slots, layer ", l, " has ",

@@ -73,8 +73,8 @@ class KvCache {
   // The kept tokens, sorted by position.
   std::vector<KvEntry> entries(int32_t layer, int32_t sequence, int32_t kv_head) const;
 
-  // Allocated bytes of all slots (K, V and per-slot data) and of the back end's copy of an
-  // archive's counts and bounds.
+  // Allocated bytes of all slots (K, V and per-slot data), of recurrent states and of the back
+  // end's copy of an archive's counts and bounds.
   size_t bytes() const {
     return storage_.size() + (archive_ == nullptr ? 0 : archive_->device_bytes());
   }
@@ -89,7 +89,8 @@ class KvCache {
  private:
   void check_sequence(int32_t sequence) const;
   void check_layer(int32_t layer) const;
-  bool evicts(int32_t layer, int32_t sequence) const;
+  // Does the layer take any number of tokens?
+  bool unlimited(int32_t layer, int32_t sequence) const;
   void check_policies(std::span<const KvPolicy> policies) const;
   void set_policies(int32_t sequence, std::span<const KvPolicy> policies);
   void note_questions(int32_t layer);

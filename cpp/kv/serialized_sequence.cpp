@@ -194,6 +194,7 @@ size_t sequence_bytes(const KvCache& cache, int32_t sequence) {
   size_t bytes = 1024;
   for (int32_t l = 0; l < cache.shape().n_layers; ++l) {
     const KvView& view = cache.layer(l);
+    bytes += view.state_floats * sizeof(float);
     const size_t slot = view.k_row_bytes + view.v_row_bytes + 4 * sizeof(int32_t);
     bytes += 64 + cache.shape().n_kv_heads * (cache.kept(l, sequence) + 1) * slot;
   }
@@ -216,9 +217,15 @@ void write_sequence(const KvCache& cache, int32_t sequence, ByteWriter& writer) 
     cache.backend().finish();
   }
   for (int32_t l = 0; l < cache.shape().n_layers; ++l) {
+    const KvView& view = cache.layer(l);
+    if (view.states != nullptr) {
+      const float* const state = view.states + sequence * view.state_floats;
+      write_rows(cache.backend(), state, 1, view.state_floats, -1, writer);
+      continue;
+    }
     for (int32_t h = 0; h < cache.shape().n_kv_heads; ++h) {
-      const KvHead head = cache.layer(l).head(cache.policy(l, sequence), sequence, h);
-      write_head(cache, cache.layer(l), head, head.written(length), kind == Kind::rolling, writer);
+      const KvHead head = view.head(cache.policy(l, sequence), sequence, h);
+      write_head(cache, view, head, head.written(length), kind == Kind::rolling, writer);
       if (archived && cache.archive()->archives(l, h)) {
         write_archive(*cache.archive(), cache.archive()->head(l, sequence, h), length, writer);
       }
@@ -271,7 +278,12 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
 
   std::vector<HeadImage> images;
   std::vector<ArchiveImage> archives;
+  std::vector<std::span<const std::byte>> states;
   for (int32_t l = 0; l < shape.n_layers; ++l) {
+    if (shape.recurrent(l)) {
+      states.push_back(reader.take(shape.state_floats[l] * sizeof(float)));
+      continue;
+    }
     for (int32_t h = 0; h < shape.n_kv_heads; ++h) {
       const KvHead head = cache.layer(l).head(cache.policy(l, sequence), sequence, h);
       const int32_t n = head.written(length);
@@ -299,7 +311,15 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
   cache.set_length(sequence, n_tokens.value_or(length));
   const HeadImage* image = images.data();
   const ArchiveImage* archive_image = archives.data();
+  const std::span<const std::byte>* state = states.data();
   for (int32_t l = 0; l < shape.n_layers; ++l) {
+    if (shape.recurrent(l)) {
+      const KvView& view = cache.layer(l);
+      cache.backend().write(view.states + sequence * view.state_floats, state->data(),
+                            state->size());
+      ++state;
+      continue;
+    }
     for (int32_t h = 0; h < shape.n_kv_heads; ++h) {
       const KvHead head = cache.layer(l).head(cache.policy(l, sequence), sequence, h);
       if (archived && cache.archive()->archives(l, h)) {

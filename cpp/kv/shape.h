@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "backend/backend.h"
 #include "kv/archive.h"
@@ -34,8 +35,12 @@ struct KvShape {
   // [n_layers, ...] as KvView::output_gram, in the back end's memory, not owned; nullptr if no
   // policy weighs values by outputs.
   const float* output_gram = nullptr;
+  // [n_layers] floats of a sequence's recurrent state, in layers that have one instead of slots; 0:
+  // slots. Empty: all layers have slots.
+  std::vector<int64_t> state_floats = {};
   ArchiveOptions archive = {};  // of evicted tokens; incompatible with rolling positions
 
+  bool recurrent(int32_t layer) const { return !state_floats.empty() && state_floats[layer] > 0; }
   bool may_roll() const { return rope.layout != RopeLayout::none; }
 };
 

@@ -65,6 +65,8 @@ struct KvView {
   int32_t* ranks;         // nullptr unless the cache may roll
   int32_t* next_slot;     // [n_sequences, n_kv_heads]
   KvPolicy* policies;     // [n_sequences]
+  float* states;          // [n_sequences, state_floats] of a layer with a recurrent state, which
+  int64_t state_floats;   // has no slots; nullptr: a layer with slots
   bool scores_questions;  // does one of them use Scoring::question?
 
   // [n_kv_heads, head_dim, head_dim] the sum of W^T W over the query heads of a kv_head, where W

@@ -49,6 +49,28 @@ MixtureActivations first(const MixtureActivations& e, int64_t n_rows) {
   };
 }
 
+DeltaNetActivations delta_net_activations(const DeltaNetConfig& d, int64_t n_rows) {
+  if (d.n_taps == 0) n_rows = 0;
+  return {
+      .qkv = matrix(n_rows, d.n_channels()),
+      .gate = matrix(n_rows, d.v_width()),
+      .alpha = matrix(n_rows, d.n_v_heads),
+      .beta = matrix(n_rows, d.n_v_heads),
+      .out = matrix(n_rows, d.v_width()),
+  };
+}
+
+DeltaNetActivations first(const DeltaNetActivations& d, int64_t n_rows) {
+  if (d.qkv.rows == 0) return d;
+  return {
+      .qkv = d.qkv.first(n_rows),
+      .gate = d.gate.first(n_rows),
+      .alpha = d.alpha.first(n_rows),
+      .beta = d.beta.first(n_rows),
+      .out = d.out.first(n_rows),
+  };
+}
+
 }  // namespace
 
 Activations allocate_activations(Backend& backend, const Config& c, int32_t n_rows,
@@ -64,6 +86,9 @@ Activations allocate_activations(Backend& backend, const Config& c, int32_t n_ro
       .k = matrix(n_rows, kv_width),
       .v = matrix(n_rows, kv_width),
       .attn = matrix(n_rows, q_width),
+      .q_and_gate = matrix(c.family->attn_gate ? n_rows : 0, 2 * q_width),
+      .attn_gate = matrix(c.family->attn_gate ? n_rows : 0, q_width),
+      .delta = delta_net_activations(c.delta_net, n_rows),
       .up = matrix(dense ? n_rows : 0, c.n_ff),
       .gate = matrix(gated ? n_rows : 0, c.n_ff),
       .experts = mixture_activations(c, n_rows),
@@ -72,9 +97,31 @@ Activations allocate_activations(Backend& backend, const Config& c, int32_t n_ro
   };
 
   MixtureActivations& e = a.experts;
-  Tensor* const all[] = {&a.x,    &a.h,      &a.q,         &a.k,           &a.v,           &a.attn,
-                         &a.up,   &a.gate,   &a.last,      &a.logits,      &e.x,           &e.up,
-                         &e.gate, &e.logits, &e.shared_up, &e.shared_gate, &e.shared_logit};
+  DeltaNetActivations& d = a.delta;
+  Tensor* const all[] = {&a.x,
+                         &a.h,
+                         &a.q,
+                         &a.k,
+                         &a.v,
+                         &a.attn,
+                         &a.up,
+                         &a.gate,
+                         &a.last,
+                         &a.logits,
+                         &e.x,
+                         &e.up,
+                         &e.gate,
+                         &e.logits,
+                         &e.shared_up,
+                         &e.shared_gate,
+                         &e.shared_logit,
+                         &a.q_and_gate,
+                         &a.attn_gate,
+                         &d.qkv,
+                         &d.gate,
+                         &d.alpha,
+                         &d.beta,
+                         &d.out};
   Layout layout;
   std::vector<int64_t> offsets;
   for (const Tensor* t : all) offsets.push_back(layout.place(t->bytes()));
@@ -99,6 +146,9 @@ Activations first(const Activations& a, int64_t n_rows, int64_t n_logits) {
       .k = a.k.first(n_rows),
       .v = a.v.first(n_rows),
       .attn = a.attn.first(n_rows),
+      .q_and_gate = rows(a.q_and_gate),
+      .attn_gate = rows(a.attn_gate),
+      .delta = first(a.delta, n_rows),
       .up = rows(a.up),
       .gate = rows(a.gate),
       .experts = first(a.experts, n_rows),

@@ -20,14 +20,26 @@ struct MixtureActivations {
   Routes routes;
 };
 
+// For layers of Gated DeltaNet; no rows without. All f32; see backend/DeltaNet.
+struct DeltaNetActivations {
+  Tensor qkv;    // [n_rows, n_channels()]
+  Tensor gate;   // [n_rows, v_width()]
+  Tensor alpha;  // [n_rows, n_v_heads]
+  Tensor beta;   // [n_rows, n_v_heads]
+  Tensor out;    // [n_rows, v_width()]
+};
+
 // All f32.
 struct Activations {
-  Tensor x;     // [n_rows, n_embd]  the residual stream
-  Tensor h;     // [n_rows, n_embd]  normalized input of a block
-  Tensor q;     // [n_rows, n_heads * head_dim]
-  Tensor k;     // [n_rows, n_kv_heads * head_dim]
-  Tensor v;     // [n_rows, n_kv_heads * head_dim]
-  Tensor attn;  // [n_rows, n_heads * head_dim]
+  Tensor x;           // [n_rows, n_embd]  the residual stream
+  Tensor h;           // [n_rows, n_embd]  normalized input of a block
+  Tensor q;           // [n_rows, n_heads * head_dim]
+  Tensor k;           // [n_rows, n_kv_heads * head_dim]
+  Tensor v;           // [n_rows, n_kv_heads * head_dim]
+  Tensor attn;        // [n_rows, n_heads * head_dim]
+  Tensor q_and_gate;  // [n_rows, 2 * n_heads * head_dim]; no rows where attention has none
+  Tensor attn_gate;   // [n_rows, n_heads * head_dim]; the same
+  DeltaNetActivations delta;
   Tensor up;    // [n_rows, n_ff]
   Tensor gate;  // [n_rows, n_ff]; no rows where the family has no gate
   // empty without experts; if all layers have them, `up` and `gate` are empty

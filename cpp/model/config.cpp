@@ -300,6 +300,42 @@ MixtureConfig read_mixture(Keys& keys, const Config& c) {
   return m;
 }
 
+DeltaNetConfig read_delta_net(Keys& keys, const Config& c) {
+  DeltaNetConfig d;
+  if (!c.family->delta_net) return d;
+  d.n_taps = keys.count("ssm.conv_kernel");
+  d.head_dim = keys.count("ssm.state_size");
+  d.n_k_heads = keys.count("ssm.group_count");
+  d.n_v_heads = keys.count("ssm.time_step_rank");
+  if (d.n_taps < 2 || d.n_taps > kMaxTaps) {
+    keys.fail(keys.full("ssm.conv_kernel"), " is ", d.n_taps, ", expected 2 to ", kMaxTaps);
+  }
+  if (d.head_dim % kDeltaColumns != 0 || d.head_dim > kMaxDeltaHead) {
+    keys.fail(keys.full("ssm.state_size"), " is ", d.head_dim, ", expected a multiple of ",
+              kDeltaColumns, ", at most ", kMaxDeltaHead);
+  }
+  if (d.n_v_heads % d.n_k_heads != 0) {
+    keys.fail("ssm.time_step_rank ", d.n_v_heads, " is not a multiple of ssm.group_count ",
+              d.n_k_heads);
+  }
+  if (keys.count("ssm.inner_size") != d.v_width()) {
+    keys.fail(keys.full("ssm.inner_size"), " differs from ssm.time_step_rank ", d.n_v_heads,
+              " * ssm.state_size ", d.head_dim, ", which is not supported");
+  }
+  if (keys.has("attention.recurrent_layers")) {
+    d.layers = keys.flags("attention.recurrent_layers");
+    keys.ignore("full_attention_interval");
+    if (std::ssize(d.layers) != c.n_layers) {
+      keys.fail(keys.full("attention.recurrent_layers"), " has ", d.layers.size(),
+                " flags, expected ", c.n_layers);
+    }
+  } else {
+    const int32_t interval = keys.count_or("full_attention_interval", 4);
+    for (int32_t l = 0; l < c.n_layers; ++l) d.layers.push_back((l + 1) % interval != 0);
+  }
+  return d;
+}
+
 bool read_gelu_erf(const Keys& keys, const GgufFile& file) {
   const std::string_view name = file.string_or("h2o.activation", "gelu_tanh");
   if (name != "gelu_erf" && name != "gelu_tanh") {
@@ -322,6 +358,15 @@ bool Config::rotates(int32_t layer) const {
   if (family->window_rotated && sliding_window.size > 0) return window(layer) > 0;
   const int32_t period = family->unrotated_period;
   return period == 0 || (layer + 1) % period != 0;
+}
+
+std::vector<int64_t> Config::state_floats() const {
+  std::vector<int64_t> floats;
+  if (delta_net.n_taps == 0) return floats;
+  for (int32_t l = 0; l < n_layers; ++l) {
+    floats.push_back(recurrent(l) ? delta_net.state_floats() : 0);
+  }
+  return floats;
 }
 
 bool Config::can_roll() const {
@@ -391,6 +436,7 @@ Config read_config(const GgufShards& model) {
   }
   c.mixture = read_mixture(keys, c);
   c.mixture.scale *= c.residual_scale;
+  c.delta_net = read_delta_net(keys, c);
   c.parallel_residual = keys.flag_or("use_parallel_residual", c.family->parallel_residual);
   if (c.family->activation == Activation::gelu)
     c.gelu_erf = read_gelu_erf(keys, model.first_file());

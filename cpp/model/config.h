@@ -49,6 +49,21 @@ struct MixtureConfig {
   float scale = 1;            // {a}.expert_weights_scale
 };
 
+// Layers of Gated DeltaNet (arXiv 2412.06464) instead of attention: see DeltaNet of a back end.
+struct DeltaNetConfig {
+  int32_t n_taps = 0;        // {a}.ssm.conv_kernel; 0: no such layers
+  int32_t head_dim = 0;      // {a}.ssm.state_size
+  int32_t n_k_heads = 0;     // {a}.ssm.group_count
+  int32_t n_v_heads = 0;     // {a}.ssm.time_step_rank
+  std::vector<bool> layers;  // {a}.attention.recurrent_layers, or all but the last of each
+                             // {a}.full_attention_interval
+
+  int64_t k_width() const { return int64_t{n_k_heads} * head_dim; }
+  int64_t v_width() const { return int64_t{n_v_heads} * head_dim; }
+  int64_t n_channels() const { return 2 * k_width() + v_width(); }
+  int64_t state_floats() const { return v_width() * head_dim + (n_taps - 1) * n_channels(); }
+};
+
 struct Config {
   const Family* family = nullptr;  // from general.architecture, "{a}" in the keys below
   int32_t n_ctx_train = 0;         // {a}.context_length: the trained context
@@ -67,6 +82,7 @@ struct Config {
   RopeConfig rope;
   SlidingWindow sliding_window;
   MixtureConfig mixture;
+  DeltaNetConfig delta_net;
   RopeConfig window_rope;     // of layers with a window, if the family has other positions there
   float embedding_scale = 1;  // {a}.embedding_scale; Gemma's is sqrt(n_embd)
   float residual_scale = 1;   // {a}.residual_scale: factor of each block's output
@@ -90,6 +106,12 @@ struct Config {
   // Can positions be ranks among the kept tokens? Only if all layers use them in the same way, and
   // only for the rotation of q and k.
   bool can_roll() const;
+
+  // Has the layer a recurrent state instead of attention and its cache?
+  bool recurrent(int32_t layer) const { return delta_net.n_taps > 0 && delta_net.layers[layer]; }
+
+  // KvShape::state_floats
+  std::vector<int64_t> state_floats() const;
 
   // The window of a layer; 0: none.
   int32_t window(int32_t layer) const;

@@ -38,6 +38,18 @@ constexpr Family kFamilies[] = {
     // Qwen3-30B-A3B and other Qwen3 mixtures
     {.architecture = "qwen3moe", .qk_norm = QkNorm::heads, .experts = true},
     {.architecture = "qwen3vlmoe", .qk_norm = QkNorm::heads, .experts = true},
+    // Qwen3.5 (three of four layers are Gated DeltaNet; attention's outputs are gated)
+    {.architecture = "qwen35",
+     .qk_norm = QkNorm::heads,
+     .attn_gate = true,
+     .delta_net = true,
+     .ffn_norm = "post_attention_norm"},
+    {.architecture = "qwen35moe",
+     .qk_norm = QkNorm::heads,
+     .attn_gate = true,
+     .delta_net = true,
+     .ffn_norm = "post_attention_norm",
+     .experts = true},
     // OLMo 2 and 3 (norms after the blocks; three of four layers of OLMo 3 have a window)
     {.architecture = "olmo2",
      .qk_norm = QkNorm::whole,
@@ -243,8 +255,7 @@ struct Missing {
 constexpr Missing kMissing[] = {
     {"layers of a state-space model (Mamba), which have a state instead of a KV cache",
      " mamba mamba2 falcon_mamba jamba nemotron_h nemotron_h_moe granitehybrid falcon-h1 plamo2 "},
-    {"layers of linear attention (Gated DeltaNet), which have a state instead of a KV cache",
-     " qwen3next qwen35 qwen35moe kimi-linear "},
+    {"layers of linear attention of another kind than Qwen3.5's", " qwen3next kimi-linear "},
     {"layers of linear attention (RWKV), which have a state instead of a KV cache",
      " rwkv6 rwkv6qwen2 rwkv7 arwkv7 "},
     {"layers of convolutions, which have a state instead of a KV cache", " lfm2 lfm2moe "},

@@ -52,6 +52,8 @@ struct Family {
   bool embedding_norm = false;  // token embeddings are normalized
   float alibi_max_bias = 0;     // for ALiBi, see alibi_slopes(); 0: none
   bool attn_sinks = false;      // heads have attention sinks, see Attention
+  bool attn_gate = false;       // attn_q has, behind each head's query, the gate of its output
+  bool delta_net = false;       // some layers are Gated DeltaNet, see DeltaNetConfig
   bool yarn_whole = true;       // YaRN's ramp is rounded to whole dimensions
   std::string_view ffn_norm = "ffn_norm";  // its name in the file
   bool experts = false;                    // the feed-forward block may be a mixture of experts

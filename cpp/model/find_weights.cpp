@@ -133,27 +133,32 @@ Mixture find_mixture(Finder& find, const Config& c, const std::string& blk) {
   return mixture;
 }
 
-Layer find_layer(Finder& find, const Config& c, int32_t index) {
-  const std::string blk = text("blk.", index, ".");
+DeltaNetLayer find_delta_net(Finder& find, const Config& c, const std::string& blk) {
+  const DeltaNetConfig& d = c.delta_net;
+  return {.qkv = find.linear(blk + "attn_qkv", d.n_channels(), c.n_embd, false),
+          .gate = find.linear(blk + "attn_gate", d.v_width(), c.n_embd, false),
+          .alpha = find.linear(blk + "ssm_alpha", d.n_v_heads, c.n_embd, false),
+          .beta = find.linear(blk + "ssm_beta", d.n_v_heads, c.n_embd, false),
+          .conv = find.floats(blk + "ssm_conv1d.weight", d.n_channels(), d.n_taps),
+          .a = find.floats(blk + "ssm_a", 1, d.n_v_heads),
+          .dt_bias = find.floats(blk + "ssm_dt.bias", 1, d.n_v_heads),
+          .norm = find.floats(blk + "ssm_norm.weight", 1, d.head_dim),
+          .output = find.linear(blk + "ssm_out", c.n_embd, d.v_width(), false)};
+}
+
+void find_attention(Finder& find, const Config& c, const std::string& blk, Layer& layer) {
   const int64_t q_width = int64_t{c.n_heads} * c.head_dim;
   const int64_t kv_width = int64_t{c.n_kv_heads} * c.head_dim;
+  const int64_t q_rows = c.family->attn_gate ? 2 * q_width : q_width;
   const bool qkv_biases = c.family->biases != Biases::optional;
   const bool biases = c.family->biases == Biases::all;
-
-  Layer layer;
-  // Falcon 40B has two parallel norms; the second is attention's.
-  const bool two_norms = c.family->shared_norm && find.has(blk + "attn_norm_2.weight");
-  if (c.family->pre_norms) {
-    layer.attn_norm = find.norm(blk + (two_norms ? "attn_norm_2" : "attn_norm"));
-  }
-  if (two_norms) layer.ffn_norm = find.norm(blk + "attn_norm");
   if (find.has(blk + "attn_qkv.weight")) {
-    const Affine qkv = find.linear(blk + "attn_qkv", q_width + 2 * kv_width, c.n_embd, qkv_biases);
-    layer.attn_q = slice(qkv, 0, q_width);
-    layer.attn_k = slice(qkv, q_width, q_width + kv_width);
-    layer.attn_v = slice(qkv, q_width + kv_width, q_width + 2 * kv_width);
+    const Affine qkv = find.linear(blk + "attn_qkv", q_rows + 2 * kv_width, c.n_embd, qkv_biases);
+    layer.attn_q = slice(qkv, 0, q_rows);
+    layer.attn_k = slice(qkv, q_rows, q_rows + kv_width);
+    layer.attn_v = slice(qkv, q_rows + kv_width, q_rows + 2 * kv_width);
   } else {
-    layer.attn_q = find.linear(blk + "attn_q", q_width, c.n_embd, qkv_biases);
+    layer.attn_q = find.linear(blk + "attn_q", q_rows, c.n_embd, qkv_biases);
     layer.attn_k = find.linear(blk + "attn_k", kv_width, c.n_embd, qkv_biases);
     layer.attn_v = find.linear(blk + "attn_v", kv_width, c.n_embd, qkv_biases);
   }
@@ -167,6 +172,24 @@ Layer find_layer(Finder& find, const Config& c, int32_t index) {
     layer.attn_sinks = find.floats(blk + "attn_sinks.weight", 1, c.n_heads);
   }
   layer.attn_output = find.linear(blk + "attn_output", c.n_embd, q_width, biases);
+}
+
+Layer find_layer(Finder& find, const Config& c, int32_t index) {
+  const std::string blk = text("blk.", index, ".");
+  const bool biases = c.family->biases == Biases::all;
+
+  Layer layer;
+  // Falcon 40B has two parallel norms; the second is attention's.
+  const bool two_norms = c.family->shared_norm && find.has(blk + "attn_norm_2.weight");
+  if (c.family->pre_norms) {
+    layer.attn_norm = find.norm(blk + (two_norms ? "attn_norm_2" : "attn_norm"));
+  }
+  if (two_norms) layer.ffn_norm = find.norm(blk + "attn_norm");
+  if (c.recurrent(index)) {
+    layer.delta = find_delta_net(find, c, blk);
+  } else {
+    find_attention(find, c, blk, layer);
+  }
   const bool shared_norm = c.parallel_residual && c.family->shared_norm;
   if (c.family->pre_norms && !shared_norm && !two_norms) {
     layer.ffn_norm = find.norm(blk + std::string(c.family->ffn_norm));

@@ -55,6 +55,56 @@ Rope rope_of(const Config& c, const Weights& w, int32_t layer, int32_t n_ctx) {
   return c.rotates_by_window(layer) ? w.window_rope : w.rope_for(c, n_ctx);
 }
 
+// Computes a.attn from the block's input x.
+void attend(Backend& b, const Config& c, const Weights& w, int32_t l, const Batch& batch,
+            const KvCache& cache, const Activations& a, const Tensor& x) {
+  const Layer& layer = w.layers[l];
+  const bool gated = c.family->attn_gate;
+  b.matmul({{gated ? a.q_and_gate : a.q, layer.attn_q}, {a.k, layer.attn_k}, {a.v, layer.attn_v}},
+           x);
+  if (gated) b.split_blocks(a.q, a.attn_gate, a.q_and_gate, c.head_dim);
+  if (layer.attn_q_norm) {
+    norm_heads(b, c, a.q, layer.attn_q_norm);
+    norm_heads(b, c, a.k, layer.attn_k_norm);
+  }
+  if (c.temperature_scale > 0) {
+    b.scale_by_position(a.q, c.temperature_scale, c.temperature_length, batch);
+  }
+  const Attention attention{.out = a.attn,
+                            .q = a.q,
+                            .k = a.k,
+                            .v = a.v,
+                            .rope = rope_of(c, w, l, cache.shape().max_tokens),
+                            .scale = c.attn_scale,
+                            .window = c.window(l),
+                            .softcap = c.attn_softcap,
+                            .sinks = layer.attn_sinks,
+                            .slopes = w.alibi_slopes};
+  b.attend(attention, cache.layer(l), batch);
+  if (gated) b.apply_gate(Gate::sigmoid, a.attn, a.attn_gate);
+}
+
+// Computes a.delta.out from the block's input x.
+void delta_net(Backend& b, const Config& c, const DeltaNetLayer& layer, const KvView& cache,
+               const Batch& batch, const DeltaNetActivations& a, const Tensor& x) {
+  const DeltaNetConfig& d = c.delta_net;
+  b.matmul({{a.qkv, layer.qkv}, {a.gate, layer.gate}}, x);
+  b.matmul({{a.alpha, layer.alpha}, {a.beta, layer.beta}}, x);
+  b.delta_net({.out = a.out,
+               .qkv = a.qkv,
+               .alpha = a.alpha,
+               .beta = a.beta,
+               .conv = layer.conv,
+               .a = layer.a,
+               .dt_bias = layer.dt_bias,
+               .n_k_heads = d.n_k_heads,
+               .n_v_heads = d.n_v_heads,
+               .head_dim = d.head_dim},
+              cache, batch);
+  norm_heads(b, c, a.out, layer.norm);
+  b.apply_gate(Gate::swiglu, a.out, a.gate);
+}
+
 }  // namespace
 
 void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
@@ -71,32 +121,21 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
     if (w.stream) w.stream->prepare(l);
 
     if (layer.attn_norm.weight) norm(b, c, a.h, a.x, layer.attn_norm);
-    b.matmul({{a.q, layer.attn_q}, {a.k, layer.attn_k}, {a.v, layer.attn_v}}, input);
-    if (layer.attn_q_norm) {
-      norm_heads(b, c, a.q, layer.attn_q_norm);
-      norm_heads(b, c, a.k, layer.attn_k_norm);
+    const bool recurrent = c.recurrent(l);
+    const Tensor& mixed = recurrent ? a.delta.out : a.attn;
+    const Affine& output = recurrent ? layer.delta.output : layer.attn_output;
+    if (recurrent) {
+      delta_net(b, c, layer.delta, cache.layer(l), batch, a.delta, input);
+    } else {
+      attend(b, c, w, l, batch, cache, a, input);
     }
-    if (c.temperature_scale > 0) {
-      b.scale_by_position(a.q, c.temperature_scale, c.temperature_length, batch);
-    }
-    const Attention attention{.out = a.attn,
-                              .q = a.q,
-                              .k = a.k,
-                              .v = a.v,
-                              .rope = rope_of(c, w, l, cache.shape().max_tokens),
-                              .scale = c.attn_scale,
-                              .window = c.window(l),
-                              .softcap = c.attn_softcap,
-                              .sinks = layer.attn_sinks,
-                              .slopes = w.alibi_slopes};
-    b.attend(attention, cache.layer(l), batch);
 
     // Parallel branches read the same x; otherwise the second reads the sum after the first.
     if (!c.parallel_residual) {
-      add_block(b, c, a, a.attn, layer.attn_output, layer.attn_post_norm);
+      add_block(b, c, a, mixed, output, layer.attn_post_norm);
     }
     if (layer.ffn_norm.weight) norm(b, c, a.h, a.x, layer.ffn_norm);
-    if (c.parallel_residual) b.matmul_add(a.x, a.attn, layer.attn_output);
+    if (c.parallel_residual) b.matmul_add(a.x, mixed, output);
 
     if (c.has_experts(l)) {
       add_mixture(b, c, w, l, a);

@@ -24,6 +24,7 @@ Buffer compute_output_gram(Model& model, std::span<const KvPolicy> policies) {
   // Multiplying unit vectors gives W_O's columns in whatever layout the back end stores it.
   std::vector<float> unit_rows(head_dim * width);
   for (int32_t l = 0; l < c.n_layers; ++l) {
+    if (c.recurrent(l)) continue;
     if (!policies[policies.size() == 1 ? 0 : l].weighs_outputs()) continue;
     for (int32_t h = 0; h < c.n_heads; ++h) {
       std::ranges::fill(unit_rows, 0.0f);

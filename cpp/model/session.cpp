@@ -13,6 +13,17 @@ namespace {
 
 constexpr int32_t kLogitsRows = 32;  // rows whose logits are computed at a time by score()
 
+// The KV heads if some layers have none; otherwise empty, which means all.
+std::vector<int32_t> attention_heads(const Config& config) {
+  std::vector<int32_t> heads;
+  for (int32_t l = 0; config.delta_net.n_taps > 0 && l < config.n_layers; ++l) {
+    for (int32_t h = 0; !config.recurrent(l) && h < config.n_kv_heads; ++h) {
+      heads.push_back(l * config.n_kv_heads + h);
+    }
+  }
+  return heads;
+}
+
 SessionOptions resolve(const Model& model, SessionOptions options) {
   const Config& config = model.config;
   if (options.policies.empty()) options.policies.emplace_back();
@@ -34,6 +45,7 @@ SessionOptions resolve(const Model& model, SessionOptions options) {
     require(options.positions != Positions::rolling,
             "an archive does not support rolling positions: leave positions at auto");
     options.positions = Positions::original;
+    options.archive.heads = attention_heads(config);
     if (options.archive_heads != 1) {
       options.archive.heads =
           retrieval_heads(model.file.first_file(), config, options.archive_heads);
@@ -76,6 +88,7 @@ KvShape shape_of(const Model& model, const SessionOptions& options) {
       .k_dtype = options.k_dtype,
       .v_dtype = options.v_dtype,
       .rope = may_roll(config, options) ? model.weights.rope_for(config, options.n_ctx) : Rope{},
+      .state_floats = config.state_floats(),
       .archive = options.archive,
   };
 }

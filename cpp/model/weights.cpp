@@ -28,6 +28,11 @@ LayerTensors tensors_of(Layer& layer) {
                       &m.shared_up, &m.shared_down}) {
     all.insert(all.end(), {&one->weight, &one->bias});
   }
+  DeltaNetLayer& d = layer.delta;
+  for (Affine* one : {&d.qkv, &d.gate, &d.alpha, &d.beta, &d.output}) {
+    all.insert(all.end(), {&one->weight, &one->bias});
+  }
+  all.insert(all.end(), {&d.a, &d.dt_bias, &d.norm});
   all.insert(all.end(),
              {&m.selection_bias, &layer.attn_q_norm, &layer.attn_k_norm, &layer.attn_sinks});
   return all;
@@ -94,6 +99,16 @@ Tensor upload_frequencies(const GgufShards& model, const RopeConfig& rope, const
   return upload_floats(frequencies, backend, owned);
 }
 
+Tensor upload_transposed(const Tensor& matrix, Backend& backend, std::vector<Buffer>& owned) {
+  std::vector<float> values(matrix.rows * matrix.cols);
+  for (int64_t i = 0; i < matrix.rows; ++i) {
+    for (int64_t j = 0; j < matrix.cols; ++j) {
+      values[j * matrix.rows + i] = matrix.floats()[i * matrix.cols + j];
+    }
+  }
+  return {upload_floats(values, backend, owned).data, DType::f32, matrix.cols, matrix.rows};
+}
+
 }  // namespace
 
 Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
@@ -117,6 +132,10 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
   if (c.family->norm == NormKind::layer && !c.family->norm_bias) {
     w.owned.push_back(backend.allocate(sizeof(float) * c.n_embd));
     no_bias = {w.owned.back().data(), DType::f32, 1, c.n_embd};
+  }
+  for (Layer& layer : w.layers) {
+    Tensor& conv = layer.delta.conv;
+    if (conv) conv = upload_transposed(conv, backend, w.owned);
   }
   std::vector<LayerTensors> layers;
   for (Layer& layer : w.layers) layers.push_back(tensors_of(layer));

@@ -27,11 +27,26 @@ struct Mixture {
   Affine shared_down;     // ffn_down_shexp [n_embd, n_ff_shared]
 };
 
+// A layer of Gated DeltaNet instead of attention; c: n_channels(), v: v_width().
+struct DeltaNetLayer {
+  Affine qkv;      // attn_qkv [c, n_embd]
+  Affine gate;     // attn_gate [v, n_embd], of the output
+  Affine alpha;    // ssm_alpha [n_v_heads, n_embd]
+  Affine beta;     // ssm_beta [n_v_heads, n_embd]
+  Tensor conv;     // [n_taps, c] ssm_conv1d, transposed
+  Tensor a;        // ssm_a [n_v_heads], without ".weight"
+  Tensor dt_bias;  // ssm_dt.bias [n_v_heads]
+  Tensor norm;     // ssm_norm [head_dim], of each head's output
+  Affine output;   // ssm_out [n_embd, v]
+};
+
 // Shapes are [rows, cols] = [out, in]; GGUF names are "blk.N." and the member's name. Empty: the
 // family does not have it.
 struct Layer {
-  Affine attn_norm;       // [n_embd]
-  Affine attn_q;          // [n_heads * head_dim, n_embd]; q, k, v may be fused as attn_qkv
+  Affine attn_norm;  // [n_embd]
+  // [n_heads * head_dim, n_embd], with a gate 2 * n_heads: of each head q, then the gate. q, k, v
+  // may be fused as attn_qkv
+  Affine attn_q;
   Affine attn_k;          // [n_kv_heads * head_dim, n_embd]
   Affine attn_v;          // [n_kv_heads * head_dim, n_embd]
   Tensor attn_q_norm;     // [head_dim]
@@ -46,6 +61,7 @@ struct Layer {
   Affine ffn_up;         // [n_ff, n_embd]
   Affine ffn_down;       // [n_embd, n_ff]
   Mixture mixture;       // instead of the last three
+  DeltaNetLayer delta;   // instead of attn_*
 };
 
 struct Weights {

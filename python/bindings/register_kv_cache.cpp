@@ -313,20 +313,21 @@ void register_kv_cache(py::module_& m) {
       "cache_bytes",
       [](int32_t n_layers, int32_t n_kv_heads, int32_t head_dim,
          const std::vector<KvPolicy>& policies, int32_t max_tokens, const std::string& k_dtype,
-         const std::string& v_dtype, bool may_roll) {
+         const std::string& v_dtype, bool may_roll, const std::vector<int64_t>& state_floats) {
         KvShape shape{.n_layers = n_layers,
                       .n_heads = n_kv_heads,
                       .n_kv_heads = n_kv_heads,
                       .head_dim = head_dim,
                       .max_tokens = max_tokens,
                       .k_dtype = kv_dtype(k_dtype),
-                      .v_dtype = kv_dtype(v_dtype)};
+                      .v_dtype = kv_dtype(v_dtype),
+                      .state_floats = state_floats};
         if (may_roll) shape.rope.layout = RopeLayout::halves;  // both layouts need the same memory
         return KvCache::bytes(policies, shape);
       },
       py::kw_only(), py::arg("n_layers"), py::arg("n_kv_heads"), py::arg("head_dim"),
       py::arg("policies"), py::arg("max_tokens"), py::arg("k_dtype"), py::arg("v_dtype"),
-      py::arg("may_roll"),
+      py::arg("may_roll"), py::arg("state_floats"),
       "Bytes of the cache of a sequence: K, V and what is known of each slot.");
 }
 

@@ -197,6 +197,7 @@ void register_session(py::module_& m) {
       .def_property_readonly(
           "learned_positions",
           [](const Model& m) { return m.config.family->rope == RopeLayout::none; })
+      .def_property_readonly("state_floats", [](const Model& m) { return m.config.state_floats(); })
       .def_property_readonly("n_ctx_train", [](const Model& m) { return m.config.n_ctx_train; })
       .def_property_readonly("n_layers", [](const Model& m) { return m.config.n_layers; })
       .def_property_readonly("n_heads", [](const Model& m) { return m.config.n_heads; })

@@ -103,6 +103,7 @@ def cache_bytes(
     k_dtype: str,
     v_dtype: str,
     may_roll: bool,
+    state_floats: Sequence[int],
 ) -> int: ...
 
 class Model:
@@ -134,6 +135,8 @@ class Model:
     def architecture(self) -> str: ...
     @property
     def learned_positions(self) -> bool: ...
+    @property
+    def state_floats(self) -> list[int]: ...
     @property
     def n_ctx_train(self) -> int: ...
     @property

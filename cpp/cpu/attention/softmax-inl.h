@@ -42,19 +42,6 @@ float exponentiate(float* x, int64_t n, float scale, float* largest) {
   return total;
 }
 
-// Calls body(load, store, i) for kWidth of n numbers at a time; load(p) loads from p + i.
-template <class Body>
-void for_vectors(int64_t n, const Body& body) {
-  int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) {
-    body([i](const float* p) { return load(p + i); }, [i](float* p, Vec v) { store(p + i, v); });
-  }
-  if (i < n) {
-    body([i, n](const float* p) { return load_first(p + i, n - i); },
-         [i, n](float* p, Vec v) { store_first(p + i, v, n - i); });
-  }
-}
-
 void merge_sums(const SoftmaxSums& to, const SoftmaxSums& part, float* keep, float* take, int64_t n,
                 float scale) {
   const Vec factor = broadcast(scale);

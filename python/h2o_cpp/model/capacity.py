@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,8 @@ class ModelShape:
     head_dim: int
     n_ctx_train: int
     learned_positions: bool
+    state_floats: tuple[int, ...] = ()
+    """Of each layer; 0: it has a KV cache. Empty: all layers have one."""
 
     @staticmethod
     def of_model(model: _core.Model) -> ModelShape:
@@ -34,6 +36,7 @@ class ModelShape:
             model.head_dim,
             model.n_ctx_train,
             model.learned_positions,
+            tuple(model.state_floats),
         )
 
     @staticmethod
@@ -65,7 +68,24 @@ class ModelShape:
         sizes = (n_layers, kv_heads, head_dim, key("context_length"))
         if not all(isinstance(size, int) and 0 < size < 2**24 for size in sizes):
             return None
-        return ModelShape(*sizes, learned_positions=architecture == "opt")
+        return ModelShape(
+            *sizes,
+            learned_positions=architecture == "opt",
+            state_floats=_state_floats(key, sizes[0]),
+        )
+
+
+def _state_floats(key: Callable[[str], Any], n_layers: int) -> tuple[int, ...]:
+    """ModelShape.state_floats of a file with layers of Gated DeltaNet, or ()."""
+    interval, flags = key("full_attention_interval"), key("attention.recurrent_layers")
+    if not interval and flags is None:
+        return ()
+    if flags is None:
+        flags = [(layer + 1) % interval != 0 for layer in range(n_layers)]
+    names = ("conv_kernel", "state_size", "group_count", "time_step_rank")
+    n_taps, head_dim, n_k_heads, n_v_heads = (key(f"ssm.{name}") for name in names)
+    before = (n_taps - 1) * (2 * n_k_heads + n_v_heads) * head_dim
+    return tuple((n_v_heads * head_dim**2 + before) * bool(flag) for flag in flags)
 
 
 def capacity(
@@ -117,6 +137,7 @@ def slab_bytes(
         head_dim=shape.head_dim,
         policies=core_policies(policy),
         max_tokens=n_ctx,
+        state_floats=shape.state_floats,
         **kv_dtypes(kv_dtype),
         may_roll=bounded and not shape.learned_positions and positions != "original",
     )

@@ -1,0 +1,14 @@
+// Backend::delta_net on the CPU.
+#pragma once
+
+#include "backend/backend.h"
+#include "cpu/kernels.h"
+#include "cpu/thread_pool.h"
+#include "kv/view.h"
+
+namespace h2o {
+
+void delta_net(const CpuKernels& kernels, ThreadPool& pool, const DeltaNet& layer,
+               const KvView& cache, const Batch& batch);
+
+}  // namespace h2o

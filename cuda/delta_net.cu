@@ -1,0 +1,203 @@
+#include "cuda/delta_net.h"
+#include "cuda/gates.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "cuda/runtime/reduce.cuh"
+
+namespace h2o::cuda {
+namespace {
+
+constexpr int kChannels = 128;                     // of a block of the convolution, one per thread
+constexpr int kGroups = 16;                        // of rows of a state, in a block
+constexpr int kThreads = kGroups * kDeltaColumns;  // of that block
+constexpr int kWarps = kThreads / kWarp;
+constexpr int kMaxRows = kMaxDeltaHead / kGroups;  // of a group
+constexpr int kCopyThreads = 256;
+
+// What the kernels need of a DeltaNet and its states.
+struct Layer {
+  float *out, *qkv, *alpha, *beta, *states;
+  const float *conv, *a, *dt_bias;
+  int64_t state_floats, matrix_floats;
+  int n_channels, n_taps, n_k_heads, n_v_heads, head_dim;
+  const Segment* segments;
+
+  __device__ float* state(const Segment& segment) const {
+    return states + segment.sequence * state_floats;
+  }
+  __device__ float* row(int64_t i) const { return qkv + i * n_channels; }
+};
+
+// One block for some channels of a segment's rows, in place.
+__global__ void __launch_bounds__(kChannels) convolve_kernel(Layer layer) {
+  let_next_start();
+  wait_for_previous();
+  const int channel = blockIdx.y * kChannels + threadIdx.x;
+  if (channel >= layer.n_channels) return;
+  const Segment segment = layer.segments[blockIdx.x];
+  const int n_taps = layer.n_taps;
+  float* const before = layer.state(segment) + layer.matrix_floats + channel;
+  float taps[kMaxTaps], rows[kMaxTaps];
+#pragma unroll
+  for (int t = 0; t < kMaxTaps; ++t) {
+    taps[t] = t < n_taps ? layer.conv[t * layer.n_channels + channel] : 0;
+    rows[t] = t + 1 < n_taps ? before[t * layer.n_channels] : 0;
+  }
+  for (int i = 0; i < segment.n_rows; ++i) {
+    float& x = layer.row(segment.row + i)[channel];
+    float sum = 0;
+#pragma unroll
+    for (int t = 0; t < kMaxTaps; ++t) {
+      if (t + 1 == n_taps) rows[t] = x;
+      sum = fmaf(rows[t], taps[t], sum);
+    }
+    x = sum * sigmoid(sum);
+#pragma unroll
+    for (int t = 0; t + 1 < kMaxTaps; ++t) rows[t] = rows[t + 1];
+  }
+#pragma unroll
+  for (int t = 0; t < kMaxTaps; ++t) {
+    if (t + 1 < n_taps) before[t * layer.n_channels] = rows[t];
+  }
+}
+
+// One block of a warp for each q and k of a row, and one for the row's gates.
+__global__ void __launch_bounds__(kWarp) normalize_kernel(Layer layer) {
+  let_next_start();
+  wait_for_previous();
+  const int head = blockIdx.y;
+  if (head == 2 * layer.n_k_heads) {
+    for (int h = threadIdx.x; h < layer.n_v_heads; h += kWarp) {
+      const int64_t i = int64_t{blockIdx.x} * layer.n_v_heads + h;
+      const float x = layer.alpha[i] + layer.dt_bias[h];
+      layer.alpha[i] = expf(layer.a[h] * (x > 20 ? x : log1pf(expf(x))));
+      layer.beta[i] = sigmoid(layer.beta[i]);
+    }
+    return;
+  }
+  float* const x = layer.row(blockIdx.x) + head * layer.head_dim;
+  float sum = 0;
+  for (int i = threadIdx.x; i < layer.head_dim; i += kWarp) sum = fmaf(x[i], x[i], sum);
+  const float length = head < layer.n_k_heads ? 1 / sqrtf(static_cast<float>(layer.head_dim)) : 1;
+  const float factor = length / sqrtf(warp_sum(sum) + 1e-6f);
+  for (int i = threadIdx.x; i < layer.head_dim; i += kWarp) x[i] *= factor;
+}
+
+// Sums over the groups of a column, in every thread of the column; reads `shared` after a barrier.
+__device__ float column_sum(float x, float (*shared)[kDeltaColumns]) {
+  x += __shfl_xor_sync(kAllLanes, x, kDeltaColumns);
+  const int column = threadIdx.x % kDeltaColumns;
+  if (threadIdx.x % kWarp < kDeltaColumns) shared[threadIdx.x / kWarp][column] = x;
+  __syncthreads();
+  float sum = 0;
+#pragma unroll
+  for (int warp = 0; warp < kWarps; ++warp) sum += shared[warp][column];
+  return sum;
+}
+
+// One block for kDeltaColumns columns of a value head's state, which stay in registers: a thread
+// has every kGroups-th row of a column.
+__global__ void __launch_bounds__(kThreads) delta_rule_kernel(Layer layer) {
+  static_assert(2 * kDeltaColumns == kWarp);
+  __shared__ float q[2][kMaxDeltaHead], k[2][kMaxDeltaHead];
+  __shared__ float read[kWarps][kDeltaColumns], sums[kWarps][kDeltaColumns];
+  let_next_start();
+  wait_for_previous();
+  const Segment segment = layer.segments[blockIdx.x];
+  const int head = blockIdx.y, head_dim = layer.head_dim;
+  const int column = threadIdx.x % kDeltaColumns, group = threadIdx.x / kDeltaColumns;
+  const int first = head * head_dim + blockIdx.z * kDeltaColumns;  // column of all heads'
+  const int n = head_dim / kGroups;
+  float* const state = layer.state(segment) + int64_t{first} * head_dim + threadIdx.x;
+  float s[kMaxRows];
+#pragma unroll
+  for (int j = 0; j < kMaxRows; ++j) s[j] = j < n ? state[j * kThreads] : 0;
+
+  const int k_width = layer.n_k_heads * head_dim;
+  for (int i = 0; i < segment.n_rows; ++i) {
+    const int64_t row = segment.row + i;
+    const float* const x = layer.row(row);
+    const float* const from = x + head % layer.n_k_heads * head_dim;
+    float* const row_q = q[i % 2];
+    float* const row_k = k[i % 2];
+    if (threadIdx.x < head_dim) {
+      row_q[threadIdx.x] = from[threadIdx.x];
+      row_k[threadIdx.x] = from[k_width + threadIdx.x];
+    }
+    const float decay = layer.alpha[row * layer.n_v_heads + head];
+    const float beta = layer.beta[row * layer.n_v_heads + head];
+    const float v = x[2 * k_width + first + column];
+    __syncthreads();
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < kMaxRows; ++j) {
+      if (j < n) sum = fmaf(s[j], row_k[j * kGroups + group], sum);
+    }
+    const float delta = beta * (v - decay * column_sum(sum, read));
+    sum = 0;
+#pragma unroll
+    for (int j = 0; j < kMaxRows; ++j) {
+      if (j >= n) continue;
+      s[j] = fmaf(delta, row_k[j * kGroups + group], decay * s[j]);
+      sum = fmaf(s[j], row_q[j * kGroups + group], sum);
+    }
+    sum = column_sum(sum, sums);
+    if (group == 0) layer.out[row * layer.n_v_heads * head_dim + first + column] = sum;
+  }
+#pragma unroll
+  for (int j = 0; j < kMaxRows; ++j) {
+    if (j < n) state[j * kThreads] = s[j];
+  }
+}
+
+// Rows along x, since there may be more than 65,535 of them, and their columns along y.
+__global__ void __launch_bounds__(kCopyThreads)
+    split_blocks_kernel(float* a, float* b, const float* x, int width, int n) {
+  let_next_start();
+  wait_for_previous();
+  const int i = blockIdx.y * kCopyThreads + threadIdx.x;
+  if (i >= n) return;
+  const int64_t at = int64_t{blockIdx.x} * n + i;
+  const float* const from = x + int64_t{blockIdx.x} * 2 * n + i / width * 2 * width + i % width;
+  a[at] = from[0];
+  b[at] = from[width];
+}
+
+unsigned parts(int64_t n, int64_t size) { return static_cast<unsigned>((n + size - 1) / size); }
+
+}  // namespace
+
+void delta_net(const Stream& stream, const DeltaNet& layer, const KvView& cache,
+               const DeviceBatch& batch, int32_t n_segments) {
+  const Layer all{.out = layer.out.floats(),
+                  .qkv = layer.qkv.floats(),
+                  .alpha = layer.alpha.floats(),
+                  .beta = layer.beta.floats(),
+                  .states = cache.states,
+                  .conv = layer.conv.floats(),
+                  .a = layer.a.floats(),
+                  .dt_bias = layer.dt_bias.floats(),
+                  .state_floats = cache.state_floats,
+                  .matrix_floats = layer.matrix_floats(),
+                  .n_channels = static_cast<int>(layer.qkv.cols),
+                  .n_taps = static_cast<int>(layer.conv.rows),
+                  .n_k_heads = layer.n_k_heads,
+                  .n_v_heads = layer.n_v_heads,
+                  .head_dim = layer.head_dim,
+                  .segments = batch.segments};
+  const auto n = static_cast<unsigned>(n_segments);
+  launch(stream, convolve_kernel, dim3(n, parts(layer.qkv.cols, kChannels)), dim3(kChannels), 0,
+         all);
+  launch(stream, normalize_kernel, dim3(parts(layer.out.rows, 1), 2 * layer.n_k_heads + 1),
+         dim3(kWarp), 0, all);
+  launch(stream, delta_rule_kernel, dim3(n, layer.n_v_heads, layer.head_dim / kDeltaColumns),
+         dim3(kThreads), 0, all);
+}
+
+void split_blocks(const Stream& stream, const Tensor& a, const Tensor& b, const Tensor& x,
+                  int64_t width) {
+  launch(stream, split_blocks_kernel, dim3(parts(x.rows, 1), parts(a.cols, kCopyThreads)),
+         dim3(kCopyThreads), 0, a.floats(), b.floats(), x.floats(), static_cast<int>(width),
+         static_cast<int>(a.cols));
+}
+
+}  // namespace h2o::cuda

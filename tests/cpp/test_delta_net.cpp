@@ -1,0 +1,286 @@
+// Backend::delta_net on the test device, compared with double, and its independence of how the
+// rows are divided into steps.
+#include <doctest/doctest.h>
+
+#include "bounds.h"
+#include "kv/cache.h"
+
+namespace h2o {
+namespace {
+
+struct Sizes {
+  int32_t n_k_heads, n_v_heads, head_dim, n_taps;
+
+  int64_t k_width() const { return int64_t{n_k_heads} * head_dim; }
+  int64_t v_width() const { return int64_t{n_v_heads} * head_dim; }
+  int64_t n_channels() const { return 2 * k_width() + v_width(); }
+  int64_t state_floats() const { return v_width() * head_dim + (n_taps - 1) * n_channels(); }
+};
+
+constexpr Sizes kSizes[] = {{1, 1, 16, 2}, {2, 2, 32, 4}, {2, 6, 48, 3}, {1, 2, 128, 4}};
+
+// The inputs of n rows.
+struct Rows {
+  std::vector<float> qkv, alpha, beta;
+
+  Rows part(const Sizes& sizes, int64_t begin, int64_t n) const {
+    const auto cut = [&](const std::vector<float>& all, int64_t width) {
+      return std::vector(all.begin() + begin * width, all.begin() + (begin + n) * width);
+    };
+    return {cut(qkv, sizes.n_channels()), cut(alpha, sizes.n_v_heads), cut(beta, sizes.n_v_heads)};
+  }
+  void append(const Rows& other) {
+    qkv.insert(qkv.end(), other.qkv.begin(), other.qkv.end());
+    alpha.insert(alpha.end(), other.alpha.begin(), other.alpha.end());
+    beta.insert(beta.end(), other.beta.begin(), other.beta.end());
+  }
+};
+
+Rows random_rows(Random& random, const Sizes& sizes, int64_t n) {
+  return {random.reals(n * sizes.n_channels()), random.reals(n * sizes.n_v_heads, -4, 25),
+          random.reals(n * sizes.n_v_heads)};
+}
+
+// A layer on the test device, with the states of two sequences.
+class Rig {
+ public:
+  Rig(const Sizes& sizes, Random& random, int n_threads = 1)
+      : sizes_(sizes),
+        backend_(test_backend(n_threads)),
+        cache_(*backend_, KvPolicy(),
+               {.n_sequences = 2,
+                .n_heads = 1,
+                .n_kv_heads = 1,
+                .head_dim = 32,
+                .max_tokens = 64,
+                .max_rows = 64,
+                .state_floats = {sizes.state_floats()}}),
+        conv(random.reals(sizes.n_taps * sizes.n_channels(), -1, 1)),
+        a(random.reals(sizes.n_v_heads, -1, -0.01f)),
+        dt_bias(random.reals(sizes.n_v_heads)),
+        conv_(*backend_, conv, sizes.n_taps, sizes.n_channels()),
+        a_(*backend_, a, 1, sizes.n_v_heads),
+        dt_bias_(*backend_, dt_bias, 1, sizes.n_v_heads) {}
+
+  // Rows of the given numbers of the sequences in turn; returns the outputs.
+  std::vector<float> step(const Rows& rows, const std::vector<int32_t>& n_rows) {
+    Batch batch;
+    for (int32_t s = 0; s < std::ssize(n_rows); ++s) {
+      if (n_rows[s] > 0) batch.add(s, cache_.length(s), std::vector<int32_t>(n_rows[s]));
+    }
+    batch.want_last();
+    const int64_t n = batch.n_rows();
+    const DeviceMatrix out(*backend_, n, sizes_.v_width());
+    const DeviceMatrix qkv(*backend_, rows.qkv, n, sizes_.n_channels());
+    const DeviceMatrix alpha(*backend_, rows.alpha, n, sizes_.n_v_heads);
+    const DeviceMatrix beta(*backend_, rows.beta, n, sizes_.n_v_heads);
+    backend_->run(batch, [&] {
+      backend_->delta_net({.out = out,
+                           .qkv = qkv,
+                           .alpha = alpha,
+                           .beta = beta,
+                           .conv = conv_,
+                           .a = a_,
+                           .dt_bias = dt_bias_,
+                           .n_k_heads = sizes_.n_k_heads,
+                           .n_v_heads = sizes_.n_v_heads,
+                           .head_dim = sizes_.head_dim},
+                          cache_.layer(0), batch);
+    });
+    cache_.advance(batch);
+    qkv.read();  // checks that guards are unchanged
+    return out.read();
+  }
+
+  void reset() {
+    for (const int32_t s : {0, 1}) cache_.reset(s);
+  }
+
+ private:
+  const Sizes sizes_;
+  std::unique_ptr<Backend> backend_;
+  KvCache cache_;
+
+ public:
+  const std::vector<float> conv, a, dt_bias;
+
+ private:
+  DeviceMatrix conv_, a_, dt_bias_;
+};
+
+// A number and the bound of the device's error in it.
+struct Approximate {
+  double value = 0, error = 0;
+};
+
+Approximate operator*(const Approximate& x, const Approximate& y) {
+  const double value = x.value * y.value;
+  const double error =
+      std::abs(x.value) * y.error + std::abs(y.value) * x.error + x.error * y.error;
+  return {value, error + (std::abs(value) + error) * kUnit};
+}
+
+// The sum of n terms in any order, whose products may be rounded or not.
+class Sum {
+ public:
+  void add(const Approximate& term) {
+    value_ += term.value;
+    error_ += term.error;
+    size_ += std::abs(term.value) + term.error;
+    ++n_;
+  }
+  Approximate result() const { return {value_, error_ + gamma(n_) * size_}; }
+
+ private:
+  double value_ = 0, error_ = 0, size_ = 0;
+  int64_t n_ = 0;
+};
+
+// sigmoid and e^x have a derivative of at most 1 (for x <= 0).
+Approximate sigmoid(const Approximate& x) {
+  const double value = 1 / (1 + std::exp(-x.value));
+  return {value, x.error / 4 + value * (power_error(x.value) + 3 * kUnit)};
+}
+
+// Row by row, as DeltaNet defines it.
+class Reference {
+ public:
+  Reference(const Sizes& sizes, const Rig& rig)
+      : sizes_(sizes), rig_(rig), states_(sizes.v_width() * sizes.head_dim) {}
+
+  std::vector<Approximate> row(const Rows& rows) {
+    const int64_t n = sizes_.n_channels(), d = sizes_.head_dim;
+    inputs_.push_back(rows.qkv);
+    std::vector<Approximate> qkv(n);
+    for (int64_t c = 0; c < n; ++c) {
+      Sum sum;
+      for (int64_t t = 0; t < sizes_.n_taps; ++t) {
+        const int64_t i = std::ssize(inputs_) - sizes_.n_taps + t;
+        const Approximate x = {i < 0 ? 0 : inputs_[i][c], 0};
+        sum.add(x * Approximate{rig_.conv[t * n + c], 0});
+      }
+      qkv[c] = sum.result() * sigmoid(sum.result());
+    }
+    for (int64_t h = 0; h < 2 * sizes_.n_k_heads; ++h) {
+      normalize(&qkv[h * d], h < sizes_.n_k_heads ? 1 / std::sqrt(double{1} * d) : 1);
+    }
+    std::vector<Approximate> out(sizes_.v_width());
+    for (int64_t h = 0; h < sizes_.n_v_heads; ++h) {
+      const double x = double{rows.alpha[h]} + rig_.dt_bias[h];
+      const double softplus = x > 20 ? x : std::log1p(std::exp(x));
+      const double power = rig_.a[h] * softplus;
+      // x is rounded, which changes softplus by as much; then log1p, exp and a product
+      const double rounded = std::abs(x) + (4 + power_error(x) / kUnit) * softplus;
+      const Approximate decay = {
+          std::exp(power),
+          std::exp(power) * (std::abs(rig_.a[h]) * rounded * kUnit + power_error(power))};
+      const Approximate* const q = &qkv[h % sizes_.n_k_heads * d];
+      attend(h, q, q + sizes_.k_width(), &qkv[2 * sizes_.k_width() + h * d], decay,
+             sigmoid({rows.beta[h], 0}), &out[h * d]);
+    }
+    return out;
+  }
+
+ private:
+  void normalize(Approximate* x, double length) const {
+    Sum squares;
+    for (int64_t i = 0; i < sizes_.head_dim; ++i) squares.add(x[i] * x[i]);
+    const double total = squares.result().value + 1e-6;
+    // the square root halves the relative error; then a division and a rounded length
+    const double relative = squares.result().error / total / 2 + 4 * kUnit;
+    const double factor = length / std::sqrt(total);
+    for (int64_t i = 0; i < sizes_.head_dim; ++i)
+      x[i] = x[i] * Approximate{factor, factor * relative};
+  }
+
+  void attend(int64_t head, const Approximate* q, const Approximate* k, const Approximate* v,
+              const Approximate& decay, const Approximate& beta, Approximate* out) {
+    const int64_t d = sizes_.head_dim;
+    for (int64_t j = 0; j < d; ++j) {
+      Approximate* const s = &states_[(head * d + j) * d];
+      Sum read;
+      for (int64_t i = 0; i < d; ++i) read.add(s[i] * k[i]);
+      const Approximate expected = decay * read.result();
+      Sum difference;
+      difference.add(v[j]);
+      difference.add({-expected.value, expected.error});
+      const Approximate delta = beta * difference.result();
+      Sum sum;
+      for (int64_t i = 0; i < d; ++i) {
+        Sum next;
+        next.add(decay * s[i]);
+        next.add(delta * k[i]);
+        s[i] = next.result();
+        sum.add(s[i] * q[i]);
+      }
+      out[j] = sum.result();
+    }
+  }
+
+  const Sizes sizes_;
+  const Rig& rig_;
+  std::vector<std::vector<float>> inputs_;
+  std::vector<Approximate> states_;  // [n_v_heads, column, row]
+};
+
+TEST_CASE("a layer of Gated DeltaNet is within the bounds of its roundings") {
+  Random random(3);
+  for (const Sizes& sizes : kSizes) {
+    CAPTURE(sizes.head_dim);
+    Rig rig(sizes, random);
+    constexpr int32_t kRows = 9;
+    const Rows rows = random_rows(random, sizes, kRows);
+    const std::vector<float> out = rig.step(rows, {kRows});
+    Reference reference(sizes, rig);
+    double worst = 0;
+    for (int64_t row = 0; row < kRows; ++row) {
+      const std::vector<Approximate> expected = reference.row(rows.part(sizes, row, 1));
+      for (int64_t i = 0; i < sizes.v_width(); ++i) {
+        const Approximate& y = expected[i];
+        // Bounds that are not much smaller than the numbers would prove nothing.
+        CHECK(y.error < 0.01);
+        worst = std::max(worst, in_bounds(out[row * sizes.v_width() + i], y.value, y.error));
+      }
+    }
+    CHECK(worst <= 1);
+  }
+}
+
+TEST_CASE("a layer of Gated DeltaNet does not depend on how rows are divided into steps") {
+  Random random(4);
+  for (const Sizes& sizes : kSizes) {
+    CAPTURE(sizes.head_dim);
+    Rig rig(sizes, random, 2);
+    const Rows first = random_rows(random, sizes, 12), second = random_rows(random, sizes, 12);
+    const std::vector<float> whole = rig.step(first, {12});
+    rig.reset();
+    std::vector<float> parts;
+    int64_t at = 0;
+    for (const int32_t n : {1, 2, 5, 1, 3}) {  // beside another sequence
+      Rows both = first.part(sizes, at, n);
+      both.append(second.part(sizes, at, n % 3));
+      const std::vector<float> out = rig.step(both, {n, n % 3});
+      parts.insert(parts.end(), out.begin(), out.begin() + n * sizes.v_width());
+      at += n;
+    }
+    CHECK(same_bits(parts, whole));
+  }
+}
+
+TEST_CASE("blocks of columns are split") {
+  const auto backend = test_backend(2);
+  Random random(5);
+  for (const auto& [rows, width, n] : {std::array{1, 1, 1}, {3, 5, 2}, {7, 64, 3}, {2, 256, 8}}) {
+    const std::vector<float> x = random.reals(2 * rows * width * n);
+    const DeviceMatrix both(*backend, x, rows, 2 * width * n);
+    const DeviceMatrix a(*backend, rows, width * n), b(*backend, rows, width * n);
+    run_rows(*backend, rows, [&](const Batch&) { backend->split_blocks(a, b, both, width); });
+    std::vector<float> even, odd;
+    for (int64_t i = 0; i < std::ssize(x); ++i) (i / width % 2 == 0 ? even : odd).push_back(x[i]);
+    CHECK(a.read() == even);
+    CHECK(b.read() == odd);
+  }
+}
+
+}  // namespace
+}  // namespace h2o
