@@ -1,0 +1,101 @@
+// Small random models of Qwen3.5: layers of Gated DeltaNet between layers of gated attention.
+#pragma once
+
+#include <cmath>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "model_writer.h"
+
+namespace h2o {
+
+// Products have about the magnitude of their inputs.
+class HybridFile {
+ public:
+  explicit HybridFile(uint64_t seed) : writer_("qwen35", seed) {
+    add_keys();
+    add_matrix("token_embd", kWords, kWidth);
+    for (uint32_t l = 0; l < kLayers; ++l) {
+      const std::string blk = text("blk.", l, ".");
+      add_norm(blk + "attn_norm", kWidth);
+      (l + 1) % kInterval != 0 ? add_delta_net(blk) : add_attention(blk);
+      add_norm(blk + "post_attention_norm", kWidth);
+      add_matrix(blk + "ffn_gate", kFf, kWidth);
+      add_matrix(blk + "ffn_up", kFf, kWidth);
+      add_matrix(blk + "ffn_down", kWidth, kFf);
+    }
+    add_norm("output_norm", kWidth);
+    add_matrix("output", kWords, kWidth);
+    file_.emplace(writer_.file());
+  }
+
+  const std::filesystem::path& path() const { return file_->path; }
+
+ private:
+  static constexpr uint32_t kWords = 32, kWidth = 64, kFf = 96, kLayers = 5, kInterval = 2;
+  static constexpr uint32_t kHeads = 4, kKvHeads = 2, kHeadDim = 32;
+  static constexpr uint32_t kTaps = 4, kState = 16, kKHeads = 2, kVHeads = 4;
+  static constexpr uint32_t kVWidth = kVHeads * kState;
+  static constexpr uint32_t kChannels = 2 * kKHeads * kState + kVWidth;
+
+  void add_keys() {
+    writer_.key("context_length", uint32_t{40});
+    writer_.key("embedding_length", kWidth);
+    writer_.key("block_count", kLayers);
+    writer_.key("feed_forward_length", kFf);
+    writer_.key("attention.head_count", kHeads);
+    writer_.key("attention.head_count_kv", kKvHeads);
+    writer_.key("attention.key_length", kHeadDim);
+    writer_.key("attention.value_length", kHeadDim);
+    writer_.key("attention.layer_norm_rms_epsilon", 1e-6f);
+    writer_.key("rope.dimension_count", kHeadDim / 4);
+    writer_.key("ssm.conv_kernel", kTaps);
+    writer_.key("ssm.state_size", kState);
+    writer_.key("ssm.group_count", kKHeads);
+    writer_.key("ssm.time_step_rank", kVHeads);
+    writer_.key("ssm.inner_size", kVWidth);
+    writer_.key("full_attention_interval", kInterval);
+  }
+
+  void add_attention(const std::string& blk) {
+    add_matrix(blk + "attn_q", 2 * kHeads * kHeadDim, kWidth);
+    add_matrix(blk + "attn_k", kKvHeads * kHeadDim, kWidth);
+    add_matrix(blk + "attn_v", kKvHeads * kHeadDim, kWidth);
+    add_norm(blk + "attn_q_norm", kHeadDim);
+    add_norm(blk + "attn_k_norm", kHeadDim);
+    add_matrix(blk + "attn_output", kWidth, kHeads * kHeadDim);
+  }
+
+  void add_delta_net(const std::string& blk) {
+    add_matrix(blk + "attn_qkv", kChannels, kWidth);
+    add_matrix(blk + "attn_gate", kVWidth, kWidth);
+    add_matrix(blk + "ssm_alpha", kVHeads, kWidth);
+    add_matrix(blk + "ssm_beta", kVHeads, kWidth);
+    add(blk + "ssm_conv1d.weight", {kTaps, kChannels}, -1, 1);
+    add(blk + "ssm_a", {kVHeads}, -1, -0.1f);
+    add(blk + "ssm_dt.bias", {kVHeads}, -1, 1);
+    add_norm(blk + "ssm_norm", kState);
+    add_matrix(blk + "ssm_out", kWidth, kVWidth);
+  }
+
+  void add_norm(const std::string& name, uint32_t n) { add(name + ".weight", {n}, 0.5f, 1.5f); }
+
+  void add_matrix(const std::string& name, uint32_t rows, uint32_t cols) {
+    const float most = std::sqrt(3.0f / static_cast<float>(cols));
+    add(name + ".weight", {cols, rows}, -most, most);
+  }
+
+  void add(const std::string& name, const std::vector<uint64_t>& dims, float least, float most) {
+    int64_t n = 1;
+    for (const uint64_t dim : dims) n *= static_cast<int64_t>(dim);
+    const std::vector<float> values = writer_.random.reals(n, least, most);
+    const auto bytes = std::as_bytes(std::span(values));
+    writer_.add(name, DType::f32, dims, {bytes.begin(), bytes.end()});
+  }
+
+  ModelWriter writer_;
+  std::optional<TempFile> file_;
+};
+
+}  // namespace h2o
