@@ -207,6 +207,15 @@ RopeConfig read_rope(Keys& keys, const Config& c) {
   return rope;
 }
 
+// One flag per layer, with or without those of unused layers.
+void check_flags(const Keys& keys, const char* key, const std::vector<bool>& flags,
+                 const Config& c) {
+  const auto n = std::ssize(flags);
+  if (n != c.n_layers && n != c.n_layers + c.n_unused_layers) {
+    keys.fail(keys.full(key), " has ", n, " flags, expected ", c.n_layers);
+  }
+}
+
 SlidingWindow read_sliding_window(Keys& keys, const Config& c) {
   SlidingWindow window;
   const char* const size = "attention.sliding_window";
@@ -214,10 +223,7 @@ SlidingWindow read_sliding_window(Keys& keys, const Config& c) {
   window.period = c.family->window_period;
   if (keys.is_array(pattern)) {
     window.layers = keys.flags(pattern);
-    const auto n_flags = std::ssize(window.layers);
-    if (n_flags != c.n_layers && n_flags != c.n_layers + c.n_unused_layers) {
-      keys.fail(keys.full(pattern), " has ", n_flags, " flags, expected ", c.n_layers);
-    }
+    check_flags(keys, pattern, window.layers, c);
   } else if (keys.has(pattern)) {
     window.period = keys.count(pattern);
   }
@@ -325,10 +331,7 @@ DeltaNetConfig read_delta_net(Keys& keys, const Config& c) {
   if (keys.has("attention.recurrent_layers")) {
     d.layers = keys.flags("attention.recurrent_layers");
     keys.ignore("full_attention_interval");
-    if (std::ssize(d.layers) != c.n_layers) {
-      keys.fail(keys.full("attention.recurrent_layers"), " has ", d.layers.size(),
-                " flags, expected ", c.n_layers);
-    }
+    check_flags(keys, "attention.recurrent_layers", d.layers, c);
   } else {
     const int32_t interval = keys.count_or("full_attention_interval", 4);
     for (int32_t l = 0; l < c.n_layers; ++l) d.layers.push_back((l + 1) % interval != 0);
@@ -388,7 +391,9 @@ Config read_config(const GgufShards& model) {
     c.n_unused_layers = keys.count("nextn_predict_layers");
     c.n_layers = keys.in_range("block_count", c.n_layers - c.n_unused_layers);
   }
-  c.n_ff = keys.count("feed_forward_length");
+  // Files of models with experts in all layers may lack the first.
+  const bool dense = keys.has("feed_forward_length") || !c.family->experts;
+  c.n_ff = keys.count(dense ? "feed_forward_length" : "expert_feed_forward_length");
   c.n_heads = keys.count("attention.head_count");
   c.n_kv_heads = keys.count_or("attention.head_count_kv", c.n_heads);
   if (c.n_heads % c.n_kv_heads != 0) {

@@ -13,12 +13,11 @@ from h2o_cpp.convert import convert
 from h2o_cpp.convert.conversion import FAMILIES
 from support.needs import packages
 from support.opt_checkpoint import read_metadata, read_tensors
-from support.random_models import HYBRIDS, RECIPES, make_model, save_checkpoint
+from support.random_models import RECIPES, make_model, save_checkpoint
 
 ARCHITECTURES = {name: id for id, name in gguf.MODEL_ARCH_NAMES.items()}
 # One recipe per family; `opt` is not an architecture of llama.cpp.
-ALL = RECIPES | HYBRIDS
-NAMES = {recipe.model: name for name, recipe in ALL.items() if recipe.model != "OPT"}.values()
+NAMES = {recipe.model: name for name, recipe in RECIPES.items() if recipe.model != "OPT"}.values()
 
 
 def known_keys(architecture: str) -> set[str]:
@@ -31,7 +30,7 @@ def known_keys(architecture: str) -> set[str]:
 @packages("torch", "transformers")
 @pytest.mark.parametrize("name", NAMES)
 def test_tensor_names_and_keys(tmp_path: Path, name: str) -> None:
-    recipe = ALL[name]
+    recipe = RECIPES[name]
     save_checkpoint(make_model(recipe, 0), tmp_path)
     convert(tmp_path, tmp_path / "model.gguf", "f32")
     metadata = read_metadata(tmp_path / "model.gguf")

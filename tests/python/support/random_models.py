@@ -355,6 +355,7 @@ RECIPES = {
     ),
     "qwen2": Recipe("Qwen2", 32, 4, 56, options=_gqa(2, tie_word_embeddings=True)),
     "qwen3": Recipe("Qwen3", 40, 4, 56, options=_gqa(2, head_dim=14)),
+    **HYBRIDS,
 }  # fmt: skip
 
 
