@@ -79,11 +79,7 @@ h2o_status h2o_engine_free(h2o_engine* engine) noexcept {
   if (engine == nullptr) return H2O_OK;
   if (engine->engine != nullptr) {
     if (engine->engine->in_callback()) return H2O_BUSY;
-    try {
-      engine->engine->close();
-    } catch (...) {
-      return H2O_OUT_OF_MEMORY;
-    }
+    engine->engine->close();
   }
   delete engine;
   return H2O_OK;

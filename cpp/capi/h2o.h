@@ -426,8 +426,7 @@ H2O_API h2o_status h2o_engine_open(h2o_model* model, const h2o_session_options* 
                                    int32_t max_sequences, h2o_engine** engine) H2O_NOEXCEPT;
 
 /* Ends all requests, after the current step, and frees their caches, but not the requests' handles.
- * No other call with the engine may be in progress; calls with its requests may.
- * H2O_OUT_OF_MEMORY: nothing was freed. */
+ * No other call with the engine may be in progress; calls with its requests may. */
 H2O_API h2o_status h2o_engine_free(h2o_engine* engine) H2O_NOEXCEPT;
 
 /* Why h2o_engine_open failed; "" if it did not. */

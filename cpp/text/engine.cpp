@@ -1,7 +1,6 @@
 #include "text/engine.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "core/error.h"
@@ -282,25 +281,31 @@ void Engine::set_max_queue(int32_t n) {
 
 void Engine::cancel_all(std::optional<int32_t> only_group) {
   if (forked()) return;
-  std::vector<Handle> all;  // destroyed without the lock
   Lock lock(monitor_->mutex);
-  const auto collect_from = [&](const auto& list) {
-    std::ranges::copy_if(list, std::back_inserter(all), [&](const Handle& generation) {
-      return !only_group || generation->request_.group == *only_group;
-    });
+  const auto belongs = [&](const Handle& generation) {
+    return !only_group || generation->request_.group == *only_group;
   };
-  collect_from(active_);
-  collect_from(beginning_);
-  collect_from(waiting_);
-  collect_from(unadmitted_);
-  for (const Handle& generation : all) end_cancelled(generation);
+  const auto cancel_in = [&](const auto& list) {
+    const auto goes_on = [&](const Handle& g) { return belongs(g) && !g->cancelled_; };
+    while (true) {
+      const auto found = std::ranges::find_if(list, goes_on);
+      if (found == list.end()) return;
+      end_cancelled(Handle(*found));  // removes it from the list, or sets cancelled_
+    }
+  };
+  cancel_in(unadmitted_);  // first: ending others admits them
+  cancel_in(waiting_);
+  cancel_in(active_);
+  cancel_in(beginning_);
   monitor_->changed.notify_all();
   if (is_leader()) return;
-  monitor_->changed.wait(
-      lock, [&] { return std::ranges::all_of(all, [](const Handle& g) { return g->ended(); }); });
+  const auto ends = [&](const Handle& g) { return belongs(g) && g->cancelled_; };
+  monitor_->changed.wait(lock, [&] {  // for the current step
+    return std::ranges::none_of(active_, ends) && std::ranges::none_of(beginning_, ends);
+  });
 }
 
-void Engine::close() {
+void Engine::close() noexcept {
   if (forked()) {
     // Leak what other threads used at the time of the fork; it cannot be destroyed.
     new std::shared_ptr(monitor_);
@@ -311,7 +316,7 @@ void Engine::close() {
     const Lock lock(monitor_->mutex);
     closed_ = true;
   }
-  cancel_all({});  // may throw std::bad_alloc
+  cancel_all({});
   if (in_callback()) return;
   std::thread worker;  // if several threads call close(), only one joins it
   {

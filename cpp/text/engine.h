@@ -107,9 +107,10 @@ class Engine {
   // Cancels all generations of a group, after the current step. Does not wait in a callback.
   void cancel_group(int32_t group) { cancel_all(group); }
 
-  // Cancels all generations and frees the model and the caches; submit() throws from then on. In a
-  // callback it neither waits nor frees: the destructor does, which must not run in a callback.
-  void close();
+  // Cancels all generations and frees the model and the caches, without allocating memory; submit()
+  // throws from then on. In a callback it neither waits nor frees: the destructor does, which must
+  // not run in a callback.
+  void close() noexcept;
   bool closed() const;
 
   // Is this called from a callback, on the computing thread?
@@ -197,7 +198,7 @@ class Engine {
   std::vector<Handle> beginning_;  // get a sequence in the current step
   std::deque<Handle> waiting_;     // for a sequence
   std::deque<Handle> unadmitted_;  // waiting for admission
-  std::vector<Handle> ended_;      // whose callbacks are to be released
+  Handle ended_;                   // the last to end; see Generation::ended_before_
   int32_t max_queue_ = 1 << 30;
   int32_t n_queued_ = 0;  // eager generations in waiting_
   Handle last_;

@@ -86,7 +86,6 @@ std::exception_ptr Engine::park(std::span<const Handle> generations) {
 // Allocate before computing, so that no result is lost if memory runs out.
 void Engine::reserve_memory(const Work& work) {
   active_.reserve(active_.size() + work.generations.size());
-  ended_.reserve(ended_.size() + work.generations.size());
   for (const Handle& generation : work.generations) {
     std::vector<int32_t>& tokens = generation->tokens_;
     if (tokens.size() == tokens.capacity()) tokens.reserve(tokens.size() + tokens.size() / 2 + 16);
@@ -220,26 +219,23 @@ void Engine::publish(StepOutput& output) {
 void Engine::finish(const Handle& generation, Finish finish) {
   generation->progress_.finish = finish;
   generation->admitted_ = true;
-  try {
-    ended_.push_back(generation);
-  } catch (const std::bad_alloc&) {  // it keeps its callbacks until it is destroyed
-  }
+  generation->ended_before_ = std::exchange(ended_, generation);  // needs no memory
 }
 
 // Releases the callbacks and data of ended requests. Unlocked, because their destructors may call
 // the engine or wait for a thread that does.
 void Engine::drop_ended(Lock& lock) {
-  if (ended_.empty()) return;
-  std::vector<Handle> ended = std::exchange(ended_, {});
+  if (ended_ == nullptr) return;
+  Handle ended = std::exchange(ended_, nullptr);
   lock.unlock();
-  for (const Handle& generation : ended) {
-    Request& request = generation->request_;
+  while (ended != nullptr) {
+    Request& request = ended->request_;
     request.after = {};
     request.follows = nullptr;
     request.prompt_logits = nullptr;
     request.constraint = nullptr;
+    ended = std::exchange(ended->ended_before_, nullptr);
   }
-  ended.clear();
   lock.lock();
 }
 

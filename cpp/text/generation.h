@@ -109,6 +109,8 @@ class Generation {
   std::thread::id reader_;  // last thread that waited for it
   std::chrono::steady_clock::time_point last_read_at_{};  // when it last received a piece
   std::weak_ptr<Mailbox> mailbox_;  // notified about pieces, admission and end
+  // The next in a list of ended generations whose callbacks are to be released.
+  std::shared_ptr<Generation> ended_before_;
 
   // Accessed by the computing thread only.
   std::shared_ptr<Sampler> sampler_;

@@ -186,7 +186,7 @@ TEST_CASE("out of memory while saving a snapshot") {
   CHECK(n > 3);
 }
 
-TEST_CASE("an engine that cannot be freed for lack of memory is freed later") {
+TEST_CASE("an engine is freed without memory") {
   const api::Model model = load_model();
   const h2o_session_options options = H2O_SESSION_OPTIONS;
   h2o_engine* engine = nullptr;
@@ -198,9 +198,8 @@ TEST_CASE("an engine that cannot be freed for lack of memory is freed later") {
   }
   {
     const FailingAllocation failing(1, false);
-    CHECK(h2o_engine_free(engine) == H2O_OUT_OF_MEMORY);
+    CHECK(h2o_engine_free(engine) == H2O_OK);
   }
-  CHECK(h2o_engine_free(engine) == H2O_OK);
   for (h2o_request* request : requests) CHECK(h2o_request_free(request) == H2O_OK);
 }
 

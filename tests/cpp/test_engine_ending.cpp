@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "allocations.h"
 #include "engine_rig.h"
 
 namespace h2o {
@@ -158,6 +159,27 @@ TEST_CASE(
 }
 
 // Python's lock, for instance, which a thread may hold that reads a generation.
+TEST_CASE("an engine is destroyed without memory") {
+  auto engine = make_engine(rotary_model(), engine_options(1, 2));
+  engine->set_max_queue(1);
+  std::vector<Engine::Handle> generations;
+  for (int i = 0; i < 6; ++i) {
+    Request request = endless();
+    request.eager = i % 2 == 0;
+    generations.push_back(engine->submit(std::move(request)));
+  }
+  engine->next(generations[1], no_interrupt);
+  {
+    const FailingAllocation failing(1, false);
+    engine.reset();
+  }
+  for (const Engine::Handle& generation : generations) {
+    const bool submitted = generation->request().eager || generation == generations[1];
+    CHECK(generation->progress().finish == (submitted ? Finish::cancelled : Finish::none));
+    CHECK((generation->request().constraint == nullptr) == submitted);
+  }
+}
+
 TEST_CASE("an engine is closed without the lock that readers of its generations need") {
   bool is_destroyed = false;
   Engine::Handle generation;
