@@ -54,15 +54,6 @@ void check_dtype(const char* what, DType expected, ByteReader& reader) {
                          ", this cache in ", info(expected).name));
 }
 
-void write_policy(const KvPolicy& policy, ByteWriter& writer) {
-  writer.put(policy.sinks);
-  writer.put(policy.heavy);
-  writer.put(policy.recent);
-  writer.put(policy.scoring);
-  writer.put(policy.decay);
-  writer.put(static_cast<uint8_t>(policy.value_norm));
-}
-
 std::string describe(const KvPolicy& policy) {
   if (policy.recent == KvPolicy().recent) return "everything";
   return text(policy.sinks, " sinks, ", policy.heavy, " heavy hitters and ", policy.recent,
@@ -70,23 +61,14 @@ std::string describe(const KvPolicy& policy) {
 }
 
 void check_policy(const KvPolicy& policy, int32_t layer, ByteReader& reader) {
-  const auto sinks = reader.get<int32_t>();
-  const auto heavy = reader.get<int32_t>();
-  const auto recent = reader.get<int32_t>();
-  const auto scoring = reader.get<Scoring>();
-  const auto decay = reader.get<float>();
-  const auto value_norm = reader.get<uint8_t>();
-  if (sinks != policy.sinks || heavy != policy.heavy || recent != policy.recent ||
-      scoring != policy.scoring || decay != policy.decay ||
-      value_norm != static_cast<uint8_t>(policy.value_norm)) {
-    throw FormatError(text(reader.what(), " is of another policy: in layer ", layer, " it keeps ",
-                           describe({.sinks = sinks, .heavy = heavy, .recent = recent}),
-                           ", this cache ", describe(policy),
-                           sinks == policy.sinks && heavy == policy.heavy && recent == policy.recent
-                               ? ", scored in another way"
-                               : "",
-                           "; open it with the hh, policy and n_ctx that it was saved with"));
-  }
+  const KvPolicy got = read_policy(reader);
+  if (got == policy) return;
+  const bool same_numbers =
+      got.sinks == policy.sinks && got.heavy == policy.heavy && got.recent == policy.recent;
+  throw FormatError(text(reader.what(), " is of another policy: in layer ", layer, " it keeps ",
+                         describe(got), ", this cache ", describe(policy),
+                         same_numbers ? ", scored in another way" : "",
+                         "; open it with the hh, policy and n_ctx that it was saved with"));
 }
 
 // Writes n rows of an array, if it exists; zeros for the free one, which may hold another
@@ -189,6 +171,27 @@ void restore_head(Backend& backend, const KvHead& head, const HeadImage& image) 
 }
 
 }  // namespace
+
+void write_policy(const KvPolicy& policy, ByteWriter& writer) {
+  static_assert(sizeof(KvPolicy) == 6 * sizeof(int32_t));  // all of its members are written
+  writer.put(policy.sinks);
+  writer.put(policy.heavy);
+  writer.put(policy.recent);
+  writer.put(policy.scoring);
+  writer.put(policy.decay);
+  writer.put(static_cast<uint8_t>(policy.value_norm));
+}
+
+KvPolicy read_policy(ByteReader& reader) {
+  KvPolicy policy;
+  policy.sinks = reader.get<int32_t>();
+  policy.heavy = reader.get<int32_t>();
+  policy.recent = reader.get<int32_t>();
+  policy.scoring = reader.get<Scoring>();
+  policy.decay = reader.get<float>();
+  policy.value_norm = static_cast<ValueNorm>(reader.get<uint8_t>());
+  return policy;
+}
 
 size_t sequence_bytes(const KvCache& cache, int32_t sequence) {
   size_t bytes = 1024;

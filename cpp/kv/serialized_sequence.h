@@ -10,6 +10,9 @@
 
 namespace h2o {
 
+void write_policy(const KvPolicy& policy, ByteWriter& writer);
+KvPolicy read_policy(ByteReader& reader);
+
 // Appends the shape of the cache, the sequence's policies and its slots, but not its length.
 void write_sequence(const KvCache& cache, int32_t sequence, ByteWriter& writer);
 

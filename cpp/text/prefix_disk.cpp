@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "core/process.h"
 #include "io/utf8_path.h"
+#include "kv/serialized_sequence.h"
 #include "model/snapshot.h"
 
 namespace h2o {
@@ -22,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kMagic{"h2o pfx\0", 8};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr std::string_view kSuffix = ".prefix";
 constexpr std::string_view kUnfinished = ".tmp";
 constexpr size_t kPreamble = 8 + sizeof(uint32_t) + 3 * sizeof(uint64_t);  // before the head
@@ -33,15 +34,7 @@ std::vector<std::byte> written(const PrefixHead& head) {
   ByteWriter writer;
   writer.put(head.kind);
   writer.put(uint64_t{head.policies.size()});
-  for (const KvPolicy& policy : head.policies) {
-    static_assert(sizeof(KvPolicy) == 6 * sizeof(int32_t));  // all of its fields are serialized
-    writer.put(policy.sinks);
-    writer.put(policy.heavy);
-    writer.put(policy.recent);
-    writer.put(policy.scoring);
-    writer.put(policy.decay);
-    writer.put(policy.value_norm);
-  }
+  for (const KvPolicy& policy : head.policies) write_policy(policy, writer);
   writer.put(uint64_t{head.tokens.size()});
   writer.put(std::span<const int32_t>(head.tokens));
   return std::move(writer.bytes());
@@ -52,16 +45,7 @@ PrefixHead read_head(std::span<const std::byte> bytes) {
   PrefixHead head{reader.get<PrefixKind>(), {}, {}};
   const auto n_policies = reader.get<uint64_t>();
   if (n_policies > bytes.size()) throw FormatError("the head ends too early");
-  for (uint64_t i = 0; i < n_policies; ++i) {
-    KvPolicy policy;
-    policy.sinks = reader.get<int32_t>();
-    policy.heavy = reader.get<int32_t>();
-    policy.recent = reader.get<int32_t>();
-    policy.scoring = reader.get<Scoring>();
-    policy.decay = reader.get<float>();
-    policy.value_norm = reader.get<ValueNorm>();
-    head.policies.push_back(policy);
-  }
+  for (uint64_t i = 0; i < n_policies; ++i) head.policies.push_back(read_policy(reader));
   head.tokens = reader.get<int32_t>(reader.get<uint64_t>());
   if (reader.left() != 0) throw FormatError("the head is too long");
   return head;
@@ -120,11 +104,11 @@ bool is_named(const std::string& name) {
 
 PrefixDisk::PrefixDisk(PrefixDiskOptions options, uint64_t scope)
     : options_(std::move(options)), scope_(scope), process_(process_id()) {
-  std::error_code error;
+  std::error_code error, ignored;
   if (fs::create_directories(options_.directory, error)) {  // prompts are private
-    fs::permissions(options_.directory, fs::perms::owner_all, error);
+    fs::permissions(options_.directory, fs::perms::owner_all, ignored);
   }
-  if (!fs::is_directory(options_.directory)) {
+  if (!fs::is_directory(options_.directory, ignored)) {
     throw FileError(error ? error.value() : ENOTDIR, utf8(options_.directory));
   }
   scan();

@@ -1,9 +1,10 @@
-// PrefixDisk: the limit of its size also covers files that it cannot use.
+// PrefixDisk: unusable directories and files.
 #include <doctest/doctest.h>
 
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <string>
 #include <vector>
 
 #include "core/error.h"
@@ -49,6 +50,17 @@ TEST_CASE("files that cannot be used count towards the size, are evicted first, 
     }
   }
   fs::remove_all(directory);
+}
+
+TEST_CASE("a directory that cannot be used") {
+  const fs::path file = fs::temp_directory_path() / text("h2o_prefix_file_", process_id());
+  std::ofstream(file) << "a file";
+  for (const fs::path& path :
+       {file, file / "in_a_file", file.parent_path() / std::string(300, 'x')}) {
+    CAPTURE(path.string());
+    CHECK_THROWS_AS(PrefixDisk({.directory = path, .max_bytes = 1000}, 1), FileError);
+  }
+  fs::remove(file);
 }
 
 }  // namespace
