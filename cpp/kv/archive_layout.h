@@ -50,7 +50,9 @@ struct ArchiveLayout {
     return {head.bounds + page * bounds_bytes, head_dim};
   }
 
-  int32_t pages_of(int32_t n_tokens) const { return (n_tokens + page_tokens - 1) / page_tokens; }
+  int32_t pages_of(int32_t n_tokens) const {
+    return n_tokens / page_tokens + (n_tokens % page_tokens > 0);
+  }
 
   // `index`: among the archived heads of all layers
   H2O_HD ArchiveHead head(std::byte* sequence, int32_t index) const {

@@ -228,6 +228,20 @@ TEST_CASE("an archive limits the number of tokens") {
   CHECK(rig.cache().room(0) == 10);
 }
 
+TEST_CASE("the number of pages of the longest sequences") {
+  const std::unique_ptr<Backend> backend = test_backend();
+  for (const auto& [dtype, page_tokens] : {std::pair(DType::q8_0, 16), std::pair(DType::q3, 32)}) {
+    const ArchiveOptions options = {.n_recalled = 1, .k_dtype = dtype};
+    const auto n_pages = [&](int32_t n) {
+      return KvArchive(*backend, options, 1, 1, 32, n).n_pages();
+    };
+    CHECK(n_pages(1) == 1);
+    CHECK(n_pages(page_tokens) == 1);
+    CHECK(n_pages(page_tokens + 1) == 2);
+    CHECK(n_pages(INT32_MAX) == (int64_t{1} << 31) / page_tokens);
+  }
+}
+
 TEST_CASE("invalid archive options are rejected") {
   KvShape shape = shape_with(DType::f16, 32, 2);
   if (on_cuda()) {
