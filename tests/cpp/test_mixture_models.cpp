@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "allocations.h"
 #include "device_pair.h"
 #include "random_mixture.h"
 
@@ -103,6 +104,22 @@ TEST_CASE("steps with mixtures of every family match the CPU") {
                                   {"glm4moe", 9, 3}};
   for (const auto& [architecture, n_experts, n_used] : kExperts) {
     check_model({architecture, DType::f32, 2, n_experts, n_used});
+  }
+}
+
+TEST_CASE("a step of a mixture allocates nothing, not even the first" * doctest::skip(on_cuda())) {
+  for (const DType experts : {DType::f32, DType::q8_0}) {
+    const MixtureFile file({"qwen3moe", experts, 2, 40, 4}, 1);
+    const auto model = std::make_shared<Model>(file.path(), test_backend(2));
+    Session session(model, {.policies = {}, .n_ctx = 40, .n_batch = 32});
+    Random random(1);
+    for (const int32_t n : {1, 32, 1}) {
+      const std::vector<int32_t> tokens = random_tokens(random, *model, n);
+      const Input input{0, tokens};
+      const int64_t before = allocations();
+      session.step({&input, 1});
+      CHECK(allocations() == before);
+    }
   }
 }
 

@@ -51,8 +51,9 @@ Affine expert(const Product& product, int64_t e) {
 
 CpuMatmul::CpuMatmul(const CpuKernels& kernels, ThreadPool& pool)
     : kernels_(kernels), pool_(pool), panels_(allocate_zeros(pool.size() * kWorkspace)) {
-  runs_.reserve(1);
-  parts_.reserve(kTogether);
+  // A run has at least one of the rows that are rounded together.
+  runs_.reserve(kRoundedRows);
+  parts_.reserve(kTogether * kRoundedRows);
 }
 
 void CpuMatmul::reserve(const Tensor& weight) {
