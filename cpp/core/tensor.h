@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "core/dtype.h"
 
@@ -23,6 +24,7 @@ struct Tensor {
                        : byte_size(dtype, cols);
   }
   int64_t bytes() const { return rows * row_bytes(); }
+  std::span<const std::byte> memory() const { return {data, static_cast<size_t>(bytes())}; }
   std::byte* row(int64_t i) const { return data + i * row_bytes(); }
   float* floats() const { return reinterpret_cast<float*>(data); }  // dtype must be f32
 

@@ -14,6 +14,8 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "io/descriptor.h"
 #endif
 
 namespace h2o {
@@ -73,13 +75,6 @@ void unmap(Bytes bytes) {
 }
 
 #else
-
-struct Descriptor {
-  int value;
-  ~Descriptor() {
-    if (value >= 0) close(value);
-  }
-};
 
 Bytes map(const std::filesystem::path& path) {
   // O_NONBLOCK: opening a named pipe must not wait for a writer. No effect on regular files.

@@ -12,6 +12,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+
+#include "io/descriptor.h"
 #endif
 
 namespace h2o {
@@ -27,13 +29,6 @@ Buffer map_scratch_file(const std::filesystem::path& directory, size_t) {
 namespace {
 
 constexpr size_t kHeader = 4096;  // bytes before the data; stores the size of the mapping
-
-struct File {
-  int descriptor;
-  ~File() {
-    if (descriptor >= 0) close(descriptor);
-  }
-};
 
 // Returns an errno, or 0. Without reserved disk space, writing a page while the disk is full would
 // kill the process (SIGBUS).
@@ -52,15 +47,15 @@ int reserve(int file, size_t bytes) {
 Buffer map_scratch_file(const std::filesystem::path& directory, size_t bytes) {
   if (bytes == 0) return {};
   std::string name = (directory / "h2o-scratch-XXXXXX").string();
-  const File file{mkstemp(name.data())};
-  if (file.descriptor < 0) throw FileError(errno, utf8(directory));
+  const Descriptor file{mkstemp(name.data())};
+  if (file.value < 0) throw FileError(errno, utf8(directory));
   unlink(name.c_str());
   const size_t size = kHeader + bytes;
-  if (const int error = reserve(file.descriptor, size); error != 0) {
+  if (const int error = reserve(file.value, size); error != 0) {
     throw OutOfMemory(
         text("cannot reserve ", bytes, " bytes in ", utf8(directory), ": ", std::strerror(error)));
   }
-  void* const mapping = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file.descriptor, 0);
+  void* const mapping = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file.value, 0);
   if (mapping == MAP_FAILED) {
     throw OutOfMemory(text("cannot map ", bytes, " bytes in ", utf8(directory)));
   }

@@ -13,20 +13,23 @@ const KvPolicy& of_layer(std::span<const KvPolicy> policies, int32_t layer) {
   return policies.size() == 1 ? policies[0] : policies[layer];
 }
 
-// Calls visit(array, whether it is needed, bytes per sequence) for each array of a layer.
+// Calls visit(member of KvView, bytes per sequence) for each array that a layer needs.
 template <class Visit>
-void visit_arrays(KvView& view, const KvPolicy& policy, const KvShape& shape, const Visit& visit) {
+void visit_arrays(const KvView& view, const KvPolicy& policy, const KvShape& shape,
+                  const Visit& visit) {
   const int64_t heads = shape.n_kv_heads;
   const int64_t slots = heads * view.slots;
-  visit(view.k, true, slots * view.k_row_bytes);
-  visit(view.v, true, slots * view.v_row_bytes);
-  visit(view.positions, true, slots * int64_t{sizeof(int32_t)});
-  visit(view.scores, policy.keeps_scores(), slots * int64_t{sizeof(float)});
-  visit(view.value_norms, policy.weighs_values(), slots * int64_t{sizeof(float)});
-  visit(view.ranks, shape.may_roll(), slots * int64_t{sizeof(int32_t)});
-  visit(view.next_slot, true, heads * int64_t{sizeof(int32_t)});
-  visit(view.policies, true, int64_t{sizeof(KvPolicy)});
-  visit(view.states, view.state_floats > 0, view.state_floats * int64_t{sizeof(float)});
+  visit(&KvView::k, slots * view.k_row_bytes);
+  visit(&KvView::v, slots * view.v_row_bytes);
+  visit(&KvView::positions, slots * int64_t{sizeof(int32_t)});
+  if (policy.keeps_scores()) visit(&KvView::scores, slots * int64_t{sizeof(float)});
+  if (policy.weighs_values()) visit(&KvView::value_norms, slots * int64_t{sizeof(float)});
+  if (shape.may_roll()) visit(&KvView::ranks, slots * int64_t{sizeof(int32_t)});
+  visit(&KvView::next_slot, heads * int64_t{sizeof(int32_t)});
+  visit(&KvView::policies, int64_t{sizeof(KvPolicy)});
+  if (view.state_floats > 0) {
+    visit(&KvView::states, view.state_floats * int64_t{sizeof(float)});
+  }
 }
 
 // Throws unless the cache supports the policy's scoring.
@@ -57,11 +60,11 @@ KvView place_layer(Layout& layout, std::byte* storage, int32_t layer, const KvPo
         shape.output_gram + int64_t{layer} * shape.n_kv_heads * shape.head_dim * shape.head_dim;
   }
 
-  visit_arrays(view, policy, shape, [&](auto*& array, bool wanted, int64_t bytes_each) {
-    if (!wanted) return;
+  visit_arrays(view, policy, shape, [&](auto array, int64_t bytes_each) {
     const int64_t offset = layout.place(shape.n_sequences * bytes_each);
     if (storage == nullptr) return;
-    array = reinterpret_cast<std::remove_reference_t<decltype(array)>>(storage + offset);
+    view.*array =
+        reinterpret_cast<std::remove_reference_t<decltype(view.*array)>>(storage + offset);
   });
   return view;
 }
@@ -129,14 +132,9 @@ void KvCache::reserve_sequences(int32_t n_sequences) {
   for (int32_t l = 0; l < shape.n_layers; ++l) {
     const KvPolicy& sizing = of_layer(sizing_, l);
     KvView view = place_layer(layout, storage.data(), l, sizing, shape);
-    std::vector<const void*> before;
-    visit_arrays(layers_[l], sizing, shape_,
-                 [&](auto* array, bool, int64_t) { before.push_back(array); });
-    auto from = before.begin();
     // The sequence is the first dimension of each array.
-    visit_arrays(view, sizing, shape, [&](auto* array, bool wanted, int64_t bytes_each) {
-      if (wanted) copy(array, *from, n_before * bytes_each);
-      ++from;
+    visit_arrays(view, sizing, shape, [&](auto array, int64_t bytes_each) {
+      copy(view.*array, layers_[l].*array, n_before * bytes_each);
     });
     for (int32_t s = 0; s < n_sequences; ++s) {
       policies[l * n_sequences + s] = s < n_before ? policy(l, s) : sizing;

@@ -7,16 +7,9 @@ namespace {
 
 constexpr size_t kAlignment = 256;  // of tensors, as of allocations
 
-size_t upload_bytes(const Backend& backend, const Tensor* tensor) {
-  return *tensor ? backend.upload_bytes(*tensor) : 0;
-}
-
 std::vector<size_t> sizes_of(const Backend& backend, const std::vector<LayerTensors>& layers) {
   std::vector<size_t> sizes;
-  for (const LayerTensors& layer : layers) {
-    size_t& size = sizes.emplace_back();
-    for (const Tensor* tensor : layer) size += upload_bytes(backend, tensor);
-  }
+  for (const LayerTensors& layer : layers) sizes.push_back(bytes_of(backend, layer));
   return sizes;
 }
 
@@ -27,7 +20,7 @@ std::vector<size_t> offsets_of(const Backend& backend, const std::vector<LayerTe
   for (size_t i = 0; i < layers.front().size(); ++i) {
     size_t largest = 0;
     for (const LayerTensors& layer : layers) {
-      largest = std::max(largest, upload_bytes(backend, layer[i]));
+      largest = std::max(largest, backend.upload_bytes(*layer[i]));
     }
     offsets.push_back(offsets.back() + (largest + kAlignment - 1) / kAlignment * kAlignment);
   }

@@ -16,21 +16,13 @@ constexpr uint32_t kRowsOfExpert = 16;
 
 using Bytes = std::span<const std::byte>;
 
-Bytes bytes_of(const Tensor& tensor) { return {tensor.data, static_cast<size_t>(tensor.bytes())}; }
-
-size_t size_of(const std::vector<Tensor*>& tensors) {
-  size_t n = 0;
-  for (const Tensor* tensor : tensors) n += bytes_of(*tensor).size();
-  return n;
-}
-
 }  // namespace
 
 size_t ExpertOffload::least(const std::vector<LayerTensors>& layers,
                             const std::vector<Tensor*>& dense) {
   size_t largest = 0;
-  for (const LayerTensors& layer : layers) largest = std::max(largest, size_of(layer));
-  return size_of(dense) + largest;
+  for (const LayerTensors& layer : layers) largest = std::max(largest, bytes_of(layer));
+  return bytes_of(dense) + largest;
 }
 
 ExpertOffload::ExpertOffload(const std::vector<LayerTensors>& layers, int32_t n_experts,
@@ -51,15 +43,15 @@ ExpertOffload::ExpertOffload(const std::vector<LayerTensors>& layers, int32_t n_
     }
   }
   here_.reserve(n_experts);
-  for (const Tensor* tensor : dense) MappedFile::populate(bytes_of(*tensor));
+  for (const Tensor* tensor : dense) MappedFile::populate(tensor->memory());
 
   // Keep one more expert of every layer at a time while they fit.
   size_t all = 0;
-  for (const LayerTensors& layer : layers) all += size_of(layer);
-  if (max_resident >= size_of(dense) + all) {
+  for (const LayerTensors& layer : layers) all += bytes_of(layer);
+  if (max_resident >= bytes_of(dense) + all) {
     n_kept_ = n_experts;
     for (const LayerTensors& layer : layers) {
-      for (const Tensor* tensor : layer) MappedFile::populate(bytes_of(*tensor));
+      for (const Tensor* tensor : layer) MappedFile::populate(tensor->memory());
     }
   } else {
     n_kept_ = static_cast<int32_t>((max_resident - least) / (all / n_experts));

@@ -13,8 +13,7 @@ HostExperts::HostExperts(Backend& backend, const std::vector<LayerTensors>& laye
           " bytes; the dense weights take ", dense);
   size_t resident = dense;
   for (const LayerTensors& layer : layers_) {
-    size_t size = 0;
-    for (const Tensor* matrix : layer) size += backend.upload_bytes(*matrix);
+    const size_t size = bytes_of(backend, layer);
     if (size > max_resident - resident) break;
     resident += size;
     ++n_kept_;

@@ -4,9 +4,22 @@
 #include <numeric>
 #include <utility>
 
+#include "backend/backend.h"
 #include "core/error.h"
 
 namespace h2o {
+
+size_t bytes_of(const std::vector<Tensor*>& tensors) {
+  size_t n = 0;
+  for (const Tensor* tensor : tensors) n += tensor->memory().size();
+  return n;
+}
+
+size_t bytes_of(const Backend& backend, const std::vector<Tensor*>& tensors) {
+  size_t n = 0;
+  for (const Tensor* tensor : tensors) n += backend.upload_bytes(*tensor);
+  return n;
+}
 
 LayerOffload::LayerOffload(std::vector<size_t> sizes, size_t others, size_t max_resident,
                            size_t place)

@@ -13,8 +13,14 @@
 
 namespace h2o {
 
+class Backend;
+
 // The tensors of a layer in a fixed order; missing ones are empty.
 using LayerTensors = std::vector<Tensor*>;
+
+// Their size in the file, and that of a back end's copies of them.
+size_t bytes_of(const std::vector<Tensor*>& tensors);
+size_t bytes_of(const Backend& backend, const std::vector<Tensor*>& tensors);
 
 class LayerOffload {
  public:

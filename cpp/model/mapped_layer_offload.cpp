@@ -1,7 +1,6 @@
 #include "model/mapped_layer_offload.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "core/error.h"
 #include "io/mapped_file.h"
@@ -12,10 +11,10 @@ namespace {
 using Bytes = std::span<const std::byte>;
 
 // Byte ranges of tensors in the file; adjacent tensors (such as slices of a fused one) are merged.
-std::vector<Bytes> bytes_of(const std::vector<Tensor*>& tensors) {
+std::vector<Bytes> ranges_of(const std::vector<Tensor*>& tensors) {
   std::vector<Bytes> all;
   for (const Tensor* tensor : tensors) {
-    if (*tensor) all.emplace_back(tensor->data, static_cast<size_t>(tensor->bytes()));
+    if (*tensor) all.push_back(tensor->memory());
   }
   std::ranges::sort(all, {}, [](const Bytes& bytes) { return bytes.data(); });
   std::vector<Bytes> whole;
@@ -29,14 +28,9 @@ std::vector<Bytes> bytes_of(const std::vector<Tensor*>& tensors) {
   return whole;
 }
 
-size_t size_of(const std::vector<Bytes>& all) {
-  return std::accumulate(all.begin(), all.end(), size_t{0},
-                         [](size_t n, const Bytes& bytes) { return n + bytes.size(); });
-}
-
 std::vector<size_t> sizes_of(const std::vector<LayerTensors>& layers) {
   std::vector<size_t> sizes;
-  for (const LayerTensors& layer : layers) sizes.push_back(size_of(bytes_of(layer)));
+  for (const LayerTensors& layer : layers) sizes.push_back(bytes_of(layer));
   return sizes;
 }
 
@@ -44,10 +38,10 @@ std::vector<size_t> sizes_of(const std::vector<LayerTensors>& layers) {
 
 MappedLayerOffload::MappedLayerOffload(const std::vector<LayerTensors>& layers,
                                        const std::vector<Tensor*>& others, size_t max_resident)
-    : LayerOffload(sizes_of(layers), size_of(bytes_of(others)), max_resident) {
+    : LayerOffload(sizes_of(layers), bytes_of(others), max_resident) {
   require(MappedFile::can_release(), "max_resident: this system cannot release pages");
-  for (const Bytes& bytes : bytes_of(others)) MappedFile::populate(bytes);
-  for (const LayerTensors& layer : layers) layers_.push_back(bytes_of(layer));
+  for (const Bytes& bytes : ranges_of(others)) MappedFile::populate(bytes);
+  for (const LayerTensors& layer : layers) layers_.push_back(ranges_of(layer));
   for (int32_t l = 0; l < n_kept(); ++l) {
     for (const Bytes& bytes : layers_[l]) MappedFile::populate(bytes);
   }

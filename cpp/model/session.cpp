@@ -176,9 +176,7 @@ std::span<const float> Session::selected_row(size_t i) {
 void Session::compute_logits(std::span<const Input> inputs, std::span<const float> temperatures,
                              std::unique_ptr<CapturedGraph>& graph,
                              const std::function<void()>& then) {
-  check(inputs);
-  start_rolling(inputs);
-  fill_batch(inputs);
+  prepare(inputs);
   batch_.temperatures.assign(temperatures.begin(), temperatures.end());
   // Captures two pointers, which std::function stores without allocating.
   const std::function<void()> pass = [this, &then] {
@@ -204,10 +202,8 @@ void Session::hidden(const Input& input, const Sink& sink) { read_every_row(inpu
 
 void Session::read_every_row(const Input& input, bool logits, const Sink& sink) {
   const std::lock_guard lock(model_->mutex);
-  check({&input, 1});
+  prepare({&input, 1});
   Backend& b = *model_->backend;
-  start_rolling({&input, 1});
-  fill_batch({&input, 1});
   b.run(batch_, [&] { forward(b, model_->config, model_->weights, batch_, cache_, activations_); });
   cache_.advance(batch_);
 
@@ -325,15 +321,6 @@ void Session::start(int32_t sequence) {
   if (options_.positions == Positions::rolling) cache_.roll(sequence);
 }
 
-void Session::start_rolling(std::span<const Input> inputs) {
-  for (const Input& input : inputs) {
-    const bool at_the_end = cache_.length(input.sequence) >= model_->config.n_ctx_train;
-    if (at_the_end && cache_.can_roll(input.sequence)) {
-      cache_.roll(input.sequence);
-    }
-  }
-}
-
 void Session::check(std::span<const Input> inputs) const {
   require(!inputs.empty(), "no tokens to process");
   size_t n_rows = 0;
@@ -359,11 +346,14 @@ void Session::check(std::span<const Input> inputs) const {
           " tokens in one step, at most n_batch = ", options_.n_batch);
 }
 
-void Session::fill_batch(std::span<const Input> inputs) {
+// Checks the inputs and makes them the batch. Sequences at the trained length start rolling.
+void Session::prepare(std::span<const Input> inputs) {
+  check(inputs);
   batch_.clear();
-  for (const Input& input : inputs) {
-    const int32_t sequence = input.sequence;
-    batch_.add(sequence, cache_.length(sequence), input.tokens, cache_.rolling(sequence));
+  for (const auto& [sequence, tokens] : inputs) {
+    const int32_t length = cache_.length(sequence);
+    if (length >= model_->config.n_ctx_train && cache_.can_roll(sequence)) cache_.roll(sequence);
+    batch_.add(sequence, length, tokens, cache_.rolling(sequence));
     batch_.want_last();
   }
 }

@@ -137,14 +137,12 @@ class Session {
           const std::lock_guard<std::mutex>& lock);
 
   void start(int32_t sequence);  // an empty sequence
-  // switch sequences at the trained length to rolling
-  void start_rolling(std::span<const Input> inputs);
   Positions positions_of(int32_t sequence) const;
   SnapshotText load(int32_t sequence, OpenSnapshot open, std::optional<int32_t> n_tokens);
   int32_t room_unlocked(int32_t sequence) const;
   int32_t chunk_unlocked(int32_t sequence) const;
   void check(std::span<const Input> inputs) const;
-  void fill_batch(std::span<const Input> inputs);
+  void prepare(std::span<const Input> inputs);
   void read_every_row(const Input& input, bool logits, const Sink& sink);
   void compute_logits(std::span<const Input> inputs, std::span<const float> temperatures,
                       std::unique_ptr<CapturedGraph>& graph, const std::function<void()>& then);

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <span>
 
 #include "core/error.h"
 #include "core/layout.h"
 #include "io/mapped_file.h"
 #include "model/copied_layer_offload.h"
-#include "model/expert_split.h"
 #include "model/find_weights.h"
 #include "model/mapped_layer_offload.h"
 #include "model/rope.h"
@@ -38,16 +38,23 @@ LayerTensors tensors_of(Layer& layer) {
   return all;
 }
 
-size_t bytes_of(const std::vector<Tensor*>& tensors) {
-  size_t n = 0;
-  for (const Tensor* tensor : tensors) n += static_cast<size_t>(tensor->bytes());
-  return n;
-}
+// Of a mixture: the matrices of all experts of each layer, which may be offloaded, and the rest.
+struct ExpertSplit {
+  std::vector<LayerTensors> experts;
+  std::vector<Tensor*> dense;
+};
 
-size_t bytes_of(const Backend& backend, const std::vector<Tensor*>& tensors) {
-  size_t n = 0;
-  for (const Tensor* tensor : tensors) n += backend.upload_bytes(*tensor);
-  return n;
+ExpertSplit split_experts(std::vector<Layer>& layers, const std::vector<LayerTensors>& tensors,
+                          const std::vector<Tensor*>& others) {
+  ExpertSplit split{.experts = {}, .dense = others};
+  for (size_t l = 0; l < layers.size(); ++l) {
+    Mixture& m = layers[l].mixture;
+    split.experts.push_back({&m.gate.weight, &m.up.weight, &m.down.weight});
+    std::ranges::copy_if(tensors[l], std::back_inserter(split.dense), [&](const Tensor* tensor) {
+      return std::ranges::find(split.experts.back(), tensor) == split.experts.back().end();
+    });
+  }
+  return split;
 }
 
 // Returns nullptr if there are no experts, or if offloading whole layers is enough.
@@ -172,7 +179,7 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
   size_t loaded = 0;
   const auto upload = [&](Tensor& tensor, const auto& to) {
     if (!tensor) return;
-    const std::span<const std::byte> host(tensor.data, static_cast<size_t>(tensor.bytes()));
+    const std::span<const std::byte> host = tensor.memory();
     tensor = to(tensor);
     if (tensor.data != host.data()) {
       MappedFile::release(host);  // not twice in memory
