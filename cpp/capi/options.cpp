@@ -177,14 +177,13 @@ StreamOptions stream_options(const h2o_stream_options* options) {
   const auto o = given(options, h2o_stream_options H2O_STREAM_OPTIONS);
   require(o.max_tokens >= kEndless, "max_tokens is ", o.max_tokens,
           ", expected 1 or more, 0 (up to n_ctx) or -1 (endless)");
-  require(o.stop != nullptr || o.n_stop == 0, "an array of ", o.n_stop, " stop strings is NULL");
   StreamOptions made = {.ignore_end = o.ignore_end != 0, .parse_special = o.parse_special != 0};
   if (o.max_tokens != 0) made.max_tokens = o.max_tokens;
-  for (size_t i = 0; i < o.n_stop; ++i) {
-    require(o.stop[i] != nullptr && o.stop[i][0] != '\0', "stop string ", i,
+  for (const char* const stop : given(o.stop, o.n_stop)) {
+    require(stop != nullptr && stop[0] != '\0', "stop string ", made.stop.size(),
             " is empty, expected at least one character");
-    made.stop.emplace_back(o.stop[i]);
-    require(is_utf8(made.stop.back()), "stop string ", i, " is not valid UTF-8");
+    require(is_utf8(stop), "stop string ", made.stop.size(), " is not valid UTF-8");
+    made.stop.emplace_back(stop);
   }
   return made;
 }

@@ -30,7 +30,7 @@ struct TextModel {
   TextModel(const std::string& path, const std::string& device, int32_t n_threads)
       : model(path_of(path), make_backend(device, n_threads)),
         tokenizer(open_tokenizer(model)),
-        chat_template(find_chat_template(model.file.first_file())),
+        chat_template(repaired_utf8(tokenizer.chat_template().value_or(""))),
         architecture(model.config.family->architecture),
         backend(model.backend->name()) {}
 
@@ -41,12 +41,6 @@ struct TextModel {
   const std::string backend;  // its name
 
  private:
-  static std::string find_chat_template(const GgufFile& file) {
-    constexpr std::string_view key = "tokenizer.chat_template";
-    const GgufValue* const value = file.find(key);
-    if (value == nullptr || value->type != GgufType::string) return "";
-    return repaired_utf8(file.string(key));
-  }
   static Tokenizer open_tokenizer(const Model& model) {
     try {
       return Tokenizer(model.file.first_file(), model.config.n_vocab);
