@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import platform
 import resource
+import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from gguf import GGUFReader
 import h2o_cpp
 from h2o_cpp import Generator, _core
 from h2o_cpp.cli import main
+from h2o_cpp.measure import machine
 from h2o_cpp.measure.machine import peak_rss_bytes
 from h2o_cpp.measure.traffic import Weight, decode_weight_bytes, kv_bytes, prefill_flops
 
@@ -98,19 +102,20 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--prompt", "3000"], "3000 more tokens"),
         (["--context", "2047", "-n", "2"], "room for"),
-        (["-n", "0"], "n=0"),
-        (["--prompt", "0"], "prompt=0"),
-        (["--context", "-1"], "context=-1"),
-        (["--rounds", "0"], "rounds=0"),
+        (["-n", "0"], "--max-tokens 0, expected"),
+        (["--prompt", "0"], "--prompt 0, expected"),
+        (["--context", "-1"], "--context -1, expected"),
+        (["--rounds", "0"], "--rounds 0, expected"),
         (["-m", "nowhere.gguf"], "nowhere.gguf"),
     ],
 )
 def test_errors(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *FAST, *options]) == 1
+    status = main(["bench", *FAST, *options])
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("error: ")
     assert message in err
+    assert status == (2 if message.startswith("-") else 1)
 
 
 def test_weight_bytes_and_flops_with_untied_output() -> None:
@@ -142,6 +147,18 @@ def test_read_bandwidth_rejects_invalid_arguments() -> None:
         _core.read_bandwidth(1 << 60, threads=1, passes=1)
     for threads in (1, 3):
         assert _core.read_bandwidth(64, threads=threads, passes=1) > 0
+
+
+def test_machine_without_calls_of_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    assert machine.n_processors() == os.cpu_count()
+    unit = {"Linux": 1, "Darwin": 1, "FreeBSD": 1024}
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for system in ("Darwin", "FreeBSD"):
+        monkeypatch.setattr(platform, "system", lambda name=system: name)
+        assert peak_rss_bytes() == pytest.approx(rss * unit[system], rel=0.02)
+    monkeypatch.setitem(sys.modules, "resource", None)  # Windows
+    assert peak_rss_bytes() is None
 
 
 def test_peak_rss_equals_getrusage() -> None:

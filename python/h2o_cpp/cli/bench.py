@@ -10,6 +10,7 @@ import argparse
 import json
 from dataclasses import asdict
 
+from h2o_cpp.cli.argument_types import integer
 from h2o_cpp.cli.cache_options import add_cache
 from h2o_cpp.cli.options import add_json, add_machine, add_max_tokens, add_model
 from h2o_cpp.cli.parser import Parser
@@ -20,16 +21,16 @@ from h2o_cpp.measure.speed import Measurement, measure
 def add_arguments(parser: Parser) -> None:
     add_model(parser, bundled=True)
     parser.add_argument(
-        "-p", "--prompt-tokens", "--prompt", "--n-prompt", type=int, default=512, metavar="N",
+        "-p", "--prompt-tokens", "--prompt", "--n-prompt", type=integer, default=512, metavar="N",
         help="read a prompt of N random tokens (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "-d", "--depth", "--context", "--n-depth", type=int, default=128, metavar="N",
+        "-d", "--depth", "--context", "--n-depth", type=integer, default=128, metavar="N",
         help="decode after N tokens (default: %(default)s)",
     )  # fmt: skip
     add_max_tokens(parser, 32, "decode N tokens", "--tokens", "--n-gen")
     parser.add_argument(
-        "-r", "--rounds", "--repetitions", type=int, default=3, metavar="K",
+        "-r", "--rounds", "--repetitions", type=integer, default=3, metavar="K",
         help="repeat K times and report the median (default: %(default)s)",
     )  # fmt: skip
     add_cache(parser)
@@ -78,7 +79,9 @@ def _rows(found: Measurement) -> dict[str, str]:
         f" K and V {mebibytes(found.decode_kv_bytes)}",
         "weights": mebibytes(found.weight_bytes),
         "cache": f"{mebibytes(found.cache_bytes)}, full {mebibytes(found.full_cache_bytes)}",
-        "most memory resident": mebibytes(found.peak_rss_bytes),
+        "most memory resident": (
+            "unknown" if found.peak_rss_bytes is None else mebibytes(found.peak_rss_bytes)
+        ),
         "load": f"{found.load_seconds:.3f} s",
     }
 

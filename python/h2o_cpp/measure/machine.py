@@ -43,8 +43,10 @@ def processor() -> str:
 
 
 def n_processors() -> int:
-    """The number of processors available to this process."""
-    return len(os.sched_getaffinity(0))
+    """The number of processors available to this process; of the machine, if unknown."""
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def read_bandwidth(threads: int) -> float:
@@ -94,13 +96,20 @@ def storage_bandwidth(path: str | os.PathLike[str]) -> float:
 
 
 def rss_bytes() -> int:
-    """Resident memory of this process, mapped files included."""
+    """Resident memory of this process, mapped files included. Only on Linux."""
     return _status("VmRSS")
 
 
-def peak_rss_bytes() -> int:
-    """The largest resident memory of this process so far."""
-    return _status("VmHWM")
+def peak_rss_bytes() -> int | None:
+    """The largest resident memory of this process so far; None if unknown."""
+    if platform.system() == "Linux":
+        return _status("VmHWM")
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _status(name: str) -> int:

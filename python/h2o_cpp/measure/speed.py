@@ -60,7 +60,7 @@ class Measurement:
     load_seconds: float
     cache_bytes: int
     full_cache_bytes: int
-    peak_rss_bytes: int
+    peak_rss_bytes: int | None  # None if unknown, as on Windows
     weight_bytes: int
 
     decode_weight_bytes: int  # read per token

@@ -30,6 +30,7 @@ from h2o_bench.shapes import N_SPECIAL, SPECIAL, Config
 from h2o_cpp import _core
 from h2o_cpp.convert.conversion import FAMILIES
 from h2o_cpp.convert.family import TensorSpec
+from h2o_cpp.measure.machine import n_processors
 from h2o_cpp.model.atomic import atomic_output
 from h2o_cpp.quantize.mix import MIXES, Model, choose_types
 
@@ -196,7 +197,7 @@ def _rows(
         return values.view(np.uint8)
     if type is GGMLQuantizationType.F16:
         return values.astype(np.float16).view(np.uint8)
-    return _core.quantize(type.name, values, threads=len(os.sched_getaffinity(0)))
+    return _core.quantize(type.name, values, threads=n_processors())
 
 
 def _mxfp4_rows(random: np.random.Generator, n_rows: int, n_cols: int) -> NDArray[np.uint8]:

@@ -64,7 +64,7 @@ class Engine(ABC):
     @property
     def peak_rss_bytes(self) -> int:
         """Peak resident memory."""
-        return peak_rss_bytes()
+        return peak_rss_bytes() or 0  # unknown only on Windows
 
     @property
     @abstractmethod
