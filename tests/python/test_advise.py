@@ -329,6 +329,12 @@ def test_command_checks_the_output_first(
         assert message in capsys.readouterr().err
 
 
+def test_context_0_is_the_trained_length(tiny_opt: Path, text: str) -> None:
+    """By default, a window is as long as this text."""
+    with pytest.raises(ValueError, match="expected at least 2047 for n_ctx=2048"):
+        advise(tiny_opt, text, n_ctx=0)
+
+
 def test_store_budget_rejects_symlink_and_missing_file(tiny_opt: Path, tmp_path: Path) -> None:
     (tmp_path / "link.gguf").symlink_to(tiny_opt)
     with pytest.raises(ValueError, match="a symbolic link"):

@@ -7,12 +7,13 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from h2o_cpp import Policy, _core, advise
 from h2o_cpp.cli import main, make_parser
 from h2o_cpp.measure.heads import RETRIEVAL_HEADS
-from h2o_cpp.model.session import open_session
+from h2o_cpp.model.session import open_session, read_tokens
 from h2o_cpp.model.stored_metadata import store_metadata
 from support.short_text import TEXT
 
@@ -50,7 +51,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
         opened.append((share, policy.budget or N_CTX))
         return open_session(model, policy, **options)
 
-    def step_perplexity(*_: Any, **__: Any) -> tuple[float, int]:
+    def step_perplexity(session: _core.Session, *_: Any, **__: Any) -> tuple[float, int]:
+        read_tokens(session, np.full(N_CTX - 1, 5, np.int32))  # fills the archive
         share, kept = opened[-1]
         found.done.append((share, kept))
         return (10.0 if kept >= found.needed[share] else 10.2), 7

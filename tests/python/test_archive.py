@@ -194,6 +194,14 @@ def test_invalid_options_are_rejected(llama: Path, options: dict[str, Any], matc
         Generator(llama, hh=8, threads=1, **options)
 
 
+def test_archive_without_a_budget_is_rejected(llama: Path) -> None:
+    """Nothing would be evicted. A budget may be larger than the text."""
+    with pytest.raises(ValueError, match=r"archive='f16' needs a budget such as hh=0\.2"):
+        Generator(llama, archive="f16", threads=1)
+    for budget in ({"hh": 1.0}, {"cache_memory": 1.0}, {"policy": Policy.window(8)}):
+        Generator(llama, archive="f16", threads=1, **budget).close()
+
+
 @packages("torch", "transformers")
 def test_alibi_is_rejected(tmp_path: Path) -> None:
     """ALiBi needs the distances of positions, which pages do not store."""

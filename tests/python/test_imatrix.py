@@ -10,8 +10,8 @@ import pytest
 from gguf import GGUFWriter
 from numpy.typing import NDArray
 
-from h2o_cpp import _core
-from h2o_cpp.quantize import quantize
+from h2o_cpp import BUNDLED_MODEL, _core
+from h2o_cpp.quantize import make_imatrix, quantize
 from h2o_cpp.quantize.imatrix import read_imatrix
 from support.opt_checkpoint import read_tensors
 
@@ -69,6 +69,14 @@ def test_other_files_are_rejected(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a.dat").write_bytes(data)
     with pytest.raises(ValueError, match=r"a\.dat: not an importance matrix \((it|a)"):
         read_imatrix(tmp_path / "a.dat")
+
+
+def test_context_0_is_the_trained_length(tmp_path: Path) -> None:
+    written = []
+    for n_ctx in (0, 2048):
+        written.append(tmp_path / f"{n_ctx}.gguf")
+        assert make_imatrix(BUNDLED_MODEL, "The old man. ", written[-1], n_ctx=n_ctx) > 0
+    assert written[0].read_bytes() == written[1].read_bytes()
 
 
 def test_model_file_is_rejected(data: Path) -> None:

@@ -15,7 +15,7 @@ import json
 import sys
 from dataclasses import asdict
 
-from h2o_cpp.cli.argument_types import names
+from h2o_cpp.cli.argument_types import names, number
 from h2o_cpp.cli.cache_options import add_archive, add_n_batch, add_n_ctx
 from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.options import (
@@ -28,7 +28,7 @@ from h2o_cpp.cli.options import (
     stores,
 )
 from h2o_cpp.cli.parser import Parser
-from h2o_cpp.cli.tables import mebibytes
+from h2o_cpp.cli.tables import cache_text, mebibytes
 from h2o_cpp.measure.advice import Advice, Archived, Recall, advise
 from h2o_cpp.model.arguments import KvDType, types_text
 from h2o_cpp.model.model_files import find_model
@@ -39,7 +39,7 @@ def add_arguments(parser: Parser) -> None:
     add_model(parser)
     add_text(parser)
     parser.add_argument(
-        "--loss", type=float, default=0.01, metavar="X",
+        "--loss", type=number, default=0.01, metavar="X",
         help="allowed increase of perplexity, a fraction (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -51,7 +51,7 @@ def add_arguments(parser: Parser) -> None:
         "--kv-dtypes", type=_types, metavar="TYPE[+TYPE],...",
         help="types of K and V to try, or pairs of them: q8_0+q4_0 (default: f16,q8_0)",
     )  # fmt: skip
-    add_n_ctx(parser, "window length in tokens (default: as trained, at most 2048)")
+    add_n_ctx(parser, "tokens of a window", "as trained, at most 2048")
     add_text_tokens(parser, "two windows")
     add_n_batch(
         parser, 1, "tokens per chunk, each followed by eviction: more is faster, 1 is as in decode "
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         loss=args.loss,
         policies=args.policy,
         kv_dtypes=args.kv_dtypes,
-        n_ctx=args.n_ctx or None,
+        n_ctx=args.n_ctx,
         text_tokens=args.text_tokens,
         n_batch=args.n_batch,
         threads=args.threads,
@@ -109,11 +109,10 @@ def _print(found: Advice) -> None:
         archive = "" if row.archive is None else f", archive {types_text(row.archive)}"
         if several and row.archive_heads is not None:
             archive += f" of {100 * row.archive_heads:g}% of the heads"
-        archived = f", archive {mebibytes(row.archive_bytes)}" if row.archive_bytes else ""
         print(
             f"| {row.policy} | {types_text(row.kv_dtype)}{archive} | {row.budget:g} | {row.kept} "
             f"| {row.perplexity:.3f} | {row.perplexity / found.full_perplexity:.3f} "
-            f"| {mebibytes(row.cache_bytes)}{archived} |"
+            f"| {cache_text(row.cache_bytes, row.archive_bytes)} |"
         )
     print(f"\n{found.tokens} tokens predicted, in windows of {found.n_ctx}")
     types = "" if found.kv_dtype == "f16" else f" --kv-dtype {types_text(found.kv_dtype)}"
@@ -132,8 +131,8 @@ def _print(found: Advice) -> None:
             f"with an archive: --hh {with_archive.hh:g} --policy {found.policy}{types} "
             f"--archive {types_text(with_archive.archive)}{options}"
         )
-        archived = f"archive {mebibytes(with_archive.archive_bytes)}"
-        _print_costs(found, with_archive, f"{mebibytes(with_archive.cache_bytes)}, {archived}")
+        sizes = cache_text(with_archive.cache_bytes, with_archive.archive_bytes)
+        _print_costs(found, with_archive, sizes)
 
 
 def _print_costs(found: Advice, one: Advice | Archived, memory: str) -> None:

@@ -6,17 +6,18 @@ import argparse
 from typing import Any
 
 from h2o_cpp import _core
-from h2o_cpp.cli.argument_types import amount, budget, integer, kv_types, shares
+from h2o_cpp.cli.argument_types import amount, budget, integer, kv_types, number, shares
 from h2o_cpp.cli.parser import Arguments, Parser
 from h2o_cpp.model.policy import POLICIES
 
 MAX_SEQUENCES = 8
 
 
-def add_n_ctx(parser: Arguments, meaning: str, *aliases: str) -> None:
+def add_n_ctx(parser: Arguments, meaning: str, default: str, *aliases: str) -> None:
     parser.add_argument(
-        "-c", "--n-ctx", "--ctx-size", *aliases, type=integer, metavar="N", help=meaning
-    )
+        "-c", "--n-ctx", "--ctx-size", *aliases, type=integer, metavar="N",
+        help=f"{meaning}; 0: the trained length (default: {default})",
+    )  # fmt: skip
 
 
 def add_n_batch(
@@ -30,7 +31,7 @@ def add_n_batch(
         "--n-batch",
         "--batch-size",
         *aliases,
-        type=int,
+        type=integer,
         default=default,
         metavar="N",
         help=meaning,
@@ -39,7 +40,7 @@ def add_n_batch(
 
 def add_max_sequences(parser: Arguments, meaning: str, *aliases: str) -> None:
     parser.add_argument(
-        "--max-sequences", "-np", "--parallel", *aliases, type=int, metavar="N", help=meaning
+        "--max-sequences", "-np", "--parallel", *aliases, type=integer, metavar="N", help=meaning
     )
 
 
@@ -80,7 +81,8 @@ def add_cache(parser: Parser, *, n_batch: int = 512, memory: bool = False) -> No
     add_n_ctx(
         cache,
         "the context: most tokens of a sequence, unless positions roll; a fraction --hh refers "
-        f"to it; 0: the trained length (default: the trained length, up to {_core.DEFAULT_N_CTX})",
+        "to it",
+        f"the trained length, up to {_core.DEFAULT_N_CTX}",
     )
     cache.add_argument(
         "--positions",
@@ -143,7 +145,7 @@ def add_archive(parser: Arguments, *, search: bool = False) -> None:
     )
     parser.add_argument(
         "--archive-pages",
-        type=int,
+        type=integer,
         metavar="N",
         help="archived pages that each token attends to (default: 0.75 * sqrt(n-ctx), 16 to 48)",
     )
@@ -158,7 +160,7 @@ def add_archive(parser: Arguments, *, search: bool = False) -> None:
         return
     parser.add_argument(
         "--archive-heads",
-        type=float,
+        type=number,
         metavar="X",
         help="share of the KV heads with an archive, as the heads command ranked them in the file "
         "(default: all)",

@@ -21,7 +21,7 @@ def add_arguments(parser: Parser) -> None:
         "-o", "--output", type=gguf_output, metavar="FILE", default=Path("imatrix.gguf"),
         help="the importance matrix to write (default: %(default)s)",
     )  # fmt: skip
-    add_n_ctx(parser, "tokens per chunk of the text (default: 512)")
+    add_n_ctx(parser, "tokens per chunk of the text", "512")
     parser.add_argument(
         "--chunks", type=integer, metavar="N",
         help="read at most N chunks (default: the whole text)",

@@ -6,6 +6,7 @@ import argparse
 from dataclasses import asdict
 from math import isnan, nan
 
+from h2o_cpp.cli.argument_types import integer
 from h2o_cpp.cli.cache_options import add_n_batch, add_n_ctx
 from h2o_cpp.cli.comparison import (
     add_budgets,
@@ -19,7 +20,7 @@ from h2o_cpp.cli.comparison import (
 from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.options import add_model, add_text, add_text_tokens
 from h2o_cpp.cli.parser import Parser
-from h2o_cpp.cli.tables import mebibytes
+from h2o_cpp.cli.tables import cache_text
 from h2o_cpp.measure.perplexity import N_SEGMENTS, Measurement, measure
 from h2o_cpp.measure.plots import draw_budgets
 from h2o_cpp.model.arguments import check_context, check_int
@@ -31,9 +32,9 @@ def add_arguments(parser: Parser) -> None:
     add_model(parser)
     add_text(parser)
     add_budgets(parser, [0.04, 0.1, 0.2, 0.4, 0.6])
-    add_n_ctx(parser, "tokens of a window (default: as trained, up to 4096)")
+    add_n_ctx(parser, "tokens of a window", "as trained, at most 4096")
     parser.add_argument(
-        "--stride", type=int, metavar="N",
+        "--stride", type=integer, metavar="N",
         help="predict the last N tokens of each window (default: all but the first)",
     )  # fmt: skip
     add_n_batch(
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         of_full = "-" if isnan(full) else f"{row.perplexity / full:.3f}"
         return [
             *(row.policy, f"{row.budget:g}", str(row.kept), f"{row.perplexity:.3f}"),
-            *(of_full, mebibytes(row.cache_bytes)),
+            *(of_full, cache_text(row.cache_bytes, row.archive_bytes)),
             *(f"{value:.3f}" for value in row.segments),
         ]
 

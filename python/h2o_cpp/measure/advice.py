@@ -18,7 +18,13 @@ from h2o_cpp.measure.perplexity import Measurement, perplexity
 from h2o_cpp.measure.retrieval.measurement import measure as measure_retrieval
 from h2o_cpp.measure.retrieval.tasks import make_samples
 from h2o_cpp.measure.speed import decode_seconds
-from h2o_cpp.model.arguments import KvDType, archive_arguments, check_float, check_int
+from h2o_cpp.model.arguments import (
+    KvDType,
+    archive_arguments,
+    check_context,
+    check_float,
+    check_int,
+)
 from h2o_cpp.model.cache_memory import default_types
 from h2o_cpp.model.policy import Policy, named_policy
 from h2o_cpp.model.session import open_model, open_session
@@ -60,7 +66,6 @@ class Trial(_Recalls, Measurement):
     archive: KvDType | None = None  # types of the archive; None: no archive
     archive_pages: int | None = None  # None: default
     archive_heads: float | None = None  # share of the KV heads; None: all
-    archive_bytes: int = 0  # as in Archived; counted for the smallest cache of each share
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ class Archived(_Recalls):
     loss: float  # relative increase of perplexity over the full cache
     perplexity: float
     cache_bytes: int
-    archive_bytes: int  # after n_ctx tokens, in addition to cache_bytes
+    archive_bytes: int  # at the end of a window, in addition to cache_bytes
     needle: Needle
     tokens_per_second: float  # as in Advice
 
@@ -145,8 +150,8 @@ def advise(
     policies: names from h2o_cpp.policy.POLICIES to compare.
     kv_dtypes: types of K and V, or pairs (K, V). The first is tried with every policy, the others
         with the best of them. Default: f16, and q8_0 if the head size is divisible by 32.
-    n_ctx: tokens per window, each read into an empty cache; default: the trained length, at most
-        2048 and the length of the text.
+    n_ctx: tokens per window, each read into an empty cache; 0: the trained length; default: the
+        trained length, at most 2048 and the length of the text.
     text_tokens: most tokens of the text to read; default: two windows.
     n_batch: tokens per chunk, each followed by eviction: 1 is as in decoding, more is faster.
     archive, archive_pages: as for Generator. If given, the search for the smallest cache is
@@ -183,9 +188,8 @@ def advise(
     n_text = len(beginning) + len(tokens)
     if n_text < _LEAST:
         raise ValueError(f"the text has {n_text} tokens, expected at least {_LEAST}")
-    if n_ctx is None:
-        n_ctx = min(model.n_ctx_train, n_text, _N_CTX)
-    n_ctx = check_int("n_ctx", n_ctx, _LEAST, model.n_ctx_train)
+    n_ctx = check_context(n_ctx, model.n_ctx_train, min(n_text, _N_CTX))
+    check_int("n_ctx", n_ctx, _LEAST)
     n_text = (
         _WINDOWS * n_ctx if text_tokens is None else check_int("text_tokens", text_tokens, n_ctx)
     )
@@ -210,7 +214,7 @@ def advise(
             value, n = perplexity(session, tokens, beginning=beginning, progress=bar.update)
             return Trial(
                 one.name, one.budget, one.kept, value, n, session.cache_bytes,
-                kv_dtype=one.kv_dtype, archive=archive, **recall,
+                session.archive_bytes, kv_dtype=one.kv_dtype, archive=archive, **recall,
             )  # fmt: skip
 
         def costs_little(one: Trial) -> bool:
@@ -260,7 +264,7 @@ def advise(
             all_kept = next(
                 one for one in curve if (one.budget, one.kv_dtype) == (1, best.kv_dtype)
             )
-            candidates: list[tuple[Trial, float]] = []
+            candidates: list[Trial] = []
             enough = 100
             for share in shares:  # a larger one takes more bytes, unless its budget is smaller
                 with_archive = replace(
@@ -268,18 +272,11 @@ def advise(
                 )
                 trials = search(best.policy, with_archive, enough)
                 if any(map(costs_little, trials)):
-                    i = trials.index(smallest(trials))
-                    speed, archive_bytes = _speed(model, trials[i], n_ctx)
-                    trials[i] = replace(trials[i], archive_bytes=archive_bytes)
-                    candidates.append((trials[i], speed))
-                    enough = round(100 * trials[i].budget)
+                    candidates.append(smallest(trials))
+                    enough = round(100 * candidates[-1].budget)
                 curve += trials
-            least, speed = min(
-                candidates, key=lambda one: one[0].cache_bytes + one[0].archive_bytes
-            )
-            archived = _archived(model, tokenizer, least, full, n_ctx, speed)
-    speed, _ = _speed(model, best, n_ctx)
-    full_speed, _ = _speed(model, full, n_ctx)
+            least = min(candidates, key=lambda one: one.cache_bytes + one.archive_bytes)
+            archived = _archived(model, tokenizer, least, full, n_ctx)
     return Advice(
         model=model.file.path,
         hh=best.budget,
@@ -295,8 +292,8 @@ def advise(
         cache_bytes=best.cache_bytes,
         full_cache_bytes=full.cache_bytes,
         needle=_find_needles(model, tokenizer, best, n_ctx),
-        tokens_per_second=speed,
-        full_tokens_per_second=full_speed,
+        tokens_per_second=_speed(model, best, n_ctx),
+        full_tokens_per_second=_speed(model, full, n_ctx),
         backend=model.backend,
         curve=tuple(curve),
         archived=archived,
@@ -323,7 +320,6 @@ def _archived(
     best: Trial,
     full: Trial,
     n_ctx: int,
-    speed: float,
 ) -> Archived:
     assert best.archive is not None
     return Archived(
@@ -336,7 +332,7 @@ def _archived(
         cache_bytes=best.cache_bytes,
         archive_bytes=best.archive_bytes,
         needle=_find_needles(model, tokenizer, best, n_ctx),
-        tokens_per_second=speed,
+        tokens_per_second=_speed(model, best, n_ctx),
     )
 
 
@@ -352,13 +348,12 @@ def _find_needles(model: _core.Model, tokenizer: Tokenizer, advised: Trial, n_ct
     return Needle(found.log_likelihood, full.log_likelihood, absent.log_likelihood)
 
 
-def _speed(model: _core.Model, one: Trial, n_ctx: int) -> tuple[float, int]:
-    """Tokens per second at the end of the context, and the archive's bytes there."""
+def _speed(model: _core.Model, one: Trial, n_ctx: int) -> float:
+    """Tokens per second at the end of the context."""
     policy = Policy.full() if one.policy == "full" else named_policy(one.policy, one.kept)
     tokens = np.random.default_rng(0).integers(model.n_vocab, size=n_ctx, dtype=np.int32)
     session = open_session(
         model, policy, n_ctx=n_ctx, n_batch=min(512, n_ctx), kv_dtype=one.kv_dtype,
         archive=one.archive, **one.recall,
     )  # fmt: skip
-    seconds = median(decode_seconds(session, tokens, n_ctx - _DECODED))
-    return 1 / seconds, session.archive_bytes
+    return 1 / median(decode_seconds(session, tokens, n_ctx - _DECODED))

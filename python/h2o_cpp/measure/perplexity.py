@@ -29,6 +29,7 @@ class Measurement:
     perplexity: float
     tokens: int  # predicted tokens
     cache_bytes: int  # allocated
+    archive_bytes: int = 0  # of evicted tokens, at the end
     segments: tuple[float, ...] = ()  # when streaming: perplexity of each tenth of the text
 
 
@@ -135,7 +136,8 @@ def measure(
             segments = tuple(_perplexity(part.mean()) for part in parts)
         else:
             value, n = perplexity(session, tokens, beginning=beginning, stride=stride)
-        yield Measurement(name, budget, kept, value, n, session.cache_bytes, segments)
+        sizes = session.cache_bytes, session.archive_bytes
+        yield Measurement(name, budget, kept, value, n, *sizes, segments)
 
 
 def token_losses(logits: NDArray[np.float32], targets: NDArray[np.int32]) -> NDArray[np.float64]:

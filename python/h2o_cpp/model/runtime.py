@@ -75,6 +75,8 @@ def open_runtime(
     n_batch = check_int("n_batch", n_batch, 1, _MAX_ROWS)
     disk_bytes = prefix_disk_bytes(prefix_cache_disk, prefix_cache_disk_bytes)
     archive_arguments(archive, archive_pages, archive_dir, archive_heads)  # checks them
+    if archive is not None and hh is cache_memory is policy is None:
+        raise ValueError(f"archive={archive!r} needs a budget such as hh=0.2, which evicts tokens")
     model = open_model(path, device=device, threads=threads, max_resident=max_resident, exact=exact)
     archive, archive_pages, archive_heads = resolve_archive(
         hh, archive, archive_pages, archive_heads, model.file

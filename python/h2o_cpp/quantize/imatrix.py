@@ -39,13 +39,14 @@ def make_imatrix(
     """Write the importance matrix of a model on a text, in llama.cpp's GGUF format, for quantize().
 
     text: typical input of the model; a few hundred thousand tokens suffice.
-    n_ctx: tokens per chunk, read with a full cache. n_chunks: most chunks to read; default: the
-    whole text. Runs on the CPU. An expert without tokens has a count of 0.
+    n_ctx: tokens per chunk, read with a full cache; 0: the trained length. n_chunks: most chunks to
+    read; default: the whole text. Runs on the CPU. An expert without tokens has a count of 0.
 
     Returns the number of tokens read. Raises FileExistsError unless overwrite is set, and
     ValueError for a text without tokens.
     """
-    check_int("n_ctx", n_ctx, 2)
+    if n_ctx != 0:
+        check_int("n_ctx", n_ctx, 2)
     output = Path(output)
     check_output(output, overwrite=overwrite)
     core = open_model(model, device="cpu", threads=threads)
