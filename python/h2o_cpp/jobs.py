@@ -107,7 +107,7 @@ class Output(Closing):
         before = _read_settings(file)
         if self.finished and before is not None and not allow_other:
             changed = [
-                f"{name} {before.get(name)!r}, now {now.get(name)!r}"
+                f"{name}={before.get(name)!r}, now {now.get(name)!r}"
                 for name in sorted({*before, *now})
                 if before.get(name) != now.get(name)  # a missing one was not given
             ]

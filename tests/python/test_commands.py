@@ -70,6 +70,39 @@ def test_help_examples_parse(
     assert main(arguments[1:]) == 77
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_whole_words(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines fit, except the example, and do not break inside a word or an option's name."""
+    texts = []
+    for columns in (1000, 80, 60):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        text = help_of(command, capsys=capsys).partition("\nexample:\n")[0]
+        texts.append(text.split())
+        assert max(map(len, text.splitlines())) <= columns
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_example_of_inspect_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    line = help_of("inspect", capsys=capsys).splitlines()[-1]
+    assert main(shlex.split(line)[1:]) == 0
+    assert "heavy hitter" in capsys.readouterr().out
+
+
+@programs("bash")
+@pytest.mark.parametrize(("options", "status"), [(["--help"], 0), ([], 2)])
+def test_help_of_the_platforms_script(options: list[str], status: int) -> None:
+    """It needs no other program."""
+    script = [str(ROOT / "tests" / "platforms" / "run"), *options]
+    done = subprocess.run(
+        script, capture_output=True, text=True, check=False, env={"PATH": "/bin:/usr/bin"}
+    )
+    assert (done.returncode, done.stderr) == (status, "")
+    assert done.stdout.startswith("Builds h2o for another system")
+    assert "windows-x86_64" in done.stdout
+
+
 class TestCompletion:
     @pytest.fixture
     def scripts(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:

@@ -209,7 +209,7 @@ class TestStandardStreams:
     def test_json_summary_needs_output_file(
         self, prompts: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert main(["generate", "-i", str(prompts), "-o", "-", "--json"]) == 1
+        assert main(["generate", "-i", str(prompts), "-o", "-", "--json"]) == 2
         assert "--json and -o -" in capsys.readouterr().err
 
 
@@ -225,12 +225,12 @@ class TestResumeWithOtherOptions:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            (["--temperature", "0"], "temperature 0.8, now 0.0"),
-            (["--hh", "0.3"], "hh 0.2, now 0.3"),
-            (["--hh", "0.3", "--stop", "a"], "hh 0.2, now 0.3; stop [], now ['a']"),
-            (["-s", "6"], "seed 5, now 6"),
-            (["--archive", "q8_0"], "archive None, now 'q8_0'"),
-            (["--exact"], "exact None, now True"),
+            (["--temperature", "0"], "--temperature 0.8, now 0.0"),
+            (["--hh", "0.3"], "--hh 0.2, now 0.3"),
+            (["--hh", "0.3", "--stop", "a"], "--hh 0.2, now 0.3; --stop [], now ['a']"),
+            (["-s", "6"], "--seed 5, now 6"),
+            (["--archive", "q8_0"], "--archive None, now 'q8_0'"),
+            (["--exact"], "--exact None, now True"),
         ],
     )
     def test_changed_options_are_rejected(
@@ -363,9 +363,9 @@ def test_repeatedly_killed_job_completes(prompts: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--memory", "1KiB"], "memory='1KiB' is too small for the cache of one sequence"),
-        (["--max-sequences", "0"], "max_sequences=0"),
-        (["--temperature", "-1"], "temperature"),
+        (["--memory", "1KiB"], "--memory '1KiB' is too small for the cache of one sequence"),
+        (["--max-sequences", "0"], "--max-sequences 0, expected"),
+        (["--temp", "-1"], "--temp is -1, expected"),
     ],
 )
 def test_invalid_options_are_rejected(
@@ -375,7 +375,7 @@ def test_invalid_options_are_rejected(
     message: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(arguments(prompts, tmp_path / "out.jsonl", *options)) == 1
+    assert main(arguments(prompts, tmp_path / "out.jsonl", *options)) == 2
     assert message in capsys.readouterr().err
 
 

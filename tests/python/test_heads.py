@@ -224,10 +224,13 @@ class TestCommand:
         output.write_bytes(b"")
         for options, message in (
             (["-o", str(output)], "already exists"),
-            (["-o", str(output), "--write"], "either --write or --output"),
-            (["--samples", "0"], "samples=0, expected an integer, 1 or more"),
-            (["-c", "30"], "length=30, expected at least"),
+            (["--samples", "0"], "--samples 0, expected an integer, 1 or more"),
+            (["-c", "30"], "--n-ctx 30, expected at least"),
         ):
-            assert main(["heads", str(tiny_opt), *self.OPTIONS, *options]) == 1
+            status = 2 if message.startswith("-") else 1
+            assert main(["heads", str(tiny_opt), *self.OPTIONS, *options]) == status
             assert message in capsys.readouterr().err
+        with pytest.raises(SystemExit, match="2"):
+            main(["heads", str(tiny_opt), "-o", str(output), "--write"])
+        assert "not allowed with argument" in capsys.readouterr().err
         assert output.read_bytes() == b""

@@ -153,19 +153,21 @@ def test_message_if_nothing_was_evicted(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--layer", "6"], "layer=6, expected an integer, 0 to 5"),
-        (["--head", "-1"], "head=-1, expected an integer, 0 to 5"),
-        (["--n-batch", "0"], "n_batch=0"),
-        (["-n", "-1"], "max_tokens=-1"),
-        (["-c", "5"], "expected 1 to n_ctx=5"),
-        (["--hh", "0"], "hh=0"),
-        (["--threads", "0"], "threads=0"),
+        (["--layer", "6"], "--layer 6, expected an integer, 0 to 5"),
+        (["--head", "-1"], "--head -1, expected an integer, 0 to 5"),
+        (["--n-batch", "0"], "--n-batch 0, expected an integer, 1 or more"),
+        (["-n", "-1"], "--max-tokens -1, expected"),
+        (["-c", "5"], "expected 1 to --n-ctx 5"),
+        (["--hh", "0"], "--hh 0"),
+        (["--threads", "0"], "--threads 0"),
     ],
 )
 def test_invalid_options_are_rejected(
     options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["inspect", TEXT, "-t", "1", *options]) == 1
+    status = 1 if "-c" in options else 2  # the text is too long
+    given = options if "--threads" in options else ["-t", "1", *options]
+    assert main(["inspect", TEXT, *given]) == status
     err = capsys.readouterr().err
     assert err.startswith("error: ")
     assert message in err

@@ -96,15 +96,15 @@ def test_measure_rows_per_policy_and_budget(model: _core.Model, tokens: list[int
     ("options", "message"),
     [
         ({"policies": ["lru"]}, "policy='lru', expected one of"),
-        ({"budgets": [0.0]}, "budget 0.0"),
-        ({"budgets": [1.5]}, "budget 1.5"),
+        ({"budgets": [0.0]}, "budget=0.0"),
+        ({"budgets": [1.5]}, "budget=1.5"),
         ({"budgets": [0.001]}, "keeps 0 of"),
         ({"n_ctx": 1}, "n_ctx=1"),
         ({"n_ctx": 2000}, "tokens, expected at least"),
         ({"stride": 0}, "stride=0"),
         ({"stride": N_CTX}, "stride=48"),
         ({"n_batch": 0}, "n_batch=0"),
-        ({"budgets": [float("nan")]}, "budget nan"),
+        ({"budgets": [float("nan")]}, "budget=nan"),
         ({"streaming": True, "stride": 5}, "stride applies to windows"),
         ({"streaming": True}, "since positions do not roll"),
     ],
@@ -132,6 +132,23 @@ def test_command_prints_table_and_json(
     rows = json.loads(capsys.readouterr().out)["measured"]
     assert [row["policy"] for row in rows] == ["full", "h2o", "sinks", "h2o", "sinks"]
     assert f"{rows[1]['perplexity']:.3f}" in table[2]
+    assert "archive" not in "".join(out)
+
+
+def test_table_shows_bytes_of_the_archive(
+    tiny_opt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.txt").write_text("The old man went down to the sea. " * 20, encoding="utf-8")
+    arguments = ["perplexity", str(tiny_opt), str(tmp_path / "text.txt"), "--n-ctx", "100"]
+    arguments += ["--policy", "h2o", "--hh", "0.2", "--archive", "q8_0"]
+    assert main([*arguments, "--json"]) == 0
+    _, row = json.loads(capsys.readouterr().out)["measured"]
+    # K and V of the 99 - 20 evicted tokens in q8_0, and the bounds of their 7 or fewer pages.
+    least = 36 * (99 - 20) * 2 * 34
+    assert least < row["archive_bytes"] <= least + 36 * 7 * 2 * 32 * 2
+    assert main(arguments) == 0
+    sizes = f"{row['cache_bytes'] / 2**20:.2f} MiB, archive {row['archive_bytes'] / 2**20:.2f} MiB"
+    assert f"| {sizes} |" in capsys.readouterr().out
 
 
 @packages("torch", "transformers")
@@ -295,8 +312,8 @@ def test_streaming_command(
     ("options", "message"),
     [
         (["--streaming"], "tokens, expected at most 25, since positions do not roll"),
-        (["--policy", "lru"], "policy='lru', expected one of"),
-        (["--text-tokens", "-5"], "text_tokens=-5, expected an integer, 1 or more"),
+        (["--policy", "lru"], "--policy 'lru', expected one of"),
+        (["--text-tokens", "-5"], "--text-tokens -5, expected an integer, 1 or more"),
     ],
 )
 def test_errors_come_before_the_table(
@@ -308,7 +325,8 @@ def test_errors_come_before_the_table(
 ) -> None:
     (tmp_path / "text.txt").write_text("The old man went down to the sea. " * 10, encoding="utf-8")
     arguments = ["perplexity", str(tiny_opt), str(tmp_path / "text.txt"), "-c", "24"]
-    assert main([*arguments, "--hh", "0.5", *options]) == 1
+    status = 2 if message.startswith("-") else 1
+    assert main([*arguments, "--hh", "0.5", *options]) == status
     out, err = capsys.readouterr()
     assert out == ""
     assert message in err

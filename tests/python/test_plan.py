@@ -324,5 +324,5 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert f"| **{chosen['tokens_per_second']:.1f}** |" in table
     assert f"--max-resident {document['arguments']['max_resident']}" in table
-    assert main(["plan", str(BUNDLED_MODEL), "--memory", "1KiB"]) == 1
-    assert "error: memory='1KiB' is 1024 bytes" in capsys.readouterr().err
+    assert main(["plan", str(BUNDLED_MODEL), "--memory", "1KiB"]) == 2
+    assert "error: --memory '1KiB' is 1024 bytes" in capsys.readouterr().err

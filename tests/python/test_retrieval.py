@@ -266,7 +266,7 @@ def test_bad_samples(tokenizer: Tokenizer, tmp_path: Path, text: str, message: s
 
 
 def test_bad_tasks(tokenizer: Tokenizer) -> None:
-    with pytest.raises(ValueError, match="task 'find', expected one of copy"):
+    with pytest.raises(ValueError, match="task='find', expected one of copy"):
         make_samples(tokenizer, "find", n=1, length=LENGTH)
     with pytest.raises(ValueError, match="the filler has no tokens"):
         make_samples(tokenizer, "copy", n=1, length=LENGTH, filler="")
@@ -280,7 +280,7 @@ def test_bad_options(model: _core.Model) -> None:
     valid: dict[str, object] = {"policies": ["h2o"], "budgets": [0.5], "n_ctx": 64, "n_batch": 8}
     for options, message in (
         ({"policies": ["lru"]}, "policy='lru'"),
-        ({"budgets": [2.0]}, "budget 2.0"),
+        ({"budgets": [2.0]}, "budget=2.0"),
         ({"n_batch": 0}, "n_batch=0"),
         ({"n_ctx": 41}, "digit has a sample of 42 tokens, expected at most n_ctx=41"),
     ):

@@ -42,10 +42,10 @@ def running_server(*options: str) -> Iterator[tuple[subprocess.Popen[str], Serve
         process.communicate()
 
 
-def run_failing(*options: str) -> subprocess.CompletedProcess[str]:
+def run_failing(*options: str, status: int = 1) -> subprocess.CompletedProcess[str]:
     command = [*COMMAND, *options]
     result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-    assert result.returncode == 1
+    assert result.returncode == status
     assert "Traceback" not in result.stderr
     return result
 
@@ -130,6 +130,14 @@ def test_port_in_use() -> None:
         assert "in use" in result.stderr
 
 
-@pytest.mark.parametrize("options", [["--max-body", "much"], ["--port", "65536"]])
-def test_invalid_options(options: list[str]) -> None:
-    assert run_failing(*options).stderr.startswith("error: ")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max-body", "much"], "--max-body 'much', expected bytes or a size"),
+        (["--port", "65536"], "--port 65536, expected an integer, 0 to 65535"),
+        (["--tls-cert", ""], "--tls-cert is empty, expected a file"),
+        (["--max-models", "2"], "--max-models 2 needs --models, a list of models"),
+    ],
+)
+def test_invalid_options(options: list[str], message: str) -> None:
+    assert run_failing(*options, status=2).stderr.startswith(f"error: {message}")

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol, cast
 
 from h2o_cpp import __version__
 from h2o_cpp.cli.files import error_text
+from h2o_cpp.cli.option_names import with_option_names
 from h2o_cpp.cli.parser import Parser
 
 
@@ -30,7 +31,7 @@ _GROUPS: dict[str, dict[str, _Command]] = {
         "chat": _Command("chat with a model", "chat -m model.gguf --hh 0.2"),
         "generate": _Command(
             "continue many prompts, from a file to a file",
-            "generate --input prompts.jsonl --output outputs.jsonl -m model.gguf --hh 0.2",
+            "generate -i prompts.jsonl -o outputs.jsonl -m model.gguf --hh 0.2",
         ),
         "embed": _Command("print the embedding of a text", 'embed "The old man" -m model.gguf'),
         "serve": _Command(
@@ -68,7 +69,7 @@ _GROUPS: dict[str, dict[str, _Command]] = {
             "heads model.gguf --write",
         ),
         "inspect": _Command(
-            "show what the cache keeps of a text", "inspect -f book.txt --hh 0.2 -c 512"
+            "show what the cache keeps of a text", 'inspect "The old man" -n 200 --hh 0.2 -c 256'
         ),
         "retrieve": _Command(
             "measure how well facts in a prompt are found",
@@ -99,8 +100,8 @@ _EPILOG = """example, with the bundled model:
 
 exit status:
   0    success
-  1    an error, in one line on stderr
-  2    invalid arguments
+  1    failure
+  2    wrong arguments
   130  interrupted by Ctrl-C"""
 
 
@@ -124,7 +125,10 @@ def make_parser(command: str | None = None) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns 0, 1 after an error, 130 after Ctrl-C. Usage errors exit 2."""
+    """Run the command line; returns 0, 1 after a failure, 2 for a wrong argument, 130 after Ctrl-C.
+
+    Arguments that cannot be parsed exit with 2.
+    """
     argv = sys.argv[1:] if argv is None else argv
     command = next((word for word in argv if not word.startswith("-")), "")
     args = make_parser(command).parse_args(argv)
@@ -136,9 +140,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         return 1
     except (OSError, ValueError, MemoryError, ImportError) as error:  # an extra is missing
-        print(f"error: {error_text(error)}", file=sys.stderr)
+        text, wrong_argument = error_text(error), False
+        if not isinstance(error, MemoryError):  # which mentions the options
+            parser = Parser()
+            _module(args.command).add_arguments(parser)
+            text, wrong_argument = with_option_names(text, parser, argv)
+        print(f"error: {text}", file=sys.stderr)
         _discard_output()
-        return 1
+        return 2 if wrong_argument and isinstance(error, ValueError) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -41,8 +41,8 @@ def gguf_output(text: str) -> Path:
 
 def seed(text: str) -> int | None:
     """A seed; -1 is a random one, as in llama.cpp."""
-    number = integer(text)
-    return None if number == -1 else number
+    given = integer(text)
+    return None if given == -1 else given
 
 
 def integer(text: str) -> int:
@@ -50,6 +50,13 @@ def integer(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected an integer, got {text!r}") from None
+
+
+def number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
 
 
 def budget(text: str) -> Budget:

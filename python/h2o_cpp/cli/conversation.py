@@ -36,6 +36,7 @@ class Conversation:
         self._template = read_template(args.template)
         self._options = stream_options(args)
         self.generator = open_generator(args)
+        self.generator.request([0], **self._options)  # checks them
         self._chat = self._new_chat()
         self._file: Path | None = None  # where the conversation was last saved, or loaded from
 

@@ -8,6 +8,7 @@ import logging
 from dataclasses import asdict
 from pathlib import Path
 
+from h2o_cpp.cli.argument_types import integer, number
 from h2o_cpp.cli.cache_options import add_kv_dtype, add_n_batch, add_n_ctx
 from h2o_cpp.cli.files import STANDARD, check_outputs, write_text
 from h2o_cpp.cli.options import add_machine, add_model
@@ -20,7 +21,7 @@ def add_arguments(parser: Parser) -> None:
     add_model(parser)
     parser.add_argument(
         "--tasks", "--task", required=True, metavar="NAME,...",
-        help="tasks of lm_eval; with --data, of copa,openbookqa,piqa,rte,winogrande,mathqa",
+        help="tasks of lm_eval; with --data, of copa, openbookqa, piqa, rte, winogrande, mathqa",
     )  # fmt: skip
     parser.add_argument(
         "--data", type=Path, metavar="DIR",
@@ -28,22 +29,22 @@ def add_arguments(parser: Parser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--hh",
-        type=float,
+        type=number,
         metavar="X",
         help="fraction of each request that is kept (default: all)",
     )
     parser.add_argument(
         "--policy", default="h2o", metavar="NAME",
-        help=f"policy for --hh, one of {','.join(POLICIES)} (default: %(default)s)",
+        help=f"policy for --hh, one of {', '.join(POLICIES)} (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--num-fewshot", type=int, metavar="N",
+        "--num-fewshot", type=integer, metavar="N",
         help="examples in front of each question (default: as the task says, mostly 0)",
     )  # fmt: skip
     parser.add_argument(
-        "--limit", type=int, metavar="N", help="only N documents of each task (default: all)"
+        "--limit", type=integer, metavar="N", help="only N documents of each task (default: all)"
     )
-    add_n_ctx(parser, "most tokens of a request (default: as trained)")
+    add_n_ctx(parser, "most tokens of a request", "as trained")
     add_n_batch(
         parser, None,
         "tokens per chunk, each followed by eviction (default: the whole context)",

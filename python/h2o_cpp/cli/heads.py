@@ -12,6 +12,7 @@ import json
 import sys
 from dataclasses import asdict
 
+from h2o_cpp.cli.argument_types import integer
 from h2o_cpp.cli.cache_options import add_n_ctx
 from h2o_cpp.cli.options import add_json, add_model, add_store, add_threads, stores
 from h2o_cpp.cli.parser import Parser
@@ -31,11 +32,10 @@ _SEED = 1  # other prompts than those of the retrieve command
 def add_arguments(parser: Parser) -> None:
     add_model(parser)
     add_n_ctx(
-        parser, f"tokens of a prompt with its answer (default: as trained, at most {_LENGTH})",
-        "--length",
+        parser, "tokens of a prompt with its answer", f"as trained, at most {_LENGTH}", "--length"
     )  # fmt: skip
     parser.add_argument(
-        "--samples", type=int, default=8, metavar="N",
+        "--samples", type=integer, default=8, metavar="N",
         help=f"prompts of each task: {', '.join(TASKS)} (default: %(default)s)",
     )  # fmt: skip
     add_threads(parser)

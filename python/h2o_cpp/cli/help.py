@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Help(argparse.HelpFormatter):
-    """Fills paragraphs, but keeps lists and examples, whose lines are indented.
+    """Fills paragraphs with whole words, but keeps lists and examples, whose lines are indented.
 
     The epilog lists the commands in groups. The usage line shows required arguments. Aliases of an
     option, after its first long name, are hidden.
@@ -33,10 +33,14 @@ class Help(argparse.HelpFormatter):
         words += ["[options]"] if options else []
         return f"{'usage: ' if prefix is None else prefix}{' '.join(words)}\n\n"
 
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        words = " ".join(text.split())
+        return textwrap.wrap(words, width, break_long_words=False, break_on_hyphens=False)
+
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = textwrap.dedent(text).strip().split("\n\n")
         return "\n\n".join(
-            paragraph if "\n  " in paragraph else textwrap.fill(" ".join(paragraph.split()), width)
+            paragraph if "\n  " in paragraph else "\n".join(self._split_lines(paragraph, width))
             for paragraph in paragraphs
         )
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from h2o_cpp.cli.argument_types import integer
 from h2o_cpp.cli.cache_options import add_cache
 from h2o_cpp.cli.files import STANDARD, check_outputs, write_text
 from h2o_cpp.cli.options import add_machine, add_max_tokens, add_prompt, read_prompt
@@ -35,8 +36,12 @@ def add_arguments(parser: Parser) -> None:
     add_machine(parser)
 
     shown = parser.add_argument_group("what to show")
-    shown.add_argument("--layer", type=int, metavar="N", help="show only layer N (default: all)")
-    shown.add_argument("--head", type=int, metavar="N", help="show only KV head N (default: all)")
+    shown.add_argument(
+        "--layer", type=integer, metavar="N", help="show only layer N (default: all)"
+    )
+    shown.add_argument(
+        "--head", type=integer, metavar="N", help="show only KV head N (default: all)"
+    )
     shown.add_argument(
         "--color", choices=("auto", "always", "never"), default="auto",
         help="auto: on a terminal, unless NO_COLOR is set (default: %(default)s)",

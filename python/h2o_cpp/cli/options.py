@@ -12,7 +12,7 @@ from shlex import quote
 from typing import Any
 
 from h2o_cpp import BUNDLED_MODEL, Generator
-from h2o_cpp.cli.argument_types import gguf_output
+from h2o_cpp.cli.argument_types import gguf_output, integer
 from h2o_cpp.cli.cache_options import MAX_SEQUENCES, add_cache
 from h2o_cpp.cli.files import STANDARD, read_text
 from h2o_cpp.cli.parser import Arguments, Once, Parser
@@ -116,7 +116,7 @@ def add_max_tokens(parser: Arguments, default: int | None, meaning: str, *aliase
         "--n-predict",
         "--predict",
         *aliases,
-        type=int,
+        type=integer,
         default=default,
         metavar="N",
         help=f"{meaning} (default: {'up to --n-ctx' if default is None else default})",
@@ -127,7 +127,7 @@ def add_text_tokens(parser: Arguments, default: str) -> None:
     parser.add_argument(
         "--text-tokens",
         "--max-tokens",
-        type=int,
+        type=integer,
         metavar="N",
         help=f"read only the first N tokens of the text (default: {default})",
     )
@@ -181,7 +181,7 @@ def add_threads(parser: Arguments) -> None:
     parser.add_argument(
         "-t",
         "--threads",
-        type=int,
+        type=integer,
         metavar="N",
         help="CPU threads (default: one per core)",
     )
@@ -199,10 +199,11 @@ def add_force(parser: Arguments) -> None:
 
 def add_store(parser: Parser, what: str) -> None:
     """Add --write, --output and --force, for stores()."""
-    parser.add_argument(
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
         "--write", action="store_true", help=f"store {what} in the model file (default: off)"
     )
-    parser.add_argument(
+    where.add_argument(
         "-o", "--output", type=gguf_output, metavar="FILE",
         help="store it in a copy of the model file (default: none)",
     )  # fmt: skip
@@ -211,8 +212,6 @@ def add_store(parser: Parser, what: str) -> None:
 
 def stores(args: argparse.Namespace, model: str) -> bool:
     """Whether the result is stored, in args.output or the model file. Raises errors about it."""
-    if args.write and args.output is not None:
-        raise ValueError("give either --write or --output, not both")
     if not args.write and args.output is None:
         return False
     metadata_output(model, args.output, overwrite=args.write or args.force)

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from h2o_cpp.cli.argument_types import budget
+from h2o_cpp.cli.argument_types import budget, integer, number
 from h2o_cpp.cli.cache_options import add_kv_dtype, add_max_sequences, add_n_batch
 from h2o_cpp.cli.options import add_json, add_max_tokens, add_model, add_threads
 from h2o_cpp.cli.parser import Parser
@@ -28,7 +28,7 @@ def add_arguments(parser: Parser) -> None:
         help="memory for weights, caches and activations together, such as 4GiB",
     )  # fmt: skip
     parser.add_argument(
-        "-p", "--prompt-tokens", "--prompt", "--n-prompt", type=int, default=512, metavar="N",
+        "-p", "--prompt-tokens", "--prompt", "--n-prompt", type=integer, default=512, metavar="N",
         help="each prompt has N tokens (default: %(default)s)",
     )  # fmt: skip
     add_max_tokens(parser, 128, "each output has N tokens", "--tokens")
@@ -51,7 +51,7 @@ def add_arguments(parser: Parser) -> None:
             f"--{name}-bandwidth", metavar="SIZE", help=f"{what} (default: measured)"
         )
     parser.add_argument(
-        "--gflops", type=float, metavar="X",
+        "--gflops", type=number, metavar="X",
         help="10^9 operations of matrix products per second (default: measured)",
     )  # fmt: skip
     add_json(parser)
@@ -68,8 +68,8 @@ def run(args: argparse.Namespace) -> int:
         n_batch=args.n_batch,
         kv_dtype=args.kv_dtype,
         threads=args.threads,
-        memory_bandwidth=_rate("memory-bandwidth", args.memory_bandwidth),
-        storage_bandwidth=_rate("storage-bandwidth", args.storage_bandwidth),
+        memory_bandwidth=_rate("memory_bandwidth", args.memory_bandwidth),
+        storage_bandwidth=_rate("storage_bandwidth", args.storage_bandwidth),
         flops=None if args.gflops is None else args.gflops * 1e9,
     )
     if args.json:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from math import isnan
 from pathlib import Path
 
-from h2o_cpp.cli.argument_types import names
+from h2o_cpp.cli.argument_types import integer, names
 from h2o_cpp.cli.cache_options import add_n_batch, add_n_ctx
 from h2o_cpp.cli.comparison import (
     add_budgets,
@@ -35,16 +35,15 @@ def add_arguments(parser: Parser) -> None:
     add_model(parser)
     parser.add_argument(
         "--tasks", "--task", type=names, default=list(TASKS), metavar="NAME,...",
-        help=f"tasks, of {','.join(TASKS)} (default: all)",
+        help=f"tasks, of {', '.join(TASKS)} (default: all)",
     )  # fmt: skip
     add_budgets(parser, [0.1, 0.2, 0.4])
     add_n_ctx(
-        parser, f"tokens of a prompt with its answer (default: as trained, at most {_LENGTH})",
-        "--length",
+        parser, "tokens of a prompt with its answer", f"as trained, at most {_LENGTH}", "--length"
     )  # fmt: skip
     parser.add_argument(
         "--samples",
-        type=int,
+        type=integer,
         default=20,
         metavar="N",
         help="samples per task (default: %(default)s)",
@@ -54,7 +53,7 @@ def add_arguments(parser: Parser) -> None:
         "--chunk",
     )  # fmt: skip
     parser.add_argument(
-        "-s", "--seed", type=int, default=0, metavar="N",
+        "-s", "--seed", type=integer, default=0, metavar="N",
         help="the same seed gives the same prompts (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -63,7 +62,8 @@ def add_arguments(parser: Parser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--data", type=Path, metavar="FILE",
-        help="samples of kv: on each line a JSON object with context and answer (default: random)",
+        help="samples of the task kv: on each line a JSON object with context and answer "
+        "(default: random)",
     )  # fmt: skip
     parser.add_argument(
         "--question-apart", action="store_true",
@@ -75,6 +75,8 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the measurements; write the requested files."""
+    if args.data is not None and "kv" not in args.tasks:
+        raise ValueError(f"data={str(args.data)!r} has samples of kv, expected kv among --tasks")
     figure = open_figure(args, 5 * len(args.tasks))
     filler = FILLER if args.file is None else read_text(args.file)
     n_samples = check_int("samples", args.samples, 1)

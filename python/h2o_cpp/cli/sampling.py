@@ -8,7 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from h2o_cpp.cli.argument_types import seed
+from h2o_cpp import _core
+from h2o_cpp.cli.argument_types import integer, number, seed
 from h2o_cpp.cli.files import read_text
 from h2o_cpp.generation.sampling import INTEGERS, NUMBERS, default
 
@@ -63,13 +64,13 @@ _OTHERS = ("logit_bias", "dry_sequence_breakers", "samplers", "schema", "grammar
 
 def add_sampling(group: argparse._ArgumentGroup) -> None:
     for name, (aliases, meaning) in _NUMBERS.items():
-        kind = int if name in INTEGERS else float
+        whole = name in INTEGERS
         group.add_argument(
             f"--{name.replace('_', '-')}",
             *aliases,
-            type=kind,
+            type=integer if whole else number,
             default=default(name),
-            metavar="N" if kind is int else "X",
+            metavar="N" if whole else "X",
             help=f"{meaning} (default: %(default)s)",
         )
     group.add_argument(
@@ -175,7 +176,14 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def _names(text: str) -> list[str] | str:
-    return text if text == "llama.cpp" else [name for name in text.split(";") if name]
+    if text == "llama.cpp":
+        return text
+    names = [name for name in text.split(";") if name]
+    try:
+        _core.Sampling().set_samplers(names)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return names
 
 
 def _sequence(text: str) -> list[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from h2o_cpp import BUNDLED_MODEL
+from h2o_cpp.cli.argument_types import integer
 from h2o_cpp.cli.cache_options import add_cache, add_sequences
 from h2o_cpp.cli.options import (
     add_machine,
@@ -44,7 +45,7 @@ def add_arguments(parser: Parser) -> None:
     )
     server.add_argument(
         "--port",
-        type=int,
+        type=integer,
         default=8000,
         metavar="N",
         help="port to listen on; 0: a free one (default: %(default)s)",
@@ -88,7 +89,7 @@ def add_arguments(parser: Parser) -> None:
         help="origin of web pages that may use the server besides those of localhost; *: any",
     )  # fmt: skip
     server.add_argument(
-        "--grace", type=int, default=30, metavar="SECONDS",
+        "--grace", type=integer, default=30, metavar="SECONDS",
         help="time for requests in progress at shutdown (default: %(default)s)",
     )  # fmt: skip
 
@@ -131,7 +132,7 @@ def add_arguments(parser: Parser) -> None:
     ):  # fmt: skip
         shown = "" if default is None else " (default: %(default)s)"
         limits.add_argument(
-            f"--{name}", type=int, default=default, metavar=metavar, help=what + shown
+            f"--{name}", type=integer, default=default, metavar=metavar, help=what + shown
         )
     limits.add_argument(
         "--max-body",
@@ -215,20 +216,18 @@ def run(args: argparse.Namespace) -> int:
 def _check_one_or_many(args: argparse.Namespace) -> None:
     """Raises ValueError for options of a single model with --models, and the reverse; and for their
     numbers out of range."""
-    for option, value in (
-        ("--max-models", args.max_models),
-        ("--idle-timeout", args.idle_timeout),
-    ):
+    for name in ("max_models", "idle_timeout"):
+        value = getattr(args, name)
         if value is not None:
-            check_int(option, value, 1)
+            check_int(name, value, 1)
             if args.models is None:
-                raise ValueError(f"{option} needs --models, a list of models")
+                raise ValueError(f"{name}={value} needs --models, a list of models")
     if args.models is None:
         return
     if args.name is not None:
         raise ValueError("--name is for a single model; with --models, the list names each model")
     if args.model is not BUNDLED_MODEL:
-        raise ValueError("give either --model or --models, not both")
+        raise ValueError("--models lists the models, expected no --model")
 
 
 def _print_models(catalog: Catalog, address: str) -> None:

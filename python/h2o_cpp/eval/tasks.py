@@ -82,11 +82,11 @@ def load_task(name: str, directory: Path | None) -> dict[str, Any]:
     if directory is None:
         manager = _all_tasks()
         if name not in manager.all_tasks:
-            raise ValueError(f"task {name!r}, expected one of lm_eval's tasks (`lm_eval ls tasks`)")
+            raise ValueError(f"task={name!r}, expected one of lm_eval's tasks (`lm_eval ls tasks`)")
         loaded = manager.load(name)
         return loaded
     if name not in LOCAL_TASKS:
-        raise ValueError(f"task {name!r}, expected one of {', '.join(LOCAL_TASKS)}")
+        raise ValueError(f"task={name!r}, expected one of {', '.join(LOCAL_TASKS)}")
     task = LOCAL_TASKS[name]
     documents = list(task.convert(_documents(directory / task.file, task.fields.split())))
     dataset = datasets.DatasetDict({_SPLIT: datasets.Dataset.from_list(documents)})

@@ -32,11 +32,11 @@ def at_budgets(
     found = []
     for budget in budgets:
         if not 0 < budget <= 1:
-            raise ValueError(f"budget {budget}, expected a fraction above 0 and up to 1")
+            raise ValueError(f"budget={budget}, expected a fraction above 0 and up to 1")
         kept = fraction_of(n_ctx, budget)
         if kept == 0:
             raise ValueError(
-                f"budget {budget} keeps 0 of n_ctx={n_ctx} tokens, expected at least 1"
+                f"budget={budget} keeps 0 of n_ctx={n_ctx} tokens, expected at least 1"
             )
         found += [Budgeted(n, budget, kept, named_policy(n, kept), kv_dtype) for n in names]
     return found

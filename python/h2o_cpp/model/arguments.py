@@ -133,7 +133,7 @@ def archive_arguments(
             ("archive_pages", pages), ("archive_dir", directory), ("archive_heads", heads)
         ):  # fmt: skip
             if value is not None:
-                raise ValueError(f"{name}={value!r} needs archive, the type of the archive")
+                raise ValueError(f"{name}={value!r} needs archive=, its type")
         n_recalled, archive = None, "q8_0"
     k_dtype, v_dtype = _pair("archive", archive)
     share = 1.0 if heads is None else check_float("archive_heads", heads)

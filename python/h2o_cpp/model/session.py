@@ -15,6 +15,7 @@ from h2o_cpp.model.arguments import (
     archive_arguments,
     bytes_of,
     check_bool,
+    check_int,
     kv_dtypes,
     thread_count,
 )
@@ -84,8 +85,8 @@ def open_session(
     return _core.Session(
         model,
         policies=core_policies(policy),
-        n_ctx=n_ctx,
-        n_batch=n_batch,
+        n_ctx=check_int("n_ctx", n_ctx, 1),
+        n_batch=check_int("n_batch", n_batch, 1),
         n_sequences=n_sequences,
         **kv_dtypes(kv_dtype),
         positions=positions,

@@ -76,6 +76,8 @@ class Server(uvicorn.Server):
             ssl_certfile=tls_cert,
             ssl_keyfile=tls_key,
         )
+        if tls_cert == "":
+            raise ValueError("tls_cert is empty, expected a file")
         if tls_key is not None and tls_cert is None:
             raise ValueError("tls_key is given without tls_cert, expected both or only tls_cert")
         try:

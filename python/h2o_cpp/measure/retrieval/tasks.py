@@ -229,7 +229,7 @@ def make_samples(
     short for the task.
     """
     if task not in TASKS:
-        raise ValueError(f"task {task!r}, expected one of {', '.join(TASKS)}")
+        raise ValueError(f"task={task!r}, expected one of {', '.join(TASKS)}")
     writer = _Writer(tokenizer, length, filler, f"{task} {seed}")
     if not writer.source:
         raise ValueError("the filler has no tokens")
