@@ -49,9 +49,9 @@ def test_read_only_directory_is_found_before_anything_is_computed(
             with pytest.raises(PermissionError) as error:
                 check_output(tmp_path / name, overwrite=overwrite)
             assert error.value.filename == str(tmp_path)
-        check_outputs(tmp_path / "out")  # which is written in place
+        check_outputs(csv=tmp_path / "out")  # which is written in place
         with pytest.raises(PermissionError):
-            check_outputs(tmp_path / "new")
+            check_outputs(csv=tmp_path / "new")
     finally:
         tmp_path.chmod(0o755)
 

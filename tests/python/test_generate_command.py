@@ -210,7 +210,7 @@ class TestStandardStreams:
         self, prompts: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert main(["generate", "-i", str(prompts), "-o", "-", "--json"]) == 2
-        assert "--json and -o -" in capsys.readouterr().err
+        assert "--json and --output would write to stdout" in capsys.readouterr().err
 
 
 class TestResumeWithOtherOptions:

@@ -52,6 +52,7 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("serve --tls-key k", "--tls-key is given without --tls-cert, expected both or only --tls"),
         ("serve --cors-origin x", "--cors-origin has 'x', expected an origin"),
         ("serve --prefix-cache x", "--prefix-cache 'x', expected bytes"),
+        ("quantize MODEL o.gguf Q9", "TYPE 'Q9', expected one of Q8_0, Q6_K"),
         ("imatrix MODEL text --chunks 0", "--chunks 0, expected an integer, 1 or more"),
         ("advise MODEL text -c 5", "--n-ctx 5, expected an integer, 100 or more"),
         ("advise MODEL text -c 100 --kv-dtypes x", "--kv-dtypes is 'x', expected one of"),

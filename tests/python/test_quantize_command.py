@@ -67,7 +67,8 @@ def test_errors_are_one_line(
         assert message.count("\n") == 1
         return message
 
-    assert "choose from Q8_0, Q6_K, Q5_K_M" in fails(source, output, "Q3_K")
+    message = fails(source, output, "Q3_K", expected=2)
+    assert message.startswith("error: TYPE 'Q3_K', expected one of Q8_0, Q6_K, Q5_K_M")
     assert "missing.gguf" in fails(tmp_path / "missing.gguf", output, "Q4_0")
     (tmp_path / "text.gguf").write_text("not a model")
     assert "text.gguf" in fails(tmp_path / "text.gguf", output, "Q4_0")

@@ -131,8 +131,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else argv
     command = next((word for word in argv if not word.startswith("-")), "")
-    args = make_parser(command).parse_args(argv)
+    args = None
     try:
+        args = make_parser(command).parse_args(argv)
         status = _module(args.command).run(args)
         sys.stdout.flush()
         return status
@@ -141,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except (OSError, ValueError, MemoryError, ImportError) as error:  # an extra is missing
         text, wrong_argument = error_text(error), False
-        if not isinstance(error, MemoryError):  # which mentions the options
+        if args and isinstance(error, (OSError, ValueError)):  # a MemoryError mentions the options
             parser = Parser()
             _module(args.command).add_arguments(parser)
             text, wrong_argument = with_option_names(text, parser, argv)

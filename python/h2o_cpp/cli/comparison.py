@@ -71,7 +71,7 @@ def open_figure(args: argparse.Namespace, width: float) -> Figure | None:
 
     Raises an error if an output of the command cannot be written.
     """
-    check_outputs(args.csv, args.plot, STANDARD if args.json else None)
+    check_outputs(csv=args.csv, plot=args.plot, json=STANDARD if args.json else None)
     if args.plot is None:
         return None
     figure = new_figure(width, 4)

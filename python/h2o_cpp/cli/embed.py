@@ -35,10 +35,11 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     text = read_prompt(args)
-    texts = text.splitlines() if args.lines else [text]
+    texts = text.splitlines() if args.lines else text
     if args.lines and "" in texts:
         raise ValueError(f"line {texts.index('') + 1} is empty, expected a text in each line")
     with open_generator(args) as generator:
-        for vector in generator.embed(texts, pooling=args.pooling, normalize=not args.raw):
+        vectors = generator.embed(texts, pooling=args.pooling, normalize=not args.raw)
+        for vector in vectors if args.lines else [vectors]:
             print(json.dumps([round(float(value), 8) for value in vector]))
     return 0

@@ -62,7 +62,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a table, task by task."""
-    check_outputs(args.json)
+    check_outputs(json=args.json)
     try:
         from h2o_cpp.eval.model import H2oModel
         from h2o_cpp.eval.scores import evaluate

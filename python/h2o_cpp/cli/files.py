@@ -33,17 +33,18 @@ def write_text(file: Path, text: str) -> None:
 
 
 def error_text(error: Exception) -> str:
-    """The message of an error, without the number of an OSError."""
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
+    """The message of an error, without the number of an OSError and the core's "[gguf]"."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error).removeprefix("[gguf] ")
 
 
-def check_outputs(*files: Path | None) -> None:
-    """Raises an error for files that cannot be written, and if two of them are stdout."""
-    if files.count(STANDARD) > 1:
-        raise ValueError("two outputs would be written to stdout, give a file for one of them")
-    for file in filter(None, files):
+def check_outputs(**files: Path | None) -> None:
+    """Raises an error for files, by option, that cannot be written, and if two are stdout."""
+    both = " and ".join(f"--{name}" for name, file in files.items() if file == STANDARD)
+    if " and " in both:
+        raise ValueError(f"{both} would write to stdout, give a file")
+    for file in filter(None, files.values()):
         check_parent(file)
         if file.is_dir():
             raise IsADirectoryError(f"{file}: a directory, expected a file")

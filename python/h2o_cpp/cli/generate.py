@@ -65,7 +65,7 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the output; progress, invalid lines and a summary go to stderr."""
     if args.json and args.output == STANDARD:
-        raise ValueError("--json and -o - would both write to stdout, give a file")
+        raise ValueError("--json and --output would write to stdout, give a file")
     n_lines = _count_lines(args.input)
     name = "stdin" if args.input == STANDARD else args.input
     n_written = n_tokens = n_bad = 0

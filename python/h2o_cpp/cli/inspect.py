@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         model_and_cache_bytes, args.model, hh=args.hh, recent=args.recent, policy=args.policy,
         n_ctx=args.n_ctx, kv_dtype=args.kv_dtype, positions=args.positions,
     )  # fmt: skip
-    check_outputs(args.html, args.json)
+    check_outputs(html=args.html, json=args.json)
     found = open_on_device(args.device, partial(_inspected, args, read_prompt(args)), needed)
     if args.html is not None:
         write_text(args.html, found.to_html())

@@ -11,6 +11,7 @@ from h2o_cpp.generation.sampling import NUMBERS
 # Attributes of parsed arguments by the library's other names for them.
 _ATTRIBUTES = {
     "path": ("model",),
+    "type_name": ("type",),
     "schema": ("json_schema", "json_schema_file"),
     "grammar": ("grammar", "grammar_file"),
     "prompt": ("prompt_tokens",),

@@ -93,6 +93,13 @@ class Parser(argparse.ArgumentParser):
             return f"{given} given twice: by {' and '.join(names)}, and by position"
         return f"unrecognized arguments: {' '.join(extras)}"
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """As in ArgumentParser, but raises an error if stdout does not take the help."""
+        if file is sys.stdout:
+            print(message, end="", flush=True)
+        else:
+            super()._print_message(message, file)
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         try:
             super()._check_value(action, value)

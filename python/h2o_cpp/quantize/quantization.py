@@ -121,7 +121,7 @@ def quantize(
     """
     mix = MIXES.get(type_name.upper())
     if mix is None:
-        raise ValueError(f"unknown type {type_name!r}; choose from {', '.join(MIXES)}")
+        raise ValueError(f"type_name={type_name!r}, expected one of {', '.join(MIXES)}")
     threads = thread_count(threads) or os.cpu_count() or 1
     files = _core.GgufShards(find_model(source)).files
     if any(output.exists() and output.samefile(file.path) for file in files):
