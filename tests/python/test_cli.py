@@ -110,6 +110,11 @@ def test_run_stops_at_stop_string(capsys: pytest.CaptureFixture[str]) -> None:
     assert "end: stop" in err
 
 
+def test_summary_names_the_option_that_ended_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", PROMPT, "-c", "6", "-n", "-1", "--ignore-eos"]) == 0
+    assert "end: the context is full: --n-ctx is 6" in capsys.readouterr().err
+
+
 def test_interrupt_prints_summary_and_exits_with_130() -> None:
     arguments = command("run", PROMPT, "-n", "2000", "--ignore-eos")
     with subprocess.Popen(
@@ -141,6 +146,7 @@ def test_closed_pipe_is_not_an_error() -> None:
         (["run", PROMPT, "-m", "nowhere.gguf"], "nowhere.gguf"),
         (["run", PROMPT, "--device", "cuda:99"], "cuda"),
         (["run", ""], "empty"),
+        (["serve", "--tls-cert", "none.pem"], "error: none.pem: No such file or directory\n"),
         (["run", "-f", "none.txt"], "error: none.txt: No such file or directory\n"),
         (["info", "nowhere.gguf"], "nowhere.gguf"),
         (["info", str(Path(__file__).parent)], "no GGUF model"),
@@ -167,6 +173,7 @@ def test_errors_are_one_line_with_exit_status_1(
         (["run", PROMPT, "--hh", "lots"], "expected a fraction such as 0.2 or a number of tokens"),
         (["run", PROMPT, "--temprature", "0"], "--temprature; did you mean --temperature?"),
         (["rnu", PROMPT], "; did you mean run?"),
+        (["run", PROMPT, "-hf"], "argument -hf: expected OWNER/REPO"),
         (["run", PROMPT, "--verbosely"], "unrecognized arguments: --verbosely\n"),
         (["run", PROMPT, "--prefix", "x"], "unrecognized arguments: --prefix\n"),
         (["run", "The", "old", "man"], "got 'old man' too: put it in quotes"),

@@ -136,6 +136,7 @@ def test_port_in_use() -> None:
         (["--max-body", "much"], "--max-body 'much', expected bytes or a size"),
         (["--port", "65536"], "--port 65536, expected an integer, 0 to 65535"),
         (["--tls-cert", ""], "--tls-cert is empty, expected a file"),
+        (["--tls-cert", __file__], f"--tls-cert {__file__!r}, expected a certificate and its key"),
         (["--max-models", "2"], "--max-models 2 needs --models, a list of models"),
     ],
 )

@@ -15,6 +15,7 @@ from h2o_cpp import BUNDLED_MODEL
 from h2o_cpp.cli.conversation import COMMANDS, Conversation
 from h2o_cpp.cli.files import error_text
 from h2o_cpp.cli.line_editor import editing, history_file, is_quoted, messages, unquoted
+from h2o_cpp.cli.option_names import with_limit_names
 from h2o_cpp.cli.options import add_generation, add_model, add_template
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.run import show
@@ -77,7 +78,7 @@ def _run_or_answer(conversation: Conversation, text: str) -> bool:
         else:
             show(conversation.generator, conversation.say(unquoted(text)))
     except ContextFullError as error:
-        _print_error(f"{error}: send a shorter message, or /reset")
+        _print_error(f"{with_limit_names(str(error))}: send a shorter message, or /reset")
     except BrokenPipeError:
         raise
     except (OSError, RuntimeError, ValueError, MemoryError) as error:

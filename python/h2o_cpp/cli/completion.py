@@ -15,7 +15,7 @@ _SHELLS = ("bash", "zsh", "fish")
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("shell", choices=_SHELLS, help="the shell")
+    parser.add_argument("shell", choices=_SHELLS, metavar="SHELL", help=", ".join(_SHELLS))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -67,7 +67,7 @@ _REPOSITORY = ("-hf", "-hfr", "--hf-repo")
 def translate(words: Sequence[str], known: Container[str]) -> list[str]:
     """Replace -hf OWNER/REPO by -m hf://OWNER/REPO; `known`: the command's options.
 
-    Raises ValueError for an unknown flag that has an answer.
+    Raises ValueError for an unknown flag that has an answer, and for -hf alone.
     """
     end = words.index("--") if "--" in words else len(words)
     result = list(words)
@@ -82,4 +82,6 @@ def translate(words: Sequence[str], known: Container[str]) -> list[str]:
                 result[i] = f"--model=hf://{value}"
             elif i + 1 < end:
                 result[i : i + 2] = ["-m", f"hf://{words[i + 1]}"]
+            else:
+                raise ValueError(f"argument {flag}: expected OWNER/REPO")
     return result

@@ -54,6 +54,11 @@ def with_option_names(
     return text, first in {*parser._option_string_actions, *names.values()}
 
 
+def with_limit_names(message: str) -> str:
+    """A message about the end of the context, with --n-ctx and --max-tokens."""
+    return message.replace("n_ctx", "--n-ctx").replace("max_tokens", "--max-tokens")
+
+
 def _any(names: Iterable[str]) -> str:
     return f"({'|'.join(map(re.escape, names)) or '(?!)'})"
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from h2o_cpp import Generator
+from h2o_cpp.cli.option_names import with_limit_names
 from h2o_cpp.cli.options import (
     add_generation,
     add_prompt,
@@ -99,10 +100,11 @@ def cache_size(stats: Stats) -> str:
 def summary(generator: Generator, stream: Stream) -> str:
     """One line: speed of prompt and generation, bytes of the cache and of a full one, evictions."""
     stats = generator.stats()
+    end = with_limit_names(stream.finish_message or str(stream.finish_reason))
     archive = f", archive {mebibytes(stats.archive_bytes)}" if stats.archive_bytes else ""
     return (
         f"[prompt {stream.prompt_tokens} tokens, {stream.prompt_tokens_per_second:.0f}/s | "
         f"generated {len(stream.tokens)} tokens, {stream.tokens_per_second:.0f}/s | "
         f"{cache_size(stats)}{archive} | {stats.evictions} evicted of {stats.tokens_seen} | "
-        f"end: {stream.finish_message or stream.finish_reason}]"
+        f"end: {end}]"
     )

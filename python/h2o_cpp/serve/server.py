@@ -6,9 +6,11 @@ import asyncio
 import gc
 import signal
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -54,7 +56,7 @@ class Server(uvicorn.Server):
         on_hangup: called on SIGHUP.
         on_start: called with the address, such as http://HOST:PORT, when the server listens.
 
-        Raises ValueError for numbers out of range.
+        Raises ValueError for numbers out of range and files of TLS that do not fit, and OSError.
         """
         if max_connections is None:
             max_connections = _default_connections()
@@ -78,12 +80,15 @@ class Server(uvicorn.Server):
         )
         if tls_cert == "":
             raise ValueError("tls_cert is empty, expected a file")
+        for file in filter(None, (tls_cert, tls_key)):
+            Path(file).open("rb").close()  # an error that names the file
         if tls_key is not None and tls_cert is None:
             raise ValueError("tls_key is given without tls_cert, expected both or only tls_cert")
         try:
             config.load()
-        except OSError as error:  # includes ssl.SSLError
-            raise ValueError(f"tls_cert={tls_cert!r}, tls_key={tls_key!r}: {error}") from None
+        except ssl.SSLError:
+            files = f"tls_cert={tls_cert!r}" + (f" and tls_key={tls_key!r}" if tls_key else "")
+            raise ValueError(f"{files}, expected a certificate and its key in PEM files") from None
         super().__init__(config)
         self._app = app
         self._grace = grace
