@@ -124,5 +124,5 @@ def test_info_command_shows_capacity(tiny_opt: Path, capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     full, bounded = (capacity(tiny_opt, "100MiB", hh=hh) for hh in (None, 0.2))
     assert f"{full} of 2048 tokens in 100MiB, {bounded} with --hh 0.2" in out
-    assert main(["info", str(tiny_opt), "--memory", "much"]) == 1
-    assert "memory='much', expected bytes or a size such as 4GiB" in capsys.readouterr().err
+    assert main(["info", str(tiny_opt), "--memory", "much"]) == 2
+    assert "--memory 'much', expected bytes or a size such as 4GiB" in capsys.readouterr().err

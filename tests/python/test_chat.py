@@ -232,8 +232,8 @@ class TestCommand:
 
     def test_missing_template_is_an_error(self, tiny_opt: Path, run: Run) -> None:
         status, _, err = run("Hi\n", "-m", tiny_opt, "--template", "plain.jinja")
-        assert status == 1
-        assert err.startswith("error: template='plain.jinja', expected one of chatml, gemma, ")
+        assert status == 2
+        assert err.startswith("error: --template 'plain.jinja', expected one of chatml, gemma, ")
         assert run("Hi\n", "-m", tiny_opt, "--template", "@plain.jinja")[0] == 1
 
     def test_reset_and_exit(self, folder: Path, run: Run) -> None:
@@ -248,7 +248,7 @@ class TestCommand:
         status, out, err = run(lines, "-m", path, "--threads", 1)
         assert (status, out) == (1, "Hello!\n.\n")
         assert [line[:6] for line in err.splitlines()] == ["[promp", "error:", "[promp"]
-        assert "n_ctx is 72" in err
+        assert "--n-ctx is 72" in err
         assert "send a shorter message, or /reset" in err
 
     def test_continues_after_template_error(self, tiny_opt: Path, run: Run) -> None:

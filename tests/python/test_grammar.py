@@ -189,7 +189,7 @@ def test_run_command_with_constraints(
     assert capsys.readouterr().out.removeprefix("The old man") == text
     assert main([*run, "--grammar", 'root ::= "ab" "c"+']) == 0
     assert re.fullmatch("abc+", capsys.readouterr().out.removeprefix("The old man").strip())
-    assert main([*run, "--grammar", "root ::= foo"]) == 1
+    assert main([*run, "--grammar", "root ::= foo"]) == 2
     assert "foo" in capsys.readouterr().err
 
 
@@ -197,6 +197,6 @@ def test_run_command_with_constraints(
 def test_schema_that_is_no_schema_is_one_line(
     schema: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["run", "A", "-j", schema]) == 1
+    assert main(["run", "A", "-j", schema]) == 2
     error = capsys.readouterr().err
-    assert re.fullmatch("error: schema is .*, expected an object, true or false\n", error)
+    assert re.fullmatch("error: --json-schema is .*, expected an object, true or false\n", error)

@@ -204,5 +204,5 @@ def test_invalid_max_resident(capsys: pytest.CaptureFixture[str]) -> None:
     for invalid in ("much", "0GiB", 0, -1):
         with pytest.raises(ValueError, match="max_resident="):
             Generator(BUNDLED_MODEL, max_resident=invalid)
-    assert main(["run", "a", "--max-resident", "1KiB"]) == 1
+    assert main(["run", "a", "--max-resident", "1KiB"]) == 2
     assert "two layers" in capsys.readouterr().err

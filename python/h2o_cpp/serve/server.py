@@ -80,10 +80,10 @@ class Server(uvicorn.Server):
         )
         if tls_cert == "":
             raise ValueError("tls_cert is empty, expected a file")
-        for file in filter(None, (tls_cert, tls_key)):
-            Path(file).open("rb").close()  # an error that names the file
         if tls_key is not None and tls_cert is None:
             raise ValueError("tls_key is given without tls_cert, expected both or only tls_cert")
+        for file in filter(None, (tls_cert, tls_key)):
+            Path(file).open("rb").close()  # an error that names the file
         try:
             config.load()
         except ssl.SSLError:
