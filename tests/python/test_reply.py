@@ -58,6 +58,8 @@ CASES: list[tuple[str, str, Reply]] = [
         Reply('a  <tool_call>{"name": "f", "arguments": {', calls=[F]),
     ),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1}}', Reply(calls=[F])),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1}}\n</tool_', Reply(calls=[F])),
+    ("hermes", 'A <tool_call>{"name": "f", "arguments": {"x": 1}}<', Reply("A", calls=[F])),
     (
         "hermes",
         'a <tool_call> {"x": 1}</tool_call> b',
@@ -81,6 +83,11 @@ CASES: list[tuple[str, str, Reply]] = [
         "qwen3-coder",
         "a <function=f>\n<parameter=x>\n1\n</parameter>\n</function></tool_call> b",
         Reply("a  b", calls=[F]),
+    ),
+    (
+        "qwen3-coder",
+        "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call",
+        Reply(calls=[F]),
     ),
     ("qwen3-coder", "<tool_call>\n<function=f>", Reply("<tool_call>\n<function=f>")),
     ("qwen3-coder", "a <tool_call> b", Reply("a <tool_call> b")),

@@ -23,7 +23,7 @@ def parse(s: Scanner, tools: Tools) -> Steps[None]:
             continue
         s.end_call()
         yield from s.space_after_call()
-        if (yield from s.starts(_END)):
+        if (yield from s.skip(_END)):
             yield from s.space_after_call()
 
 

@@ -209,6 +209,13 @@ class Scanner:
         self.take(len(marker))
         return True
 
+    def skip(self, marker: str) -> Steps[bool]:
+        """As starts(); where the text ends, the marker may be incomplete."""
+        found = yield from self.starts(marker)
+        if not found and self.ended and marker.startswith(self.rest):
+            self.take(len(self.rest))
+        return found
+
     def until(
         self, markers: Sequence[str], kind: type[Content] | type[Reasoning] = Content
     ) -> Steps[str | None]:
