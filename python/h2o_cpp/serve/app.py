@@ -172,7 +172,6 @@ def create_app_of(
         Guard,
         api_keys=keys,
         max_requests_per_key=max_requests_per_key,
-        allowed_hosts=allowed_hosts,
         origins=origins,
     )
     app.add_middleware(Cors, origins=origins)

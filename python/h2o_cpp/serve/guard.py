@@ -21,18 +21,21 @@ _LOCAL_SUFFIXES = (".localhost", ".local", ".internal", ".home.arpa")
 
 
 class Origins:
-    """The web pages that may use the server without a key, besides its own."""
+    """The web pages that may use the server without a key, besides its own.
+
+    Attributes: `listed`, origins; `hosts`, names of the server.
+    """
 
     def __init__(self, origins: Collection[str], hosts: Collection[str]) -> None:
         """origins: of pages, "*" for any; hosts: names of this server."""
         self.listed = {*origins}
-        self._hosts = {name.lower() for name in hosts}
+        self.hosts = {name.lower() for name in hosts}
 
     def allow(self, origin: str) -> bool:
         """Whether pages of this origin may: listed ones, and those of this machine."""
         name = _name(origin)
         listed = origin in self.listed or "*" in self.listed
-        return listed or name in self._hosts or _is_loopback(name)
+        return listed or name in self.hosts or _is_loopback(name)
 
 
 class Cors(CORSMiddleware):
@@ -65,14 +68,12 @@ class Guard:
         *,
         api_keys: Collection[str],
         max_requests_per_key: int | None,
-        allowed_hosts: Collection[str],
         origins: Origins,
     ) -> None:
         self._app = app
         self._keys = [key.encode() for key in api_keys]
         self._max_requests = max_requests_per_key
         self._n_requests: Counter[bytes] = Counter()  # in progress, by key
-        self._hosts = {name.lower() for name in allowed_hosts}
         self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,7 +95,7 @@ class Guard:
             raise ApiError(400, "a request cannot have both Content-Length and Transfer-Encoding")
         if self._keys:
             return self._check_key(path, headers)
-        if "*" not in self._hosts:
+        if "*" not in self._origins.hosts:
             self._check_host(headers)
             self._check_origin(headers)
         return b""
@@ -119,7 +120,7 @@ class Guard:
             return
         host = headers[b"host"].decode("latin-1")
         name = _name("//" + host)
-        if name not in self._hosts and not _is_address(name) and not _is_local_name(name):
+        if name not in self._origins.hosts and not _is_address(name) and not _is_local_name(name):
             raise ApiError(
                 403,
                 f"the host {host!r} is not allowed; start the server with "
