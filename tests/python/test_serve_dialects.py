@@ -25,7 +25,7 @@ def test_oldest_turns_are_left_out(tmp_path: Path) -> None:
     assert expected <= 75 < expected + n_turn
     with (
         Generator(talking(tmp_path, {expected: "Yes."}), n_ctx=100) as generator,
-        serving(generator) as server,
+        serving(generator, max_prompt=1000) as server,  # n_ctx limits more
     ):
         messages = [system, *turns, *user("Hi")]
         body = {"input": messages, "temperature": 0}

@@ -73,4 +73,4 @@ def _last_turn(service: Service, chat: ChatRequest) -> ChatRequest:
 
 
 def _most_tokens(service: Service) -> int:
-    return max(service.most_tokens * 3 // 4, 1)
+    return max(service.max_prompt * 3 // 4, 1)

@@ -54,6 +54,8 @@ class Service:
         self.max_queue = check_int("max_queue", max_queue, 1)
         self.max_tokens = n_ctx if max_tokens is None else check_int("max_tokens", max_tokens, 1)
         self.max_prompt = n_ctx if max_prompt is None else check_int("max_prompt", max_prompt, 1)
+        if not generator.endless:
+            self.max_prompt = min(self.max_prompt, n_ctx)
         self.template: ChatTemplate | None = None
         if template is not None or generator.tokenizer.chat_template is not None:
             self.template = generator.chat_template(template, tool_parser=tool_parser)
@@ -203,12 +205,6 @@ class Service:
         except ValueError as error:
             raise refusal(error) from error
 
-    @property
-    def most_tokens(self) -> int:
-        """The most tokens of a prompt that fit."""
-        endless, n_ctx = self.generator.endless, self.generator.n_ctx
-        return self.max_prompt if endless else min(self.max_prompt, n_ctx)
-
     def _tokens(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
             with self.refusals():
@@ -220,7 +216,7 @@ class Service:
     def _first_tokens(self, text: str) -> list[int]:
         """The tokens of a text that fit, without computing all those of a long text."""
         generator = self.generator
-        n_characters = most = self.most_tokens
+        n_characters = most = self.max_prompt
         with self.refusals():
             while n_characters < len(text):
                 try:
