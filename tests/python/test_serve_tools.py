@@ -311,6 +311,11 @@ class TestInvalidRequests:
         tools = [{"type": "function", "function": function}]
         message = self.error_message(server, tool_choice="required", tools=tools)
         assert message == "the parameters of tool weather: Invalid type: text"
+        tool = {"name": "weather", "input_schema": parameters, "strict": True}
+        body = {"messages": user("Hi"), "tools": [tool], "max_tokens": 20}
+        body["tool_choice"] = {"type": "any"}
+        answer = server.ask("/v1/messages", body)
+        assert (answer.status, answer.json()["error"]["message"]) == (400, message)
         del function["strict"]
         body = {**REQUEST, "tools": tools, "tool_choice": "required", "max_tokens": 20}
         assert server.ask(PATH, body).status == 200

@@ -129,13 +129,14 @@ class AnthropicTool(Schema):
     """A tool that the model may call."""
 
     ignored = (
-        *("strict", "cache_control", "eager_input_streaming", "defer_loading"),
+        *("cache_control", "eager_input_streaming", "defer_loading"),
         *("input_examples", "allowed_callers"),
     )
     type: Literal["custom"] = "custom"
     name: NonEmptyText
     description: str | None = None
     input_schema: dict[str, Any]
+    strict: bool | None = Field(None, description="as that of /v1/chat/completions")
 
 
 class ToolChoice(Schema):
@@ -293,5 +294,5 @@ def _choice(choice: ToolChoice) -> str | dict[str, Any]:
 
 
 def _tool(tool: AnthropicTool) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
-    return {"type": "function", "function": function}
+    function = tool.model_dump(include={"name", "description", "strict"}, exclude_none=True)
+    return {"type": "function", "function": {**function, "parameters": tool.input_schema}}
