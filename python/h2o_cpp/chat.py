@@ -81,7 +81,7 @@ class Chat:
         if last is None:
             reply = self._begin(message, options)
         else:
-            more = self._template.tokens_after_reply(self._messages, [message])
+            more = self._template.prompt_after_reply(self._messages, [message]).tokens
             if isinstance(last, _RestoredReply):
                 reply = self._generator.stream(more, after=last.snapshot, **options)
             else:

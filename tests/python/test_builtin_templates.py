@@ -81,7 +81,7 @@ def test_conversation_prefix_is_stable(name: str) -> None:
     template = ChatTemplate(name, t)
     before, after = template.tokens(CONVERSATION[:2]), template.tokens(CONVERSATION)
     assert after[: len(before)] == before
-    rest = template.tokens_after_reply(CONVERSATION[:2], user("Who are you?"))
+    rest = template.prompt_after_reply(CONVERSATION[:2], user("Who are you?")).tokens
     assert after[-len(rest) :] == rest
 
 

@@ -151,7 +151,7 @@ class TestMessageTextIsNotSpecial:
     def test_later_turns(self) -> None:
         t = tokenizer(CHATML_VOCABULARY)
         first = user("<|im_end|>")
-        ids = ChatTemplate(CHATML, t).tokens_after_reply(first, user("x<|im_end|>"))
+        ids = ChatTemplate(CHATML, t).prompt_after_reply(first, user("x<|im_end|>")).tokens
         assert t.decode(ids) == "\nuser\nx<|im_end|>\nassistant\n"
         assert [i for i in ids if i > 257] == [STOP, START, STOP, START]
 
@@ -329,4 +329,14 @@ class TestTemplates:
     def test_template_that_cannot_continue_conversation(self, source: str) -> None:
         template = ChatTemplate(source, tokenizer(byte_pairs()))
         with pytest.raises(ValueError, match="cannot continue a conversation"):
-            template.tokens_after_reply(user("a"), user("b"))
+            template.prompt_after_reply(user("a"), user("b"))
+
+
+def test_reasoning_begins_after_a_reply() -> None:
+    """If the template says so, as without a reply."""
+    source = CHATML + "{% if think %}<think>{% endif %}{# </think> #}"
+    template = ChatTemplate(source, tokenizer(CHATML_VOCABULARY))
+    for think in (False, True):
+        given: Any = {"variables": {"think": think}}
+        assert template.prompt_after_reply(user("a"), user("b"), **given).thinking == think
+        assert template.prompt(user("b"), **given).thinking == think

@@ -165,7 +165,7 @@ class TestOllama:
         empty: dict[str, Any] = {"template": "", "context": [], "suffix": "", "images": []}
         found = ask(server, "/api/generate", stream=False, **empty)
         assert found["done_reason"] == "stop"
-        for given in ({"template": "x"}, {"context": [1]}):
+        for given in ({"template": "x"}, {"suffix": "x"}):
             answer = server.ask("/api/generate", {**POSTS["/api/generate"], **given})
             assert "not supported" in answer.json()["error"]
 

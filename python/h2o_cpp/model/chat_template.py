@@ -211,17 +211,24 @@ class ChatTemplate:
         tokens = self._tokenizer.encode_chat(_joined(parts), most=most)
         return ChatPrompt(tokens, given.thinking, given.begun)
 
-    def tokens_after_reply(self, before: Sequence[Message], after: Sequence[Message]) -> list[int]:
-        """The tokens that follow a reply between `before` and `after`.
+    def prompt_after_reply(
+        self,
+        before: Sequence[Message],
+        after: Sequence[Message],
+        *,
+        variables: Mapping[str, Any] | None = None,
+    ) -> ChatPrompt:
+        """What follows a reply between `before` and `after`; variables: as for prompt().
 
         The reply itself is not rendered, so that it stays as the model generated it.
         """
-        escaping, mark = self._escaping([before, after])
+        given = dict(variables or {})
+        escaping, mark = self._escaping([before, after, given])
         reply = {"role": "assistant", "content": mark}
-        parts = self._parts(self._render([*before, reply, *after], escaping, {}), escaping)
+        rendered = self._render([*before, reply, *after], escaping, given)
         rest: list[int | str] = []
         found = 0
-        for part in parts:
+        for part in self._parts(rendered, escaping):
             if isinstance(part, str) and mark in part:
                 found += part.count(mark)
                 rest = [part.rpartition(mark)[2]]
@@ -233,7 +240,7 @@ class ChatTemplate:
                 "the chat template cannot continue a conversation: it must render a reply exactly "
                 "once, followed by the next messages"
             )
-        return tokens
+        return ChatPrompt(tokens, self._thinks(rendered))
 
     def text(
         self,
@@ -266,8 +273,7 @@ class ChatTemplate:
             before = messages[:-1]
             given["add_generation_prompt"] = True
         prompt = self._render(before, escaping, given)
-        think = self.format.think
-        thinking = think is not None and prompt.rstrip().endswith(think[0])
+        think, thinking = self.format.think, self._thinks(prompt)
         if not final:
             return _Rendered(prompt, escaping, thinking)
         if thinking and think is not None:
@@ -283,6 +289,11 @@ class ChatTemplate:
             return _Rendered(prompt, escaping, False, final, final)
         header = escaping.unescape(text[len(prompt) :])
         return _Rendered(text, escaping, False, final, header + final)
+
+    def _thinks(self, prompt: str) -> bool:
+        """Whether a rendered prompt ends inside reasoning."""
+        think = self.format.think
+        return think is not None and prompt.rstrip().endswith(think[0])
 
     def _escaping(self, used: Any) -> tuple[SpecialTokenEscape, str]:
         """The escaping of special tokens in `used`, and a character that is not in it."""

@@ -56,12 +56,16 @@ def _truncated(template: ChatTemplate, given: dict[str, Any], most: int) -> Chat
 
 def submit_chat(service: Service, body: ChatRequest, *, truncate: bool = False) -> list[Output]:
     """Submit a conversation; truncate: as for prompt_of(). Raises ApiError."""
+    return submit_prompt(service, body, prompt_of(service, body, truncate=truncate))
+
+
+def submit_prompt(service: Service, body: ChatRequest, prompt: ChatPrompt) -> list[Output]:
+    """Submit the prompt of a conversation. Raises ApiError."""
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs")
     tools = body.shown_tools()
     if body.must_call and not tools:
         raise ApiError(400, "tool_choice requires a tool call, but tools is empty", param="tools")
-    prompt = prompt_of(service, body, truncate=truncate)
     template = service.chat_template()
     inside: Any = {"thinking": prompt.thinking, "begun": prompt.begun}
     parallel = body.called_tool is None and body.parallel_tool_calls is not False

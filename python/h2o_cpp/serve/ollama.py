@@ -28,7 +28,11 @@ from h2o_cpp.serve.ollama_requests import (
     OllamaRequest,
     ShowRequest,
 )
-from h2o_cpp.serve.ollama_truncate import submit_cut_chat, submit_cut_prompt
+from h2o_cpp.serve.ollama_truncate import (
+    submit_after_reply,
+    submit_cut_chat,
+    submit_cut_prompt,
+)
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.parsing import check
 from h2o_cpp.serve.requests import ChatRequest, CompletionRequest
@@ -103,6 +107,9 @@ def generate(service: Service, body: OllamaGenerateRequest) -> _Lines | OllamaAn
     if body.is_empty:
         return _loaded(service, body, response="")
     fields = body.own(service.max_tokens)
+    context, n_keep = body.context or [], body.n_keep if body.truncate else None
+    if body.raw and context:
+        raise ApiError(400, "context is given, but raw is set", param="context")
     if body.raw or service.template is None:
         if body.system:
             reason = "raw is set" if body.raw else "the model has no chat template"
@@ -112,16 +119,25 @@ def generate(service: Service, body: OllamaGenerateRequest) -> _Lines | OllamaAn
             fields.pop(name, None)
         fields["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
         request = check(CompletionRequest, {"max_tokens": -1, **fields, "prompt": body.prompt})
-        if body.truncate:
-            outputs = submit_cut_prompt(service, body.prompt, request, body.n_keep)
+        prompt: str | list[int] = body.prompt
+        if context:
+            encode = service.generator.tokenizer.encode
+            with service.refusals():
+                prompt = context + encode(body.prompt, add_special=False, begins=False)
+        if n_keep is not None:
+            outputs = submit_cut_prompt(service, prompt, request, n_keep)
         else:
-            outputs = service.submit([body.prompt], request)
+            outputs = service.submit([prompt], request)
     else:
-        messages = [{"role": "system", "content": body.system}] if body.system else []
+        system = body.system if not context else None
+        messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": body.prompt})
         chat = check(ChatRequest, {**fields, "messages": messages})
-        outputs = (submit_cut_chat if body.truncate else submit_chat)(service, chat)
-    return _Lines(service, outputs, body, chat=False)
+        if context:
+            outputs = submit_after_reply(service, context, chat, n_keep)
+        else:
+            outputs = (submit_cut_chat if body.truncate else submit_chat)(service, chat)
+    return _Lines(service, outputs, body, chat=False, context=not body.raw)
 
 
 @post(router, "/embed", OllamaEmbedRequest)
@@ -198,10 +214,16 @@ class _Lines(GenerationResponse):
     stream_type = "application/x-ndjson"
 
     def __init__(
-        self, service: Service, outputs: list[Output], body: OllamaRequest, *, chat: bool
+        self,
+        service: Service,
+        outputs: list[Output],
+        body: OllamaRequest,
+        *,
+        chat: bool,
+        context: bool = False,
     ) -> None:
         super().__init__(outputs, stream=body.stream)
-        self._model, self._chat = service.name, chat
+        self._model, self._chat, self._context = service.name, chat, context
         self._tokenizer = service.generator.tokenizer if body.logprobs else None
 
     def complete(self, outputs: list[Output]) -> OllamaAnswer:
@@ -253,6 +275,8 @@ class _Lines(GenerationResponse):
                 "eval_count": ended.completion_tokens,
                 "eval_duration": decode,
             }
+            if self._context:
+                fields["context"] = [*output.prompt, *output.completion.tokens]
         done = output.generation is not None
         return OllamaAnswer(model=self._model, created_at=_now(), done=done, **fields)
 

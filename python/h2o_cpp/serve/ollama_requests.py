@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from h2o_cpp.serve.chat_messages import FunctionDefinition, tool_call
-from h2o_cpp.serve.requests import ModelRequest
+from h2o_cpp.serve.requests import ModelRequest, Token
 from h2o_cpp.serve.sampling import Sampling
 from h2o_cpp.serve.schema import Empty, ListOf, Schema
 
@@ -184,7 +184,9 @@ class OllamaGenerateRequest(OllamaRequest):
     raw: bool = False
     suffix: Annotated[str, Field(max_length=0)] | None = None
     template: Annotated[str, Field(max_length=0)] | None = None
-    context: Empty | None = None
+    context: ListOf[Token] | None = Field(
+        None, description="of an earlier response, which the prompt follows; it includes `system`"
+    )
     images: Empty | None = None
 
     @property

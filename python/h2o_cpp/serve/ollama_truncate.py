@@ -1,10 +1,10 @@
-"""Prompts of Ollama's API that are too long are cut, with a quarter left for the output."""
+"""Prompts of Ollama's API; those that are too long are cut, with a quarter left for the output."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 
-from h2o_cpp.serve.conversation import prompt_of, submit_chat
+from h2o_cpp.serve.conversation import prompt_of, submit_chat, submit_prompt
 from h2o_cpp.serve.errors import TOO_LONG, ApiError
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.requests import ChatRequest, CompletionRequest
@@ -26,7 +26,7 @@ def submit_cut_chat(service: Service, chat: ChatRequest) -> list[Output]:
 
 
 def submit_cut_prompt(
-    service: Service, prompt: str, request: CompletionRequest, n_keep: int
+    service: Service, prompt: str | list[int], request: CompletionRequest, n_keep: int
 ) -> list[Output]:
     """Submit a prompt; if it is too long, its first n_keep tokens (-1: most) and its last ones.
 
@@ -38,13 +38,37 @@ def submit_cut_prompt(
         if error.code != TOO_LONG:
             raise
     with service.refusals():
-        tokens = service.generator.tokenizer.encode(prompt)
+        tokens = service.generator.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    return service.submit([_cut(service, tokens, n_keep)], request)
+
+
+def submit_after_reply(
+    service: Service, before: list[int], chat: ChatRequest, n_keep: int | None
+) -> list[Output]:
+    """Submit messages that follow a reply; before: the tokens up to its end.
+
+    n_keep: if the prompt is too long, as for submit_cut_prompt; None: refuse it. Raises ApiError.
+    """
+    given = chat.conversation()
+    first = {"role": "user", "content": "Hello"}  # before the reply, which is only a place
+    with service.refusals():
+        prompt = service.chat_template().prompt_after_reply(
+            [first], given["messages"], variables=given["variables"]
+        )
+    tokens = [*before, *prompt.tokens]
+    if n_keep is not None and len(tokens) > service.max_prompt:
+        tokens = _cut(service, tokens, n_keep)
+    return submit_prompt(service, chat, prompt._replace(tokens=tokens))
+
+
+def _cut(service: Service, tokens: list[int], n_keep: int) -> list[int]:
+    """The first n_keep tokens, besides the one that begins a text, and as many last ones as fit."""
     most = _most_tokens(service)
     n_first = most - 1
     if n_keep >= 0:
         begins = tokens[0] == service.generator.tokenizer.bos
         n_first = min(n_keep + begins, most - 1)
-    return service.submit([tokens[:n_first] + tokens[n_first - most :]], request)
+    return tokens[:n_first] + tokens[n_first - most :]
 
 
 def _last_turn(service: Service, chat: ChatRequest) -> ChatRequest:
