@@ -58,7 +58,7 @@ class Conversation:
             message: Message = {"role": "user", "content": text}
             if not self._messages:
                 return self._template.tokens([message])
-            return self._template.tokens_after_reply(self._messages[:-1], [message])
+            return self._template.prompt_after_reply(self._messages[:-1], [message]).tokens
         begins = not self.tokens
         return self._generator.tokenizer.encode(
             self.paragraph(text), add_special=begins, begins=begins

@@ -48,6 +48,49 @@ def test_chat_with_json_schema(post: Any) -> None:
     assert all(map(is_person, texts))
 
 
+FEW = {"type": "array", "items": {"type": "integer"}, "maxItems": 2, "uniqueItems": True}
+DIGITS = {"type": "string", "pattern": "^(?!0)[0-9]{1,3}$", "maxLength": 3}
+
+
+@pytest.mark.parametrize("strict", [None, False, True])
+@pytest.mark.parametrize("properties", [{"few": FEW}, {"few": FEW, "digits": DIGITS}])
+def test_unsupported_keywords_only_matter_if_strict(
+    tiny_opt: Path, properties: dict[str, Any], strict: bool | None
+) -> None:
+    closed = {"required": [*properties], "additionalProperties": False}
+    schema = {"type": "object", "properties": properties, **closed}
+    form = {"name": "x", "schema": schema, "strict": strict}
+    chat_form = {"type": "json_schema", "json_schema": form}
+    bodies: dict[str, Any] = {
+        CHAT: {"messages": user("Hi"), "response_format": chat_form},
+        "/v1/responses": {"input": "Hi", "text": {"format": {"type": "json_schema", **form}}},
+        "/api/chat": {"messages": user("Hi"), "format": schema, "stream": False},
+    }
+    with (
+        Generator(tiny_opt, threads=1) as generator,
+        serving(generator, template=PLAIN) as server,
+    ):
+        for path, body in bodies.items():
+            answer = server.ask(path, body)
+            if strict and path != "/api/chat":
+                assert answer.status == 400
+                assert '["uniqueItems"]' in answer.json()["error"]["message"]
+                continue
+            assert answer.status == 200, answer.body
+            found = answer.json()
+            if path == CHAT:
+                text = found["choices"][0]["message"]["content"]
+            elif path == "/api/chat":
+                text = found["message"]["content"]
+            else:
+                text = found["output"][0]["content"][0]["text"]
+            value = json.loads(text)
+            assert [*value] == [*properties]
+            assert len(value["few"]) <= 2
+            assert all(isinstance(one, int) for one in value["few"])
+            assert len(value.get("digits", "")) <= 3
+
+
 def test_json_object_with_schema_as_in_llama_cpp(post: Any) -> None:
     response_format: dict[str, Any] = {"type": "json_object", "schema": PERSON}
     answer = post("chat/completions", response_format=response_format).json()

@@ -6,7 +6,7 @@ parse_reply(text, format) parses a whole text, ReplyParser pieces as they arrive
 from h2o_cpp.reply.formats import FORMATS, ReplyFormat, format_named, format_of
 from h2o_cpp.reply.grammar import call_grammar, form_grammar
 from h2o_cpp.reply.parser import Reply, ReplyParser, ToolCall, parse_reply
-from h2o_cpp.reply.rules import Rules
+from h2o_cpp.reply.rules import Rules, supported
 from h2o_cpp.reply.scanner import Call, CallDelta, Content, NoCall, Part, Reasoning
 
 __all__ = [
@@ -27,4 +27,5 @@ __all__ = [
     "format_named",
     "format_of",
     "parse_reply",
+    "supported",
 ]

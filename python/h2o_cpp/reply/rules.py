@@ -187,6 +187,16 @@ def check_schema(schema: Mapping[str, Any]) -> None:
         raise ValueError(" ".join(found.split()))
 
 
+def supported(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema without what is not supported: unknown keywords, or all patterns."""
+    lenient = {**schema, "x-guidance": {"lenient": True}}
+    for found in (schema, lenient, next(loosened(lenient))):
+        with suppress(ValueError):
+            check_schema(without_defaults(found))
+            return found
+    return schema
+
+
 def ends_with(patterns: Collection[str], marker: str, others: Collection[str]) -> str:
     """A terminal that matches all patterns, then the first marker, without any of `others`."""
     end = escape(marker)

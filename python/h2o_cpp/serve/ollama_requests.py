@@ -96,12 +96,18 @@ class OllamaRequest(OllamaModelRequest):
         fields |= {"stream": self.stream, "logprobs": self.logprobs}
         fields["top_logprobs"] = self.top_logprobs
         if self.format:
-            fields["guided_json"] = {"type": "object"} if self.format == "json" else self.format
+            fields["response_format"] = _response_format(self.format)
         if isinstance(self.think, bool):
             fields["chat_template_kwargs"] = {"enable_thinking": self.think}
         elif self.think is not None:
             fields["reasoning_effort"] = self.think
         return fields
+
+
+def _response_format(form: Literal["json"] | dict[str, Any]) -> dict[str, Any]:
+    if form == "json":
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": {"schema": form}}
 
 
 class OllamaFunction(OllamaSchema):

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, mod
 from pydantic_core import PydanticCustomError
 
 from h2o_cpp.generation.request import StreamOptions
+from h2o_cpp.reply import supported
 from h2o_cpp.serve.chat_messages import (
     AllowedToolsChoice,
     Message,
@@ -74,7 +75,9 @@ class JsonSchema(Schema):
     name: str | None = Field(None, description="ignored")
     description: str | None = Field(None, description="ignored")
     schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = Field(None, description="ignored: the output always follows the schema")
+    strict: bool | None = Field(
+        None, description="true: refuse a schema that is not supported, rather than ignore parts"
+    )
 
 
 class JsonSchemaFormat(Schema):
@@ -180,6 +183,8 @@ class GenerationRequest(ModelRequest, Sampling):
             if name in given:
                 raise ValueError("give one of response_format, guided_*, grammar and json_schema")
             given[name] = form
+        if "schema" in given and not self._is_strict:
+            given["schema"] = supported(given["schema"])
         if self.logit_bias:
             given["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
         options: StreamOptions = given
@@ -188,6 +193,12 @@ class GenerationRequest(ModelRequest, Sampling):
     @property
     def has_form(self) -> bool:
         return any(self._forms())
+
+    @property
+    def _is_strict(self) -> bool:
+        """Whether a schema that is not supported is refused."""
+        form = self.response_format
+        return not isinstance(form, JsonSchemaFormat) or form.json_schema.strict is True
 
     def _forms(self) -> Iterator[tuple[str, Any]]:
         """The given output formats as options of Generator.stream."""
