@@ -26,6 +26,7 @@ pytest.importorskip("prometheus_client", reason="prometheus_client is missing (e
 from h2o_bench.attacks import ATTACKS, run_attack
 from h2o_bench.server_process import start_server
 from h2o_cpp import Generator
+from h2o_cpp.serve.app import MAX_BODY_BYTES
 from support.background import PATIENCE
 from support.needs import LINUX
 from support.serving import Server, wait_until
@@ -34,8 +35,14 @@ KEY = "sesame"
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 OPTIONS: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True}
 PROMPTS = ["The", "It was a dark", "A ship", "On the hill there was a house"]
-BODIES = 64 * 2**20  # --max-bodies
-FREE = 64 * 2**10  # bytes per body that do not count towards it
+BODIES = 16 * 2**20  # --max-bodies, a fraction of what the attackers send
+CONNECTIONS = 512
+FREE = 64 * 2**10  # bytes per body that do not count towards BODIES
+# Besides them, each connection may hold FREE bytes, read ahead by uvicorn.
+HELD = BODIES + CONNECTIONS * FREE
+# A body is held by the server and by the parser, and one large body at a time is parsed and
+# tokenized, which takes up to 16 times its size. Without --max-bodies, it would be 430 MB.
+MOST = 2 * HELD + 16 * MAX_BODY_BYTES
 N_REQUESTS = int(os.environ.get("H2O_LOAD", "120")) // len(PROMPTS)  # of each legitimate client
 
 
@@ -45,6 +52,7 @@ def server_process(model: Path) -> Iterator[tuple[Server, int]]:
     command = [sys.executable, "-m", "h2o_cpp", "serve", str(model), "--port", "0"]
     command += ["-t", "1", "--max-sequences", "4", "--n-ctx", "2048"]
     command += ["--api-key", KEY, "--template", TEMPLATE]
+    command += ["--max-bodies", str(BODIES), "--max-connections", str(CONNECTIONS)]
     process, port = start_server(command)
     try:
         yield Server(None, port), process.pid
@@ -118,7 +126,6 @@ def test_legitimate_clients_among_attackers(tiny_opt: Path) -> None:
             prompt = PROMPTS[seed % len(PROMPTS)]
             assert text == alone.generate(prompt, seed=seed, **OPTIONS).text
     assert len(texts) == len(PROMPTS) * N_REQUESTS
-    # Besides the total limit, each connection may hold FREE bytes, read ahead by uvicorn.
-    assert n_bytes <= BODIES + 512 * FREE
-    assert peak <= 300e6
+    assert n_bytes <= HELD
+    assert peak <= MOST
     assert {*seen} <= {"400", "401", "408", "503", "cut"}
