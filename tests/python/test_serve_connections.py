@@ -175,6 +175,15 @@ class TestMaxConnections:
             wait_until(lambda: server.n_connections == 2)
             assert server.ask("/health").status == 200
 
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_half_closed_connections_count_as_closed(self, stream: bool) -> None:
+        with small_server() as server, ExitStack() as stack:
+            connection = server.begin({**ENDLESS, "stream": stream})
+            stack.callback(connection.close)
+            wait_until(lambda: server.metric("h2o_sequences_active") == 1)
+            connection.sock.shutdown(socket.SHUT_WR)
+            wait_until(lambda: server.metric("h2o_sequences_active") == 0)
+
     def test_rejected_connections_are_closed(self) -> None:
         with small_server(max_connections=1) as server, ExitStack() as stack:
             connection = server.begin(ENDLESS)
