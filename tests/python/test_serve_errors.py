@@ -23,6 +23,7 @@ TEXTS = "Input should be a valid string or a valid array"
 EMPTY = "List should have at least 1 item after validation, not 0"
 POSITIVE = "Input should be greater than or equal to 0"
 SHORT = "String should have at least 1 character"
+REQUIRED = "Field required"
 CHOICES = "Input should be 'none', 'auto' or 'required'"
 
 
@@ -43,6 +44,8 @@ CHOICES = "Input should be 'none', 'auto' or 'required'"
         (CompletionRequest, {"suffix": "x"}, "suffix", "this field is not supported"),
         (CompletionRequest, {"best_of": 2}, "best_of", "only 1 is supported"),
         (CompletionRequest, {"foo": 1}, "foo", "there is no such field"),
+        (ChatRequest, {"messages": None}, "messages", REQUIRED),
+        (ChatRequest, {"messages": [{"role": None, "content": "a"}]}, "messages.0.role", REQUIRED),
         (ChatRequest, {"tool_choice": "xx"}, "tool_choice", CHOICES),
         (
             ChatRequest,
@@ -62,7 +65,7 @@ CHOICES = "Input should be 'none', 'auto' or 'required'"
             ChatRequest,
             {"response_format": {"type": "json_schema"}},
             "response_format.json_schema",
-            "Field required",
+            REQUIRED,
         ),
         (
             ChatRequest,
@@ -82,7 +85,7 @@ CHOICES = "Input should be 'none', 'auto' or 'required'"
             "messages.0.content.0.x",
             "there is no such field",
         ),
-        (MessagesRequest, {}, "max_tokens", "Field required"),
+        (MessagesRequest, {}, "max_tokens", REQUIRED),
         (
             ChatRequest,
             {"tools": [{"type": "custom", "custom": {"name": "x"}}]},
@@ -102,12 +105,12 @@ CHOICES = "Input should be 'none', 'auto' or 'required'"
             "there is no such field",
         ),
         (ResponsesRequest, {"input": [5]}, "input.0", "Input should be an object"),
-        (ChatRequest, {"tool_choice": {}}, "tool_choice.type", "Field required"),
+        (ChatRequest, {"tool_choice": {}}, "tool_choice.type", REQUIRED),
         (
             ChatRequest,
             {"messages": [{**USER, "content": [{"text": "a"}]}]},
             "messages.0.content.0.type",
-            "Field required",
+            REQUIRED,
         ),
         (
             ResponsesRequest,
@@ -134,6 +137,7 @@ def test_errors(model: type[BaseModel], body: dict[str, Any], param: str, messag
 
 
 def test_null_is_no_value() -> None:
+    assert parse(CompletionRequest, b'{"prompt": null}').prompt == ""
     body = {"prompt": "a", "max_tokens": None, "prediction": None}
     assert parse(CompletionRequest, json.dumps(body).encode()).max_tokens == 16
 

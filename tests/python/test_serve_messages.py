@@ -291,6 +291,7 @@ class TestBlocksOfMessages:
             "output_config": {"effort": "high"},
             "mcp_servers": [],
             "fallbacks": [],
+            "thinking": {"type": "between_tools"},
         }
         with Generator(talking(tmp_path, {})) as generator, serving(generator) as server:
             answer = server.ask("/v1/messages?beta=true", {**body, "max_tokens": 1})

@@ -46,6 +46,11 @@ class TestOllama:
         assert (found["done"], found["done_reason"]) == (True, "stop")
         assert (found["prompt_eval_count"], found["eval_count"]) == (N_PROMPT, N_TOKENS)
 
+    def test_role_and_think_as_in_ollama(self, server: Server) -> None:
+        messages = [{"role": "User", "content": "Hi"}]
+        found = ask(server, "/api/chat", messages=messages, think="max", stream=False)
+        assert found["message"]["content"] == "Let me see."
+
     def test_streams_by_default(self, server: Server) -> None:
         answer = server.ask("/api/chat", CHAT)
         assert answer.headers["Content-Type"] == "application/x-ndjson"

@@ -58,6 +58,11 @@ class TestResponses:
         done = [event["item"] for event in found if event["type"].endswith("item.done")]
         assert done == last["output"]
 
+    def test_count_input_tokens(self, server: Server) -> None:
+        body = {"model": "tiny", "input": "Hi", "tools": RESPONSES["tools"]}
+        found = server.ask("/v1/responses/input_tokens", body).json()
+        assert found == {"object": "response.input_tokens", "input_tokens": N_PROMPT}
+
     def test_truncated_call(self, server: Server) -> None:
         body = {**RESPONSES, "stream": True, "max_output_tokens": N_TOKENS - 4}
         last = read_events(server.ask("/v1/responses", body).body)[-1]["response"]

@@ -151,7 +151,7 @@ class Thinking(Schema):
     """Passed to the chat template as enable_thinking."""
 
     ignored = ("budget_tokens", "display")
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
 
 
 class CountRequest(ModelRequest):

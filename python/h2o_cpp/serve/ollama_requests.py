@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from h2o_cpp.serve.chat_messages import FunctionDefinition, tool_call
@@ -71,7 +71,7 @@ class OllamaRequest(OllamaModelRequest):
     top_logprobs: int | None = Field(
         None, ge=0, le=20, description="also for the N most likely tokens at each position"
     )
-    think: bool | Literal["low", "medium", "high"] | None = Field(
+    think: bool | Literal["low", "medium", "high", "max"] | None = Field(
         None, description="passed to the chat template"
     )
 
@@ -124,10 +124,14 @@ class OllamaCall(OllamaSchema):
     id: str | None = None
 
 
+def _lower(role: Any) -> Any:
+    return role.lower() if isinstance(role, str) else role
+
+
 class OllamaMessage(OllamaSchema):
     """A message."""
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Annotated[Literal["system", "user", "assistant", "tool"], BeforeValidator(_lower)]
     content: str = ""
     thinking: str | None = None
     tool_calls: ListOf[OllamaCall] | None = None

@@ -100,13 +100,14 @@ def _progress(error: ErrorDetails) -> tuple[int, list[int], bool]:
 def _place(error: ErrorDetails, values: Any) -> list[str]:
     """The path to an invalid value, without the names of a union's types."""
     place: list[str] = []
-    for part in error["loc"]:
+    is_missing = error["type"] == "missing"  # perhaps null
+    for part in error["loc"][:-1] if is_missing else error["loc"]:
         try:
             values = values[part]
         except (LookupError, TypeError):
             continue
         place.append(str(part))
-    if error["type"] == "missing":
+    if is_missing:
         place.append(str(error["loc"][-1]))
     elif error["type"] == UNKNOWN_FIELD:
         name = error["ctx"]["name"]

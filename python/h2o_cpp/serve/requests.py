@@ -221,7 +221,7 @@ class GenerationRequest(ModelRequest, Sampling):
 class CompletionRequest(GenerationRequest):
     """Continue one or several prompts."""
 
-    prompt: Prompts = Field(description="strings, or token ids")
+    prompt: Prompts = Field("", description="strings, or token ids")
     max_tokens: TokenLimit | None = Field(16, description="-1: up to the server's limit")
     logprobs: int | None = Field(
         None,

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from h2o_cpp.generation.trace import TokenLogprob
 from h2o_cpp.serve.blocks import Block, Blocks
-from h2o_cpp.serve.conversation import submit_chat
+from h2o_cpp.serve.conversation import prompt_of, submit_chat
 from h2o_cpp.serve.endpoint import post
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.generation_response import EVENTS, GenerationResponse, sse
@@ -51,6 +51,22 @@ def create_response(service: Service, body: ResponsesRequest) -> _Response:
     outputs = submit_chat(service, body.chat(), truncate=body.truncation == "auto")
     body.input = ""  # may be large
     return _Response(service, body, outputs)
+
+
+class InputTokens(BaseModel):
+    """The number of tokens of a conversation."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
+@post(
+    router, "/v1/responses/input_tokens", ResponsesRequest, response_model=InputTokens, quick=False
+)
+def count_input_tokens(service: Service, body: ResponsesRequest) -> InputTokens:
+    """Count the tokens of a conversation."""
+    prompt = prompt_of(service, body.chat(), truncate=body.truncation == "auto")
+    return InputTokens(input_tokens=len(prompt.tokens))
 
 
 class _Response(GenerationResponse):

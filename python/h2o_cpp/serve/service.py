@@ -117,8 +117,8 @@ class Service:
         if len(prompts) * body.n > self.max_queue:
             raise ApiError(
                 400,
-                f"{len(prompts)} prompts with n={body.n}, expected at most {self.max_queue} "
-                "outputs",
+                f"the request has {len(prompts) * body.n} outputs, expected at most "
+                f"{self.max_queue} outputs",
             )
         with _submitting() as outputs:
             policy = None  # the Generator's
