@@ -106,38 +106,44 @@ def generate(service: Service, body: OllamaGenerateRequest) -> _Lines | OllamaAn
     """Answer or continue a prompt; without one, load the model, or unload it if keep_alive is 0."""
     if body.is_empty:
         return _loaded(service, body, response="")
-    fields = body.own(service.max_tokens)
-    context, n_keep = body.context or [], body.n_keep if body.truncate else None
-    if body.raw and context:
+    if body.raw and body.context:
         raise ApiError(400, "context is given, but raw is set", param="context")
-    if body.raw or service.template is None:
-        if body.system:
-            reason = "raw is set" if body.raw else "the model has no chat template"
-            message = f"system is given, but {reason}; expected its text in prompt"
-            raise ApiError(400, message, param="system")
-        for name in ("chat_template_kwargs", "reasoning_effort", "top_logprobs"):
-            fields.pop(name, None)
-        fields["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
-        request = check(CompletionRequest, {"max_tokens": -1, **fields, "prompt": body.prompt})
-        prompt: str | list[int] = body.prompt
-        if context:
-            encode = service.generator.tokenizer.encode
-            with service.refusals():
-                prompt = context + encode(body.prompt, add_special=False, begins=False)
-        if n_keep is not None:
-            outputs = submit_cut_prompt(service, prompt, request, n_keep)
-        else:
-            outputs = service.submit([prompt], request)
-    else:
-        system = body.system if not context else None
-        messages = [{"role": "system", "content": system}] if system else []
-        messages.append({"role": "user", "content": body.prompt})
-        chat = check(ChatRequest, {**fields, "messages": messages})
-        if context:
-            outputs = submit_after_reply(service, context, chat, n_keep)
-        else:
-            outputs = (submit_cut_chat if body.truncate else submit_chat)(service, chat)
-    return _Lines(service, outputs, body, chat=False, context=not body.raw)
+    submit = _continue if body.raw or service.template is None else _reply
+    return _Lines(service, submit(service, body), body, chat=False, context=not body.raw)
+
+
+def _continue(service: Service, body: OllamaGenerateRequest) -> list[Output]:
+    """Continue the prompt, after the context."""
+    if body.system:
+        reason = "raw is set" if body.raw else "the model has no chat template"
+        message = f"system is given, but {reason}; expected its text in prompt"
+        raise ApiError(400, message, param="system")
+    fields = body.own(service.max_tokens)
+    for name in ("chat_template_kwargs", "reasoning_effort", "top_logprobs"):
+        fields.pop(name, None)
+    fields["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
+    request = check(CompletionRequest, {"max_tokens": -1, **fields, "prompt": body.prompt})
+    prompt: str | list[int] = body.prompt
+    if body.context:
+        with service.refusals():
+            prompt = body.context + service.generator.tokenizer.encode(
+                body.prompt, add_special=False, begins=False
+            )
+    if body.truncate:
+        return submit_cut_prompt(service, prompt, request, body.n_keep)
+    return service.submit([prompt], request)
+
+
+def _reply(service: Service, body: OllamaGenerateRequest) -> list[Output]:
+    """Answer the prompt as a message, after the context."""
+    messages = [{"role": "user", "content": body.prompt}]
+    if body.system and not body.context:
+        messages.insert(0, {"role": "system", "content": body.system})
+    chat = check(ChatRequest, {**body.own(service.max_tokens), "messages": messages})
+    if body.context:
+        n_keep = body.n_keep if body.truncate else None
+        return submit_after_reply(service, body.context, chat, n_keep)
+    return (submit_cut_chat if body.truncate else submit_chat)(service, chat)
 
 
 @post(router, "/embed", OllamaEmbedRequest)
