@@ -23,6 +23,7 @@ from pydantic import ConfigDict, create_model
 from support.serving import serving
 
 CHAT = "/v1/chat/completions"
+FORM = "response_format"
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +90,30 @@ def test_unsupported_keywords_only_matter_if_strict(
             assert len(value["few"]) <= 2
             assert all(isinstance(one, int) for one in value["few"])
             assert len(value.get("digits", "")) <= 3
+
+
+@pytest.mark.parametrize("name", ["response_format", "json_object", "json_schema", "format"])
+def test_objects_have_only_known_properties_as_in_llama_cpp(tiny_opt: Path, name: str) -> None:
+    """With small models, outputs would not end otherwise."""
+    inner = {"type": "object", "properties": {"c": {"type": "boolean"}}}
+    schema = {"type": "object", "properties": {"b": inner}, "required": ["b"]}
+    form: dict[str, Any] = {
+        "response_format": {"type": "json_schema", "json_schema": {"schema": schema}},
+        "json_object": {"type": "json_object", "schema": schema},
+    }.get(name, schema)
+    path = "/api/chat" if name == "format" else CHAT
+    body = {"messages": user("Hi"), "stream": False, name.replace("json_object", FORM): form}
+    with (
+        Generator(tiny_opt, threads=1) as generator,
+        serving(generator, template=PLAIN) as server,
+    ):
+        for seed in range(5):
+            seeded = {"options": {"seed": seed}} if name == "format" else {"seed": seed}
+            found = server.ask(path, {**body, **seeded}).json()
+            message = found["message"] if name == "format" else found["choices"][0]["message"]
+            value = json.loads(message["content"])
+            assert [*value] == ["b"]
+            assert {*value["b"]} <= {"c"}
 
 
 def test_json_object_with_schema_as_in_llama_cpp(post: Any) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
-from h2o_cpp.reply.json_schema import loosened, without_defaults
+from h2o_cpp.reply.json_schema import closed, loosened, without_defaults
 
 # Calls are on one line, as in templates; small models would continue with spaces.
 _SPACE = {"whitespace_pattern": " ?"}
@@ -17,16 +17,6 @@ _LENIENT = {**_SPACE, "lenient": True}  # unsupported keywords are ignored
 ANY_TEXT = r"[\s\S]*"
 
 _NAME = re.compile(r"[\w.-]+")
-_PLAIN = {
-    "$schema",
-    "$defs",
-    "definitions",
-    "type",
-    "title",
-    "description",
-    "properties",
-    "required",
-}
 
 
 class Rules:
@@ -149,11 +139,7 @@ class Rules:
 
 
 def _arguments(name: str, schema: Any) -> Mapping[str, Any]:
-    """The schema of a tool's arguments, which are always an object.
-
-    Without further keywords, additional properties are forbidden: small models would invent them
-    without end.
-    """
+    """The schema of a tool's arguments, which are always an object."""
     if not _NAME.fullmatch(name):
         raise ValueError(
             f"tool name {name!r} is invalid, expected letters, digits, '_', '.' and '-'"
@@ -162,15 +148,7 @@ def _arguments(name: str, schema: Any) -> Mapping[str, Any]:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
         raise ValueError(f"the parameters of {name} must have type object")
-    properties, required = schema.get("properties"), schema.get("required", [])
-    if (
-        schema.keys() <= _PLAIN
-        and isinstance(properties, Mapping)
-        and isinstance(required, list)
-        and all(key in [*properties] for key in required)
-    ):
-        schema = {**schema, "additionalProperties": False}
-    return {"type": "object", **without_defaults(schema)}
+    return closed({"type": "object", **without_defaults(schema)})
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
@@ -188,7 +166,8 @@ def check_schema(schema: Mapping[str, Any]) -> None:
 
 
 def supported(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema without what is not supported: unknown keywords, or all patterns."""
+    """The closed schema, without what is not supported: unknown keywords, or all patterns."""
+    schema = closed(schema)
     lenient = {**schema, "x-guidance": {"lenient": True}}
     for found in (schema, lenient, next(loosened(lenient))):
         with suppress(ValueError):

@@ -196,9 +196,10 @@ class GenerationRequest(ModelRequest, Sampling):
 
     @property
     def _is_strict(self) -> bool:
-        """Whether a schema that is not supported is refused."""
+        """Whether a schema is taken literally, and refused if it is not supported."""
         form = self.response_format
-        return not isinstance(form, JsonSchemaFormat) or form.json_schema.strict is True
+        is_strict = isinstance(form, JsonSchemaFormat) and form.json_schema.strict is True
+        return is_strict or self.guided_json is not None
 
     def _forms(self) -> Iterator[tuple[str, Any]]:
         """The given output formats as options of Generator.stream."""
