@@ -123,9 +123,11 @@ class TestEmbeddings:
         def n_submitted() -> int:
             return int(server.metric("h2o_prompt_tokens_total"))
 
-        before = n_submitted()
+        left = 'h2o_responses_total{status="499"}'
+        before, n_left = n_submitted(), server.metric(left)
         with server.begin({"input": [[5] * 60] * 4000}, "/v1/embeddings").sock:
             wait_until(lambda: n_submitted() > before)
+        wait_until(lambda: server.metric(left) > n_left)
         wait_until(lambda: server.metric("h2o_sequences_active") == 0)
         wait_until(lambda: server.metric("h2o_requests_waiting") == 0)
         assert n_submitted() < before + 60 * 4000
