@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from h2o_cpp import Generator
+from h2o_cpp.serve.errors import ApiError
 from support.chatty import PLAIN, user
 from support.needs import packages
 from support.serving import Server, serving, wait_until
@@ -131,6 +133,26 @@ class TestEmbeddings:
         wait_until(lambda: server.metric("h2o_sequences_active") == 0)
         wait_until(lambda: server.metric("h2o_requests_waiting") == 0)
         assert n_submitted() < before + 60 * 4000
+
+    def test_a_text_that_is_submitted_while_the_client_leaves(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine, submit = server.engine, server.engine.submit_async
+        outputs = server.app.state.service.embed([[5]] * 9, "mean")
+
+        async def leave_and_submit(*args: Any, **options: Any) -> Any:
+            while any(output.generation is None for output in outputs.all):
+                await asyncio.sleep(0)
+            outputs.close()
+            return await submit(*args, **options)
+
+        async def read() -> None:
+            async for _ in outputs.pieces():
+                pass
+
+        monkeypatch.setattr(engine, "submit_async", leave_and_submit)
+        with pytest.raises(ApiError, match="not taking requests"):
+            asyncio.run(read())
 
     @packages("openai")
     def test_openai_client(self, server: Server, generator: Generator) -> None:

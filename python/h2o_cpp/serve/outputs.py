@@ -147,6 +147,7 @@ class Outputs:
         self.all = outputs
         self._later = iter(later)
         self._n_unfinished = len(outputs) + len(later)
+        self._closed = False
 
     @property
     def ended(self) -> bool:
@@ -179,6 +180,9 @@ class Outputs:
                         return
                     output = await submit()
                     self.all.append(output)
+                    if self._closed:  # while it was submitted
+                        output.completion.close()
+                        raise closed()
             except Exception as error:
                 await ready.put(error)
 
@@ -205,5 +209,6 @@ class Outputs:
 
     def close(self) -> None:
         """Cancel unfinished outputs."""
+        self._closed = True
         for output in self.all:
             output.completion.close()
