@@ -19,12 +19,16 @@ struct Layer {
   const float *conv, *a, *dt_bias;
   int64_t state_floats, matrix_floats;
   int n_channels, n_taps, n_k_heads, n_v_heads, head_dim;
+  bool adjacent;
   const Segment* segments;
 
   __device__ float* state(const Segment& segment) const {
     return states + segment.sequence * state_floats;
   }
   __device__ float* row(int64_t i) const { return qkv + i * n_channels; }
+  __device__ int k_head(int v_head) const {  // as DeltaNet::k_head()
+    return adjacent ? v_head / (n_v_heads / n_k_heads) : v_head % n_k_heads;
+  }
 };
 
 // One block for some channels of a segment's rows, in place.
@@ -116,7 +120,7 @@ __global__ void __launch_bounds__(kThreads) delta_rule_kernel(Layer layer) {
   for (int i = 0; i < segment.n_rows; ++i) {
     const int64_t row = segment.row + i;
     const float* const x = layer.row(row);
-    const float* const from = x + head % layer.n_k_heads * head_dim;
+    const float* const from = x + layer.k_head(head) * head_dim;
     float* const row_q = q[i % 2];
     float* const row_k = k[i % 2];
     if (threadIdx.x < head_dim) {
@@ -183,6 +187,7 @@ void delta_net(const Stream& stream, const DeltaNet& layer, const KvView& cache,
                   .n_k_heads = layer.n_k_heads,
                   .n_v_heads = layer.n_v_heads,
                   .head_dim = layer.head_dim,
+                  .adjacent = layer.adjacent,
                   .segments = batch.segments};
   const auto n = static_cast<unsigned>(n_segments);
   launch(stream, convolve_kernel, dim3(n, parts(layer.qkv.cols, kChannels)), dim3(kChannels), 0,

@@ -67,7 +67,7 @@ struct Attention {
 //   d = e^(a * softplus(alpha + dt_bias)),  beta = sigmoid(beta)
 //
 // with q and k of length 1, q then divided by sqrt(head_dim). Value head i reads the q and k of
-// head i % n_k_heads. f32; the contents of qkv, alpha and beta are unspecified afterwards.
+// head k_head(i). f32; the contents of qkv, alpha and beta are unspecified afterwards.
 struct DeltaNet {
   Tensor out;      // [n, n_v_heads * head_dim]
   Tensor qkv;      // [n, (2 * n_k_heads + n_v_heads) * head_dim]
@@ -78,7 +78,12 @@ struct DeltaNet {
   Tensor dt_bias;  // [1, n_v_heads]
   int32_t n_k_heads;
   int32_t n_v_heads;
-  int32_t head_dim;  // a multiple of kDeltaColumns, at most kMaxDeltaHead
+  int32_t head_dim;       // a multiple of kDeltaColumns, at most kMaxDeltaHead
+  bool adjacent = false;  // value heads that share a head of q and k are adjacent
+
+  int32_t k_head(int32_t v_head) const {
+    return adjacent ? v_head / (n_v_heads / n_k_heads) : v_head % n_k_heads;
+  }
 
   // Floats of a sequence's state: S of each value head, [head_dim / kDeltaColumns, head_dim,
   // kDeltaColumns]; then the last n_taps - 1 rows of qkv, oldest first.

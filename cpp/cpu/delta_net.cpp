@@ -72,10 +72,10 @@ void delta_net(const CpuKernels& kernels, ThreadPool& pool, const DeltaNet& laye
                     [&](int, int64_t begin, int64_t end) {
                       for (int64_t i = begin; i < end; ++i) {
                         const Segment& segment = batch.segments[i / per_segment];
-                        const int64_t h = i % per_segment / per_head;
+                        const auto h = static_cast<int32_t>(i % per_segment / per_head);
                         const int64_t block = i % per_head * kBlocks;
                         const float* const qkv = layer.qkv.floats() + segment.row * n_channels;
-                        const int64_t k_head = h % layer.n_k_heads;
+                        const int64_t k_head = layer.k_head(h);
                         const int64_t column = h * head_dim + block * kDeltaColumns;
                         const int64_t gate = segment.row * layer.n_v_heads + h;
                         kernels.delta_rule({

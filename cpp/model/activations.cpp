@@ -49,13 +49,15 @@ MixtureActivations first(const MixtureActivations& e, int64_t n_rows) {
   };
 }
 
-DeltaNetActivations delta_net_activations(const DeltaNetConfig& d, int64_t n_rows) {
+DeltaNetActivations delta_net_activations(const Config& c, int64_t n_rows) {
+  const DeltaNetConfig& d = c.delta_net;
   if (d.n_taps == 0) n_rows = 0;
   return {
       .qkv = matrix(n_rows, d.n_channels()),
       .gate = matrix(n_rows, d.v_width()),
       .alpha = matrix(n_rows, d.n_v_heads),
       .beta = matrix(n_rows, d.n_v_heads),
+      .beta_alpha = matrix(c.family->delta_adjacent ? n_rows : 0, 2 * d.n_v_heads),
       .out = matrix(n_rows, d.v_width()),
   };
 }
@@ -67,6 +69,7 @@ DeltaNetActivations first(const DeltaNetActivations& d, int64_t n_rows) {
       .gate = d.gate.first(n_rows),
       .alpha = d.alpha.first(n_rows),
       .beta = d.beta.first(n_rows),
+      .beta_alpha = d.beta_alpha.first(d.beta_alpha.rows > 0 ? n_rows : 0),
       .out = d.out.first(n_rows),
   };
 }
@@ -88,7 +91,7 @@ Activations allocate_activations(Backend& backend, const Config& c, int32_t n_ro
       .attn = matrix(n_rows, q_width),
       .q_and_gate = matrix(c.family->attn_gate ? n_rows : 0, 2 * q_width),
       .attn_gate = matrix(c.family->attn_gate ? n_rows : 0, q_width),
-      .delta = delta_net_activations(c.delta_net, n_rows),
+      .delta = delta_net_activations(c, n_rows),
       .up = matrix(dense ? n_rows : 0, c.n_ff),
       .gate = matrix(gated ? n_rows : 0, c.n_ff),
       .experts = mixture_activations(c, n_rows),
@@ -121,6 +124,7 @@ Activations allocate_activations(Backend& backend, const Config& c, int32_t n_ro
                          &d.gate,
                          &d.alpha,
                          &d.beta,
+                         &d.beta_alpha,
                          &d.out};
   Layout layout;
   std::vector<int64_t> offsets;

@@ -22,11 +22,12 @@ struct MixtureActivations {
 
 // For layers of Gated DeltaNet; no rows without. All f32; see backend/DeltaNet.
 struct DeltaNetActivations {
-  Tensor qkv;    // [n_rows, n_channels()]
-  Tensor gate;   // [n_rows, v_width()]
-  Tensor alpha;  // [n_rows, n_v_heads]
-  Tensor beta;   // [n_rows, n_v_heads]
-  Tensor out;    // [n_rows, v_width()]
+  Tensor qkv;         // [n_rows, n_channels()]
+  Tensor gate;        // [n_rows, v_width()]
+  Tensor alpha;       // [n_rows, n_v_heads]
+  Tensor beta;        // [n_rows, n_v_heads]
+  Tensor beta_alpha;  // [n_rows, 2 * n_v_heads]; no rows if their weights are two tensors
+  Tensor out;         // [n_rows, v_width()]
 };
 
 // All f32.

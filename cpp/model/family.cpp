@@ -38,6 +38,14 @@ constexpr Family kFamilies[] = {
     // Qwen3-30B-A3B and other Qwen3 mixtures
     {.architecture = "qwen3moe", .qk_norm = QkNorm::heads, .experts = true},
     {.architecture = "qwen3vlmoe", .qk_norm = QkNorm::heads, .experts = true},
+    // Qwen3-Next (three of four layers are Gated DeltaNet; attention's outputs are gated)
+    {.architecture = "qwen3next",
+     .qk_norm = QkNorm::heads,
+     .attn_gate = true,
+     .delta_net = true,
+     .delta_adjacent = true,
+     .ffn_norm = "post_attention_norm",
+     .experts = true},
     // Qwen3.5 (three of four layers are Gated DeltaNet; attention's outputs are gated)
     {.architecture = "qwen35",
      .qk_norm = QkNorm::heads,
@@ -255,7 +263,7 @@ struct Missing {
 constexpr Missing kMissing[] = {
     {"layers of a state-space model (Mamba), which have a state instead of a KV cache",
      " mamba mamba2 falcon_mamba jamba nemotron_h nemotron_h_moe granitehybrid falcon-h1 plamo2 "},
-    {"layers of linear attention of another kind than Qwen3.5's", " qwen3next kimi-linear "},
+    {"layers of linear attention of another kind than Qwen3.5's", " kimi-linear "},
     {"layers of linear attention (RWKV), which have a state instead of a KV cache",
      " rwkv6 rwkv6qwen2 rwkv7 arwkv7 "},
     {"layers of convolutions, which have a state instead of a KV cache", " lfm2 lfm2moe "},

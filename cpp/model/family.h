@@ -54,6 +54,7 @@ struct Family {
   bool attn_sinks = false;      // heads have attention sinks, see Attention
   bool attn_gate = false;       // attn_q has, behind each head's query, the gate of its output
   bool delta_net = false;       // some layers are Gated DeltaNet, see DeltaNetConfig
+  bool delta_adjacent = false;  // DeltaNet::adjacent, and alpha and beta are one tensor
   bool yarn_whole = true;       // YaRN's ramp is rounded to whole dimensions
   std::string_view ffn_norm = "ffn_norm";  // its name in the file
   bool experts = false;                    // the feed-forward block may be a mixture of experts

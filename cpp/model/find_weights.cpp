@@ -135,10 +135,15 @@ Mixture find_mixture(Finder& find, const Config& c, const std::string& blk) {
 
 DeltaNetLayer find_delta_net(Finder& find, const Config& c, const std::string& blk) {
   const DeltaNetConfig& d = c.delta_net;
+  const auto gates = [&](const char* name, int64_t n) {
+    return find.linear(blk + name, n * d.n_v_heads, c.n_embd, false);
+  };
+  const bool both = c.family->delta_adjacent;
   return {.qkv = find.linear(blk + "attn_qkv", d.n_channels(), c.n_embd, false),
           .gate = find.linear(blk + "attn_gate", d.v_width(), c.n_embd, false),
-          .alpha = find.linear(blk + "ssm_alpha", d.n_v_heads, c.n_embd, false),
-          .beta = find.linear(blk + "ssm_beta", d.n_v_heads, c.n_embd, false),
+          .alpha = both ? Affine() : gates("ssm_alpha", 1),
+          .beta = both ? Affine() : gates("ssm_beta", 1),
+          .beta_alpha = both ? gates("ssm_ba", 2) : Affine(),
           .conv = find.floats(blk + "ssm_conv1d.weight", d.n_channels(), d.n_taps),
           .a = find.floats(blk + "ssm_a", 1, d.n_v_heads),
           .dt_bias = find.floats(blk + "ssm_dt.bias", 1, d.n_v_heads),

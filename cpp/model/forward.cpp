@@ -89,7 +89,12 @@ void delta_net(Backend& b, const Config& c, const DeltaNetLayer& layer, const Kv
                const Batch& batch, const DeltaNetActivations& a, const Tensor& x) {
   const DeltaNetConfig& d = c.delta_net;
   b.matmul({{a.qkv, layer.qkv}, {a.gate, layer.gate}}, x);
-  b.matmul({{a.alpha, layer.alpha}, {a.beta, layer.beta}}, x);
+  if (c.family->delta_adjacent) {
+    b.matmul(a.beta_alpha, x, layer.beta_alpha);
+    b.split_blocks(a.beta, a.alpha, a.beta_alpha, d.n_v_heads / d.n_k_heads);
+  } else {
+    b.matmul({{a.alpha, layer.alpha}, {a.beta, layer.beta}}, x);
+  }
   b.delta_net({.out = a.out,
                .qkv = a.qkv,
                .alpha = a.alpha,
@@ -99,7 +104,8 @@ void delta_net(Backend& b, const Config& c, const DeltaNetLayer& layer, const Kv
                .dt_bias = layer.dt_bias,
                .n_k_heads = d.n_k_heads,
                .n_v_heads = d.n_v_heads,
-               .head_dim = d.head_dim},
+               .head_dim = d.head_dim,
+               .adjacent = c.family->delta_adjacent},
               cache, batch);
   norm_heads(b, c, a.out, layer.norm);
   b.apply_gate(Gate::swiglu, a.out, a.gate);

@@ -22,6 +22,7 @@ ImportanceMatrix::ImportanceMatrix(std::shared_ptr<Model> model) : model_(std::m
     follow(blk + "attn_gate", layer.delta.gate.weight, 1);
     follow(blk + "ssm_alpha", layer.delta.alpha.weight, 1);
     follow(blk + "ssm_beta", layer.delta.beta.weight, 1);
+    follow(blk + "ssm_ba", layer.delta.beta_alpha.weight, 1);
     follow(blk + "ssm_out", layer.delta.output.weight, 1);
     if (model_->file.tensor(blk + "ffn_gate.weight")) {
       follow(blk + "ffn_gate", layer.ffn_gate.weight, 1);

@@ -29,7 +29,7 @@ LayerTensors tensors_of(Layer& layer) {
     all.insert(all.end(), {&one->weight, &one->bias});
   }
   DeltaNetLayer& d = layer.delta;
-  for (Affine* one : {&d.qkv, &d.gate, &d.alpha, &d.beta, &d.output}) {
+  for (Affine* one : {&d.qkv, &d.gate, &d.alpha, &d.beta, &d.beta_alpha, &d.output}) {
     all.insert(all.end(), {&one->weight, &one->bias});
   }
   all.insert(all.end(), {&d.a, &d.dt_bias, &d.norm});

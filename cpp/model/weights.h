@@ -29,10 +29,12 @@ struct Mixture {
 
 // A layer of Gated DeltaNet instead of attention; c: n_channels(), v: v_width().
 struct DeltaNetLayer {
-  Affine qkv;      // attn_qkv [c, n_embd]
-  Affine gate;     // attn_gate [v, n_embd], of the output
-  Affine alpha;    // ssm_alpha [n_v_heads, n_embd]
-  Affine beta;     // ssm_beta [n_v_heads, n_embd]
+  Affine qkv;    // attn_qkv [c, n_embd]
+  Affine gate;   // attn_gate [v, n_embd], of the output
+  Affine alpha;  // ssm_alpha [n_v_heads, n_embd]
+  Affine beta;   // ssm_beta [n_v_heads, n_embd]
+  // ssm_ba [2 * n_v_heads, n_embd] instead of these: of each K head beta, then alpha
+  Affine beta_alpha;
   Tensor conv;     // [n_taps, c] ssm_conv1d, transposed
   Tensor a;        // ssm_a [n_v_heads], without ".weight"
   Tensor dt_bias;  // ssm_dt.bias [n_v_heads]

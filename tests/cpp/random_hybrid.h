@@ -1,4 +1,5 @@
-// Small random models of Qwen3.5: layers of Gated DeltaNet between layers of gated attention.
+// Small random models of Qwen3.5 and Qwen3-Next: layers of Gated DeltaNet between layers of gated
+// attention.
 #pragma once
 
 #include <cmath>
@@ -13,7 +14,8 @@ namespace h2o {
 // Products have about the magnitude of their inputs.
 class HybridFile {
  public:
-  explicit HybridFile(uint64_t seed) : writer_("qwen35", seed) {
+  explicit HybridFile(uint64_t seed, const char* architecture = "qwen35")
+      : adjacent_(architecture == std::string("qwen3next")), writer_(architecture, seed) {
     add_keys();
     add_matrix("token_embd", kWords, kWidth);
     for (uint32_t l = 0; l < kLayers; ++l) {
@@ -70,8 +72,12 @@ class HybridFile {
   void add_delta_net(const std::string& blk) {
     add_matrix(blk + "attn_qkv", kChannels, kWidth);
     add_matrix(blk + "attn_gate", kVWidth, kWidth);
-    add_matrix(blk + "ssm_alpha", kVHeads, kWidth);
-    add_matrix(blk + "ssm_beta", kVHeads, kWidth);
+    if (adjacent_) {
+      add_matrix(blk + "ssm_ba", 2 * kVHeads, kWidth);
+    } else {
+      add_matrix(blk + "ssm_alpha", kVHeads, kWidth);
+      add_matrix(blk + "ssm_beta", kVHeads, kWidth);
+    }
     add(blk + "ssm_conv1d.weight", {kTaps, kChannels}, -1, 1);
     add(blk + "ssm_a", {kVHeads}, -1, -0.1f);
     add(blk + "ssm_dt.bias", {kVHeads}, -1, 1);
@@ -94,6 +100,7 @@ class HybridFile {
     writer_.add(name, DType::f32, dims, {bytes.begin(), bytes.end()});
   }
 
+  const bool adjacent_;
   ModelWriter writer_;
   std::optional<TempFile> file_;
 };

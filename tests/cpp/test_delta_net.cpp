@@ -10,6 +10,7 @@ namespace {
 
 struct Sizes {
   int32_t n_k_heads, n_v_heads, head_dim, n_taps;
+  bool adjacent = false;
 
   int64_t k_width() const { return int64_t{n_k_heads} * head_dim; }
   int64_t v_width() const { return int64_t{n_v_heads} * head_dim; }
@@ -17,7 +18,8 @@ struct Sizes {
   int64_t state_floats() const { return v_width() * head_dim + (n_taps - 1) * n_channels(); }
 };
 
-constexpr Sizes kSizes[] = {{1, 1, 16, 2}, {2, 2, 32, 4}, {2, 6, 48, 3}, {1, 2, 128, 4}};
+constexpr Sizes kSizes[] = {
+    {1, 1, 16, 2}, {2, 2, 32, 4}, {2, 6, 48, 3}, {2, 6, 16, 4, true}, {1, 2, 128, 4}};
 
 // The inputs of n rows.
 struct Rows {
@@ -84,7 +86,8 @@ class Rig {
                            .dt_bias = dt_bias_,
                            .n_k_heads = sizes_.n_k_heads,
                            .n_v_heads = sizes_.n_v_heads,
-                           .head_dim = sizes_.head_dim},
+                           .head_dim = sizes_.head_dim,
+                           .adjacent = sizes_.adjacent},
                           cache_.layer(0), batch);
     });
     cache_.advance(batch);
@@ -174,7 +177,9 @@ class Reference {
       const Approximate decay = {
           std::exp(power),
           std::exp(power) * (std::abs(rig_.a[h]) * rounded * kUnit + power_error(power))};
-      const Approximate* const q = &qkv[h % sizes_.n_k_heads * d];
+      const int64_t k_head =
+          sizes_.adjacent ? h * sizes_.n_k_heads / sizes_.n_v_heads : h % sizes_.n_k_heads;
+      const Approximate* const q = &qkv[k_head * d];
       attend(h, q, q + sizes_.k_width(), &qkv[2 * sizes_.k_width() + h * d], decay,
              sigmoid({rows.beta[h], 0}), &out[h * d]);
     }

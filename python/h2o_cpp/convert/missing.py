@@ -9,7 +9,7 @@ _MISSING = {
     r"Mamba|Jamba|NemotronH|Bamba|FalconH1|Zamba|Plamo2": (
         f"layers of a state-space model (Mamba), {_STATE}"
     ),
-    r"Qwen3Next|KimiLinear": f"layers of linear attention (Gated DeltaNet), {_STATE}",
+    r"KimiLinear": f"layers of linear attention, {_STATE}",
     r"Rwkv|RWKV": f"layers of linear attention (RWKV), {_STATE}",
     r"Lfm2": f"layers of convolutions, {_STATE}",
     r"DeepseekV[23]|MiniCPM3|KimiK2|GlmMoeDsa|Plm": (

@@ -1,4 +1,4 @@
-"""Qwen3.5, dense (`qwen35`) and with experts (`qwen35moe`).
+"""Qwen3.5, dense (`qwen35`) and with experts (`qwen35moe`), and Qwen3-Next (`qwen3next`).
 
 Most layers are Gated DeltaNet, a linear attention; the others are attention with a gated output.
 """
@@ -79,7 +79,8 @@ class _Heads(NamedTuple):
     def sizes(self) -> Sizes:
         """The sizes in the shapes of the modules."""
         k, v = self.n_k * self.size, self.n_v * self.size
-        return {"linear_qkv": 2 * k + v, "linear_v": v, "v_heads": self.n_v, "v_head": self.size}
+        sizes = {"linear_qkv": 2 * k + v, "linear_v": v, "v_heads": self.n_v, "v_head": self.size}
+        return {**sizes, "gates": 2 * self.n_v}
 
 
 def _delta_net(heads: _Heads) -> Iterator[Module]:
@@ -101,24 +102,35 @@ def _delta_net(heads: _Heads) -> Iterator[Module]:
     yield Module("ssm_out", f"{hf}.out_proj", ("embd", "linear_v"), reorder=columns)
 
 
-def _delta_net_parameters(config: Config, index: int, sizes: Sizes) -> Iterator[TensorSpec]:
-    """The tensors of Gated DeltaNet that are not a module, in the layers that have it."""
+def _delta_net_parameters(
+    config: Config, index: int, sizes: Sizes, in_turn: bool = True
+) -> Iterator[TensorSpec]:
+    """The tensors of Gated DeltaNet that are not a module, in the layers that have it.
+
+    in_turn: whether the heads of V are reordered.
+    """
     if not _linear_layers(config)[index]:
         return
     heads, blk, hf = _Heads.of(config), f"blk.{index}", f"layers.{index}.linear_attn"
     n_heads, n_channels, n_taps = sizes["v_heads"], sizes["linear_qkv"], _taps(config)
 
+    def per_head(values: Values) -> Values:
+        return heads.in_turn(values) if in_turn else values
+
     def decay(a_log: Values) -> Values:
         with np.errstate(over="ignore"):  # PlannedTensor refuses infinities
-            return -np.exp(heads.in_turn(a_log))
+            return -np.exp(per_head(a_log))
+
+    def taps(values: Values) -> Values:
+        return heads.v_in_turn(values[:, 0]) if in_turn else values[:, 0]
 
     yield TensorSpec(f"{blk}.ssm_a", f"{hf}.A_log", (n_heads,), transform=decay)
-    yield TensorSpec(f"{blk}.ssm_dt.bias", f"{hf}.dt_bias", (n_heads,), transform=heads.in_turn)
+    yield TensorSpec(f"{blk}.ssm_dt.bias", f"{hf}.dt_bias", (n_heads,), transform=per_head)
     yield TensorSpec(
         f"{blk}.ssm_conv1d.weight",
         f"{hf}.conv1d.weight",
         (n_channels, 1, n_taps),
-        transform=lambda values: heads.v_in_turn(values[:, 0]),
+        transform=taps,
         written=(n_channels, n_taps),
     )
 
@@ -175,7 +187,6 @@ def _details(config: Config, sizes: Sizes) -> Metadata:
         "ssm.time_step_rank": heads.n_v,
         "ssm.inner_size": sizes["linear_v"],
         **_kinds_of_layers(config),
-        **rope_sections(config, _SECTIONS),
     }
 
 
@@ -196,7 +207,7 @@ QWEN35 = Family(
         ("attention_bias", False, "the attention has biases"),
         ("attn_output_gate", True, "the output of attention has no gate"),
     ),
-    details=_details,
+    details=lambda config, sizes: _details(config, sizes) | rope_sections(config, _SECTIONS),
     epsilon=("rms_norm_eps", 1e-6),
     rotated=lambda config, sizes: rotated_share(_NAME, config, sizes["head"], 0.25),
     output_norm=_norm("output_norm", "norm", ("embd",)),
@@ -215,10 +226,6 @@ QWEN35 = Family(
 )
 
 
-def _expert_details(config: Config, sizes: Sizes) -> Metadata:
-    return _EXPERTS.metadata(config) | _details(config, sizes)
-
-
 def _expert_sizes(config: Config) -> Sizes:
     return {**_Heads.of(config).sizes(), **_EXPERTS.sizes(config)}
 
@@ -232,7 +239,7 @@ QWEN35_MOE = replace(
     QWEN35,
     architecture=f"{_NAME}moe",
     layer=lambda config, index: _layer(config, index, (_ROUTER, *SHARED_EXPERT)),
-    details=_expert_details,
+    details=lambda config, sizes: _EXPERTS.metadata(config) | QWEN35.details(config, sizes),
     has_mlp=False,
     more_sizes=_expert_sizes,
     more_tensors=_all_tensors,
@@ -246,7 +253,64 @@ QWEN35_MOE = replace(
     },
 )
 
+
+def _next_layer(config: Config, index: int) -> Iterator[Module]:
+    yield _norm("attn_norm", "input_layernorm", ("embd",))
+    if _linear_layers(config)[index]:
+        yield Module("ssm_ba", "linear_attn.in_proj_ba", ("gates", "embd"))
+        yield Module("ssm_norm", "linear_attn.norm", ("v_head",))
+        yield Module("ssm_out", "linear_attn.out_proj", ("embd", "linear_v"))
+    else:
+        yield from _ATTENTION
+    yield _norm("post_attention_norm", "post_attention_layernorm", ("embd",))
+    yield from (_ROUTER, *SHARED_EXPERT)
+
+
+def _next_tensors(config: Config, index: int, sizes: Sizes) -> Iterator[TensorSpec]:
+    """Q, K, V and the gate, which the checkpoint has by head of K; and what is not a module."""
+    if _linear_layers(config)[index]:
+        heads, embd = _Heads.of(config), sizes["embd"]
+        group = heads.n_v // heads.n_k * heads.size  # rows of V that share a head of K
+        hf = f"layers.{index}.linear_attn.in_proj_qkvz.weight"
+        shape = (sizes["linear_qkv"] + sizes["linear_v"], embd)
+
+        def parts(values: Values) -> list[Values]:
+            by_head = values.reshape(heads.n_k, -1, embd)
+            ends = np.cumsum([heads.size, heads.size, group])
+            return [part.reshape(-1, embd) for part in np.split(by_head, ends, axis=1)]
+
+        for name, size, chosen in (
+            ("attn_qkv", "linear_qkv", slice(0, 3)),
+            ("attn_gate", "linear_v", slice(3, 4)),
+        ):
+            yield TensorSpec(
+                f"blk.{index}.{name}.weight",
+                hf,
+                shape,
+                transform=lambda values, chosen=chosen: np.concatenate(parts(values)[chosen]),  # type: ignore[misc]
+                written=(sizes[size], embd),
+            )
+        yield from _delta_net_parameters(config, index, sizes, in_turn=False)
+    yield from _experts(index, sizes)
+
+
+QWEN3_NEXT = replace(
+    QWEN35_MOE,
+    architecture="qwen3next",
+    fixed=(
+        *QWEN35_MOE.fixed,
+        ("decoder_sparse_step", 1, "not every layer has experts"),
+        ("mlp_only_layers", [], "not every layer has experts"),
+        ("norm_topk_prob", True, "the weights of a token's experts do not sum to 1"),
+    ),
+    layer=_next_layer,
+    details=lambda config, sizes: _EXPERTS.metadata(config) | _details(config, sizes),
+    more_tensors=_next_tensors,
+    absent={**QWEN35_MOE.absent, "num_experts": 512, "num_experts_per_tok": 10},
+)
+
 FAMILIES = {
+    "Qwen3NextForCausalLM": QWEN3_NEXT,
     "Qwen3_5ForCausalLM": QWEN35,
     "Qwen3_5ForConditionalGeneration": QWEN35,
     "Qwen3_5MoeForCausalLM": QWEN35_MOE,

@@ -140,6 +140,13 @@ HYBRIDS = {
             **_rope(partial_rotary_factor=0.5, mrope_section=[2, 2, 2]),
         ),
     ),
+    "qwen3next": Recipe(
+        "Qwen3Next", 64, 4, 40, n_layers=4,
+        options=_gqa(
+            2, head_dim=16, shared_expert_intermediate_size=36, **_experts(6, 3),
+            **_delta_net(2, 6, 16), **_rope(partial_rotary_factor=0.25),
+        ),
+    ),
     "qwen35moe": Recipe(
         "Qwen3_5Moe", 64, 4, 40, n_layers=4,
         options=_gqa(
