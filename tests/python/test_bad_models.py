@@ -107,7 +107,7 @@ def test_unknown_keys_are_rejected(
     ("architecture", "missing"),
     [
         ("mamba2", "state-space"),
-        ("qwen3next", "linear attention"),
+        ("kimi-linear", "linear attention"),
         ("rwkv7", "RWKV"),
         ("lfm2", "convolutions"),
         ("deepseek2", "multi-head latent attention"),

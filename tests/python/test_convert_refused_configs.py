@@ -48,7 +48,7 @@ def test_unsupported_opt_config_is_rejected(
     [
         ("Mamba2ForCausalLM", "state-space"),
         ("NemotronHForCausalLM", "state-space"),
-        ("Qwen3NextForCausalLM", "Gated DeltaNet"),
+        ("KimiLinearForCausalLM", "linear attention"),
         ("DeepseekV3ForCausalLM", "multi-head latent attention"),
         ("HunYuanDenseV1ForCausalLM", "norms of q and k after their rotation"),
         ("ApertusForCausalLM", "xIELU"),
