@@ -189,7 +189,7 @@ class TestMetadata:
         ("key", "value", "message"),
         [
             ("model", string("bert"), "'bert'"),
-            ("pre", string("viking"), "'viking'"),
+            ("pre", string("superbpe"), "'superbpe'"),
             ("tokens", struct.pack("<IIQ", ARRAY, STRING, 0), "258"),
             ("merges", struct.pack("<IIQI", ARRAY, U32, 1, 1), "merges"),
             ("eos_token_id", u32(258), "eos_token_id is 258"),

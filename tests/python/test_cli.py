@@ -19,6 +19,7 @@ from h2o_cpp import BUNDLED_MODEL, Generator
 from h2o_cpp.cli import llama_cpp_flags, main
 from h2o_cpp.model.stored_budget import store_budget
 from support.hub import Hub
+from support.needs import packages
 
 PROMPT = "The old man"
 SUMMARY = re.compile(
@@ -146,7 +147,11 @@ def test_closed_pipe_is_not_an_error() -> None:
         (["run", PROMPT, "-m", "nowhere.gguf"], "nowhere.gguf"),
         (["run", PROMPT, "--device", "cuda:99"], "cuda"),
         (["run", ""], "empty"),
-        (["serve", "--tls-cert", "none.pem"], "error: none.pem: No such file or directory\n"),
+        pytest.param(
+            ["serve", "--tls-cert", "none.pem"],
+            "error: none.pem: No such file or directory\n",
+            marks=packages("fastapi", "uvicorn"),
+        ),
         (["run", "-f", "none.txt"], "error: none.txt: No such file or directory\n"),
         (["info", "nowhere.gguf"], "nowhere.gguf"),
         (["info", str(Path(__file__).parent)], "no GGUF model"),

@@ -11,6 +11,10 @@ from h2o_cpp import BUNDLED_MODEL
 from h2o_cpp.cli import main
 from h2o_cpp.cli.option_names import with_option_names
 from h2o_cpp.cli.parser import Parser
+from support.needs import packages
+
+GRAMMAR = packages("llguidance")
+SERVE = packages("fastapi", "uvicorn")
 
 MODEL = str(BUNDLED_MODEL)
 
@@ -44,14 +48,22 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("run x --archive q8_0", "--archive 'q8_0' needs a budget such as --hh 0.2, which evicts"),
         ("run x --archive-heads 1", "--archive-heads 1.0 needs --archive, its type"),
         ("run x --cache-memory 1% --hh 2", "--cache-memory cannot be combined with --hh, recent"),
-        ("run x -j nonsense", "--json-schema is not JSON: "),
-        ("run x --grammar x", "--grammar: "),
+        pytest.param("run x -j nonsense", "--json-schema is not JSON: ", marks=GRAMMAR),
+        pytest.param("run x --grammar x", "--grammar: ", marks=GRAMMAR),
         ("run x -m=", "--model is empty, expected a GGUF file"),
         ("chat --template chatml -m MODEL --top-p 2", "--top-p is 2, expected above 0"),
-        ("serve --max-queue 0", "--max-queue 0, expected an integer, 1 or more"),
-        ("serve --tls-key k", "--tls-key is given without --tls-cert, expected both or only --tls"),
-        ("serve --cors-origin x", "--cors-origin has 'x', expected an origin"),
-        ("serve --prefix-cache x", "--prefix-cache 'x', expected bytes"),
+        pytest.param(
+            "serve --max-queue 0", "--max-queue 0, expected an integer, 1 or more", marks=SERVE
+        ),
+        pytest.param(
+            "serve --tls-key k",
+            "--tls-key is given without --tls-cert, expected both or only --tls",
+            marks=SERVE,
+        ),
+        pytest.param(
+            "serve --cors-origin x", "--cors-origin has 'x', expected an origin", marks=SERVE
+        ),
+        pytest.param("serve --prefix-cache x", "--prefix-cache 'x', expected bytes", marks=SERVE),
         ("quantize MODEL o.gguf Q9", "TYPE 'Q9', expected one of Q8_0, Q6_K"),
         ("imatrix MODEL text --chunks 0", "--chunks 0, expected an integer, 1 or more"),
         ("advise MODEL text -c 5", "--n-ctx 5, expected an integer, 100 or more"),

@@ -430,9 +430,12 @@ def float32_tolerance(recipe: Recipe, logits: NDArray[np.float64]) -> float:
     Errors of random sign grow with the square root of their number; six standard deviations of
     that, relative to the largest logit, hold for every one of some thousands. Angles of rotary
     positions are computed in float32 by both sides, but from frequencies that may differ by one
-    rounding: an error of position * 2^-24 radians.
+    rounding: an error of position * 2^-24 radians. Gated DeltaNet is computed in float32 by both
+    sides: three roundings of the state for each row, and three sums over a head.
     """
     layer = 8 * recipe.n_embd + 2 * recipe.n_ff + N_CTX
+    if "linear_key_head_dim" in recipe.options:
+        layer += 2 * 3 * (N_CTX + recipe.options["linear_key_head_dim"])
     roundings = recipe.n_layers * layer + 3 * recipe.n_embd
     angles = recipe.n_layers * N_CTX if recipe.model != "OPT" else 0
     return float((6 * np.sqrt(roundings) + angles) * 2.0**-24 * np.abs(logits).max())
