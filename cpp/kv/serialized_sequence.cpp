@@ -279,6 +279,11 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
         text(reader.what(), " has ", length, " tokens, this cache has room for ", capacity));
   }
 
+  if (n_tokens && *n_tokens != length && !shape.state_floats.empty()) {
+    throw FormatError(
+        text(reader.what(), " has states of ", length, " tokens, not of the first ", *n_tokens));
+  }
+
   std::vector<HeadImage> images;
   std::vector<ArchiveImage> archives;
   std::vector<std::span<const std::byte>> states;

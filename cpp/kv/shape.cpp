@@ -70,10 +70,18 @@ void validate(const KvShape& shape) {
               head, ", expected 0 to less than ", int64_t{shape.n_layers} * shape.n_kv_heads);
     }
   }
+  require(shape.state_floats.empty() || std::ssize(shape.state_floats) == shape.n_layers,
+          "states of ", shape.state_floats.size(), " layers, expected ", shape.n_layers);
+  double floats = 0;  // of a sequence's states
+  for (const int64_t n : shape.state_floats) {
+    require(n >= 0, "a state of ", n, " floats, expected 0 or more");
+    floats += static_cast<double>(n);
+  }
   // Larger byte counts could overflow: up to 16 bytes per element, in a workspace for each of up to
   // 1024 threads. No machine has that much memory.
-  const double elements = 1.0 * shape.n_layers * shape.n_sequences * shape.n_heads *
-                          (1.0 * shape.max_tokens + shape.max_rows) * shape.head_dim;
+  const double elements =
+      shape.n_sequences * (floats + 1.0 * shape.n_layers * shape.n_heads *
+                                        (1.0 * shape.max_tokens + shape.max_rows) * shape.head_dim);
   if (elements > 1e15) {
     throw OutOfMemory(text(elements, " elements do not fit in memory"));
   }

@@ -104,7 +104,7 @@ void read_groups(ConfigKeys& keys, MixtureConfig& m) {
     keys.fail(keys.full("expert_group_count"), " is ", m.n_groups, ", expected a divisor of ",
               "expert_count ", m.n_experts, ", at most ", kMost);
   }
-  const int32_t n_choices = m.n_experts / m.n_groups * m.n_groups_used;
+  const int64_t n_choices = int64_t{m.n_experts} / m.n_groups * m.n_groups_used;
   if (m.n_groups_used > m.n_groups || n_choices < m.n_used) {
     keys.fail(keys.full("expert_group_used_count"), " is ", m.n_groups_used, " of ", m.n_groups,
               " groups of ", m.n_experts / m.n_groups, " experts, expected groups with at least ",

@@ -1,5 +1,6 @@
 #include "model/find_weights.h"
 
+#include <charconv>
 #include <string>
 #include <string_view>
 #include <unordered_set>
@@ -84,10 +85,13 @@ class Finder {
 
  private:
   bool is_unused(std::string_view name) const {
-    for (int32_t l = config_.n_layers; l < config_.n_layers + config_.n_unused_layers; ++l) {
-      if (name.starts_with(text("blk.", l, "."))) return true;
-    }
-    return false;
+    constexpr std::string_view prefix = "blk.";
+    if (!name.starts_with(prefix)) return false;
+    name.remove_prefix(prefix.size());
+    int32_t layer = 0;
+    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), layer);
+    return error == std::errc() && layer >= config_.n_layers &&
+           layer < config_.n_layers + config_.n_unused_layers;
   }
 
   Tensor present(const std::string& name, const Tensor& tensor) const {

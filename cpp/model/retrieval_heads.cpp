@@ -10,17 +10,19 @@ namespace {
 
 constexpr const char* kKey = "h2o.retrieval_heads";
 
-// Each head of a layer without a window at most once.
+// Each head of a layer that keeps tokens from far back at most once.
 std::vector<int32_t> read_ranking(const GgufFile& file, const Config& config) {
   std::vector<bool> ranked(size_t{1} * config.n_layers * config.n_kv_heads);
   std::vector<int32_t> heads;
   for (const int64_t head : file.integers(kKey)) {
     const bool exists = head >= 0 && head < std::ssize(ranked);
-    if (!exists || ranked[head] || config.window(static_cast<int32_t>(head / config.n_kv_heads))) {
+    const auto layer = static_cast<int32_t>(exists ? head / config.n_kv_heads : 0);
+    if (!exists || ranked[head] || config.window(layer) > 0 || config.recurrent(layer)) {
       throw FormatError(text("[model] ", file.path(), ": ", kKey, " has head ", head,
-                             !exists        ? ", which does not exist"
-                             : ranked[head] ? " twice"
-                                            : ", whose layer has a window"));
+                             !exists                   ? ", which does not exist"
+                             : ranked[head]            ? " twice"
+                             : config.recurrent(layer) ? ", whose layer has no cache"
+                                                       : ", whose layer has a window"));
     }
     ranked[head] = true;
     heads.push_back(static_cast<int32_t>(head));

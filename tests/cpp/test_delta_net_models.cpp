@@ -72,6 +72,7 @@ TEST_CASE("states belong to their sequence: reset, more sequences, snapshots") {
     CHECK(same_bits(feed(session, 0, next), expected));
     // A prefix of the text has no state.
     CHECK_FALSE(session.is_plain(0));
+    CHECK_THROWS_AS(session.load_plain(1, saved, 8), InvalidArgument);
 
     std::vector<std::byte> cut(saved.begin(), saved.end() - 4);
     CHECK_THROWS_AS(session.load(0, cut), InvalidArgument);
@@ -94,6 +95,20 @@ TEST_CASE("recurrent layers keep no tokens, and a budget is for the others") {
     CHECK(few.entries(layer, 0, 0).size() == (recurrent ? 0 : 13));
   }
   CHECK(few.tokens_kept(0) == 13);
+}
+
+TEST_CASE("the number and the sizes of states are checked") {
+  KvShape shape = {.n_layers = 2, .n_heads = 1, .n_kv_heads = 1, .head_dim = 32, .max_tokens = 8};
+  const KvPolicy policy;
+  const auto bytes = [&](const std::vector<int64_t>& floats) {
+    shape.state_floats = floats;
+    return KvCache::bytes({&policy, 1}, shape);
+  };
+  CHECK(bytes({100, 0}) < bytes({0, 0}) + 400);
+  CHECK_THROWS_AS(bytes({100}), InvalidArgument);
+  CHECK_THROWS_AS(bytes({-1, 0}), InvalidArgument);
+  shape.n_sequences = 1 << 16;
+  CHECK_THROWS_AS(bytes({int64_t{1} << 47, int64_t{1} << 47}), OutOfMemory);  // 2^66 bytes
 }
 
 TEST_CASE("an archive is for the layers with a cache" * doctest::skip(on_cuda())) {
