@@ -41,14 +41,17 @@ class Looks:
         policy = generator.policy
         n, begin = stats.tokens_seen, self._n_pieces
         counts = np.zeros(n, np.int32)
+        n_heads = 0
         for layer, kv_head in np.ndindex(stats.n_layers, stats.n_kv_heads):
-            counts[generator.kept(layer, kv_head)[0]] += 1
+            kept = generator.kept(layer, kv_head)[0]
+            counts[kept] += 1
+            n_heads += len(kept) > 0  # layers with a recurrent state keep no tokens
         self._n_pieces = max(begin, n)
         return Look(
             stats=stats,
             n_recent=policy.n_recent if isinstance(policy, Policy) else policy[0].n_recent,
             begin=begin,
             pieces=[self._pieces.push(token) for token in tokens[begin:n]],
-            shares=(counts / (stats.n_layers * stats.n_kv_heads)).astype(np.float32),
+            shares=(counts / max(n_heads, 1)).astype(np.float32),
             tokens_per_second=tokens_per_second,
         )

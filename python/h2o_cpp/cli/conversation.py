@@ -127,6 +127,7 @@ class Conversation:
         for layer, head in np.ndindex(kept.shape[:2]):
             kept[layer, head, self.generator.kept(layer, head)[0]] = True
         policy = self.generator.policy
+        kept = kept[kept.any(axis=(1, 2))]  # others have a recurrent state
         shown = token_styles(
             kept.mean(axis=(0, 1)).tolist(), policy if isinstance(policy, Policy) else policy[0]
         )

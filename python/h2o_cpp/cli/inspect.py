@@ -103,10 +103,11 @@ def _inspected(args: argparse.Namespace, text: str, device: str) -> Inspection:
 
 
 def _shares(found: Inspection, layer: int | None, kv_head: int | None) -> list[float]:
-    """The share of heads that keep each token at the end."""
+    """The share of heads that keep each token at the end, of layers with a cache."""
     kept = found.kept()
     kept = kept if layer is None else kept[layer : layer + 1]
     kept = kept if kv_head is None else kept[:, kv_head : kv_head + 1]
+    kept = kept[kept.any(axis=(1, 2))] if kept.any() else kept
     shares: list[float] = np.mean(kept, axis=(0, 1)).tolist()
     return shares
 
@@ -117,6 +118,9 @@ def _table(found: Inspection, layer: int | None, kv_head: int | None) -> Iterato
     yield "|---|---|---|---|---|---|"
     for each in range(n_layers) if layer is None else [layer]:
         row = found.summary(each, kv_head)
+        if row.kept == 0:
+            yield f"| {each} | recurrent state | | | | |"
+            continue
         score = "-" if row.score_share is None else f"{row.score_share:.0%}"
         yield (
             f"| {each} | {row.kept} | {row.evicted} | {row.oldest} | {score} "

@@ -32,8 +32,8 @@ class HeadStats:
 class LayerStats:
     """What one layer keeps."""
 
-    tokens_kept: int  # per KV head
-    evictions: int
+    tokens_kept: int  # per KV head; 0 in a layer with a recurrent state
+    evictions: int  # 0 in such a layer
     heads: tuple[HeadStats, ...]
 
     @staticmethod
@@ -41,7 +41,9 @@ class LayerStats:
         """Of a layer of a sequence."""
         kept = session.tokens_kept(sequence, layer)
         heads = (HeadStats.of(*session.kept(layer, h, sequence)) for h in range(model.n_kv_heads))
-        return LayerStats(kept, session.tokens_seen(sequence) - kept, tuple(heads))
+        recurrent = any(model.state_floats[layer : layer + 1])
+        evictions = 0 if recurrent else session.tokens_seen(sequence) - kept
+        return LayerStats(kept, evictions, tuple(heads))
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class Summary:
     evicted: int
     oldest: int  # lowest kept position
     score_share: float | None  # kept tokens' share of all scores; None without scores
-    common_share: float  # share of the kept tokens that every KV head of the layer keeps
+    common_share: float  # share of the kept tokens that every KV head of the layer keeps; 0 of none
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Inspection:
     pieces: list[str]  # [n], printable text of each token
     seen: NDArray[np.int32]  # tokens read at each observation, ascending
     # [n_layers, n_kv_heads, n]: the entry of `seen` at which the token was first found evicted; 0
-    # if it never was.
+    # if it never was. Layers with a recurrent state keep no tokens.
     evicted_at: NDArray[np.int32]
     # [n_layers, n_kv_heads, n]: the token's score when it was last seen in the cache; 0 if it never
     # was, and for policies without scores.
@@ -80,7 +80,7 @@ class Inspection:
             evicted=n - n_kept,
             oldest=int(kept.any(axis=0).argmax()),
             score_share=float(scores[kept].sum() / scores.sum()) if scores.any() else None,
-            common_share=int(of_layer.all(axis=0).sum()) / n_kept,
+            common_share=int(of_layer.all(axis=0).sum()) / max(n_kept, 1),
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -206,12 +206,18 @@ def sizes_of(tensors: Sequence[Weight], shape: ModelShape, metadata: Mapping[str
             others += tensor.nbytes
     (n_vocab, width), *_ = (t.shape for t in tensors if t.name == "token_embd.weight")
     architecture = metadata["general.architecture"]
-    n_experts = int(metadata.get(f"{architecture}.expert_count", 0))
-    n_used = int(metadata.get(f"{architecture}.expert_used_count", 0))
-    n_ff = int(metadata[f"{architecture}.feed_forward_length"])
-    heads = int(metadata[f"{architecture}.attention.head_count"])
+
+    def number(key: str) -> int:
+        return int(metadata.get(f"{architecture}.{key}", 0))
+
+    n_experts, n_used = number("expert_count"), number("expert_used_count")
+    n_ff, heads = number("feed_forward_length"), number("attention.head_count")
     gate = any(tensor.name.endswith("ffn_gate.weight") for tensor in tensors)
     columns = 2 * width + 2 * (heads + shape.n_kv_heads) * shape.head_dim + (1 + gate) * n_ff
+    if any(shape.state_floats):  # gated attention and Gated DeltaNet
+        n_k, n_v = number("ssm.group_count"), number("ssm.time_step_rank")
+        columns += 3 * heads * shape.head_dim
+        columns += (2 * n_k + 3 * n_v) * number("ssm.state_size") + 2 * n_v
     return Sizes(
         layers=tuple(layers),
         others=others,
@@ -234,17 +240,20 @@ def _job(
     kv_dtype: KvDType,
 ) -> Job:
     policies = [policy] * shape.n_layers if isinstance(policy, Policy) else [*policy]
+    states = shape.state_floats or (0,) * shape.n_layers
     seen = np.arange(prompt, prompt + n) + 1.0
     kept = sum(
         float(seen.mean() if one.budget is None else np.minimum(one.budget + 1, seen).mean())
-        for one in policies
+        for one, state in zip(policies, states, strict=True)
+        if state == 0
     )
+    state_bytes = 4 * sum(states)
     return Job(
         prompt=prompt,
         n=n,
         n_batch=n_batch,
         slab_bytes=slab_bytes(shape, policy, n_ctx=prompt + n, kv_dtype=kv_dtype, positions="auto"),
-        kv_read=kept * kv_bytes(shape.n_kv_heads, shape.head_dim, kv_dtype),
+        kv_read=kept * kv_bytes(shape.n_kv_heads, shape.head_dim, kv_dtype) + state_bytes,
     )
 
 

@@ -78,7 +78,7 @@ class Job:
     n: int
     n_batch: int
     slab_bytes: int  # cache per sequence
-    kv_read: float  # mean bytes of K and V read per decoded token
+    kv_read: float  # mean bytes of K, V and states read per decoded token
 
 
 @dataclass(frozen=True)

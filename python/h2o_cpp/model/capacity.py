@@ -14,6 +14,8 @@ from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.model.session import Positions, core_policies
 from h2o_cpp.model.stored_budget import Budget, resolve_budget, resolve_types
 
+_HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")  # architectures with layers of Gated DeltaNet
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -68,24 +70,34 @@ class ModelShape:
         sizes = (n_layers, kv_heads, head_dim, key("context_length"))
         if not all(isinstance(size, int) and 0 < size < 2**24 for size in sizes):
             return None
+        states = _state_floats(key, sizes[0]) if architecture in _HYBRIDS else ()
+        if states is None:
+            return None
         return ModelShape(
             *sizes,
             learned_positions=architecture == "opt",
-            state_floats=_state_floats(key, sizes[0]),
+            state_floats=states,
         )
 
 
-def _state_floats(key: Callable[[str], Any], n_layers: int) -> tuple[int, ...]:
-    """ModelShape.state_floats of a file with layers of Gated DeltaNet, or ()."""
+def _state_floats(key: Callable[[str], Any], n_layers: int) -> tuple[int, ...] | None:
+    """ModelShape.state_floats of a file with layers of Gated DeltaNet; None if keys are invalid."""
+    names = ("conv_kernel", "state_size", "group_count", "time_step_rank")
+    sizes = [key(f"ssm.{name}") for name in names]
     interval, flags = key("full_attention_interval"), key("attention.recurrent_layers")
-    if not interval and flags is None:
-        return ()
+    interval = 4 if interval is None else interval  # as in config.cpp
+    if not all(isinstance(size, int) and 0 < size < 2**24 for size in (*sizes, interval)):
+        return None
     if flags is None:
         flags = [(layer + 1) % interval != 0 for layer in range(n_layers)]
-    names = ("conv_kernel", "state_size", "group_count", "time_step_rank")
-    n_taps, head_dim, n_k_heads, n_v_heads = (key(f"ssm.{name}") for name in names)
+    if not isinstance(flags, list) or len(flags) < n_layers:
+        return None
+    n_taps, head_dim, n_k_heads, n_v_heads = sizes
     before = (n_taps - 1) * (2 * n_k_heads + n_v_heads) * head_dim
-    return tuple((n_v_heads * head_dim**2 + before) * bool(flag) for flag in flags)
+    floats = n_v_heads * head_dim**2 + before
+    if floats >= 2**62:
+        return None
+    return tuple(floats * bool(flag) for flag in flags[:n_layers])
 
 
 def capacity(
