@@ -11,19 +11,24 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFValueType
 
-from h2o_cpp import Generator, capacity
+from desktop.look import Looks
+from h2o_cpp import Generator, Policy, capacity
+from h2o_cpp._core import GgufFile
 from h2o_cpp.cli import main
+from h2o_cpp.cli.inspect import _shares
 from h2o_cpp.convert import convert
 from h2o_cpp.measure.heads import RETRIEVAL_HEADS
+from h2o_cpp.measure.inspection import inspect
 from h2o_cpp.measure.planner import plan
+from h2o_cpp.model.session import open_model
 from h2o_cpp.model.stored_metadata import store_metadata
+from h2o_cpp.model.tokenizer import Tokenizer
 from support.changed_gguf import changed
 from support.needs import packages
 from support.random_models import HYBRIDS, make_model, save_checkpoint
 
 pytestmark = packages("torch", "transformers", "safetensors")
 
-RECURRENT = {"qwen35": {0, 1, 2}, "qwen35_listed": {1}, "qwen35moe": {0, 1, 2}}
 TEXT = "the old man and the sea " * 3
 
 
@@ -36,6 +41,11 @@ def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder / f"{request.param}.gguf"
 
 
+def recurrent_layers(hybrid: Path) -> set[int]:
+    kinds = HYBRIDS[hybrid.stem].config().layer_types
+    return {i for i, kind in enumerate(kinds) if kind == "linear_attention"}
+
+
 def test_inspect_is_about_layers_with_a_cache(
     hybrid: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -43,7 +53,7 @@ def test_inspect_is_about_layers_with_a_cache(
     options = ["-m", str(hybrid), "--hh", "12", "-t", "1", "--color", "never"]
     assert main(["inspect", TEXT, *options, "--json", str(output)]) == 0
     text, _, legend, _, *table = capsys.readouterr().out.splitlines()
-    recurrent = RECURRENT[hybrid.stem]
+    recurrent = recurrent_layers(hybrid)
     found = json.loads(output.read_text())
     n_layers = len(found["evicted_at"])
     for layer, row in enumerate(table[2 : 2 + n_layers]):
@@ -56,8 +66,19 @@ def test_inspect_is_about_layers_with_a_cache(
     assert f"| {min(recurrent)} | recurrent state |" in capsys.readouterr().out
 
 
+def test_shares_are_of_layers_with_a_cache(hybrid: Path) -> None:
+    model = open_model(hybrid, device="cpu", threads=1)
+    tokens = list(range(3, 23))
+    found = inspect(model, Tokenizer.of_model(model), tokens, Policy.window(5))
+    expected = [0.0] * 15 + [1.0] * 5
+    assert _shares(found, None, None) == expected
+    with Generator(hybrid, policy=Policy.window(5), threads=1) as generator:
+        generator.generate([tokens], max_tokens=1)
+        assert Looks(generator).take(tokens, 1.0).shares.tolist() == expected
+
+
 def test_statistics_of_layers(hybrid: Path) -> None:
-    recurrent = RECURRENT[hybrid.stem]
+    recurrent = recurrent_layers(hybrid)
     with Generator(hybrid, hh=8, threads=1) as generator:
         generator.generate([list(range(3, 33))], max_tokens=1)
         stats = generator.stats(layers=True)
@@ -83,9 +104,10 @@ def test_capacity(hybrid: Path, options: dict[str, Any]) -> None:
 
 def test_capacity_of_metadata(hybrid: Path, tmp_path: Path) -> None:
     """Flags of unused layers do not count; invalid keys are an error, but not of info."""
-    prefix = "qwen35moe." if hybrid.stem == "qwen35moe" else "qwen35."
-    n_layers = 1 + max(RECURRENT[hybrid.stem]) + 1
-    flags = [i in RECURRENT[hybrid.stem] for i in range(n_layers)] + [True]
+    recurrent = recurrent_layers(hybrid)
+    n_layers = HYBRIDS[hybrid.stem].n_layers
+    flags = [i in recurrent for i in range(n_layers)] + [True]
+    prefix = f"{GgufFile(hybrid).metadata()['general.architecture']}."
     more = {
         f"{prefix}block_count": (n_layers + 1, GGUFValueType.UINT32),
         f"{prefix}nextn_predict_layers": (1, GGUFValueType.UINT32),
@@ -113,7 +135,7 @@ def test_plan_counts_caches_and_states(hybrid: Path, hh: int | None) -> None:
         model = generator._runtime().model
         generator.generate([[3] * 100], max_tokens=20, ignore_eos=True)
         assert found.job.slab_bytes == generator.stats().cache_bytes
-    with_cache = model.n_layers - len(RECURRENT[hybrid.stem])
+    with_cache = model.n_layers - len(recurrent_layers(hybrid))
     read = sum(range(101, 121)) / 20 if hh is None else 17
     per_token = 2 * 4 * model.n_kv_heads * model.head_dim
     states = 4 * sum(model.state_floats)
@@ -122,10 +144,11 @@ def test_plan_counts_caches_and_states(hybrid: Path, hh: int | None) -> None:
 
 def test_heads(hybrid: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Only heads of layers with a cache are ranked, archived and accepted."""
-    recurrent = RECURRENT[hybrid.stem]
+    recurrent = recurrent_layers(hybrid)
     assert main(["heads", str(hybrid), "--samples", "1", "-t", "1", "--json"]) == 0
     ranked = json.loads(capsys.readouterr().out)
-    assert ranked and not {head["layer"] for head in ranked} & recurrent
+    assert ranked
+    assert not {head["layer"] for head in ranked} & recurrent
     assert sum(head["share"] for head in ranked) == pytest.approx(1)
     path = tmp_path / "model.gguf"
     store_metadata(hybrid, path, {RETRIEVAL_HEADS: [0 if 0 in recurrent else 1]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from math import prod
 from typing import NamedTuple
@@ -29,9 +30,14 @@ def weights(files: Iterable[_core.GgufFile]) -> list[Weight]:
     architecture = metadata["general.architecture"]
     n_layers = int(metadata[f"{architecture}.block_count"])
     n_unused = int(metadata.get(f"{architecture}.nextn_predict_layers", 0))
-    unused = tuple(f"blk.{i}." for i in range(n_layers - n_unused, n_layers))
     tensors = [Weight(*tensor) for file in (first, *others) for tensor in file.tensors()]
-    return [tensor for tensor in tensors if not tensor.name.startswith(unused)]
+    return [tensor for tensor in tensors if _layer(tensor.name) < n_layers - n_unused]
+
+
+def _layer(name: str) -> int:
+    """The layer of a tensor; -1 for those outside of layers."""
+    found = re.match(r"blk\.(\d+)\.", name)
+    return int(found[1]) if found else -1
 
 
 def experts_used(file: _core.GgufFile) -> float:
