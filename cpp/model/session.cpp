@@ -45,7 +45,7 @@ SessionOptions resolve(const Model& model, SessionOptions options) {
     require(options.positions != Positions::rolling,
             "an archive does not support rolling positions: leave positions at auto");
     options.positions = Positions::original;
-    options.archive.heads = attention_heads(config);
+    if (options.archive.heads.empty()) options.archive.heads = attention_heads(config);
     if (options.archive_heads != 1) {
       options.archive.heads =
           retrieval_heads(model.file.first_file(), config, options.archive_heads);
