@@ -41,7 +41,7 @@ def weights(path: Path) -> dict[str, Array]:
 
 
 def llama_cpp_shapes(metadata: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Name -> shape, rows first, as in `load_arch_tensors` of llama.cpp's qwen35 and qwen35moe."""
+    """Name -> shape, rows first, as in `load_arch_tensors` of llama.cpp's files of models."""
     architecture = metadata["general.architecture"]
     m = {key.removeprefix(f"{architecture}."): value for key, value in metadata.items()}
     n_embd, n_layer, n_vocab = m["embedding_length"], m["block_count"], m["vocab_size"]
@@ -72,11 +72,13 @@ def llama_cpp_shapes(metadata: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         "ssm_conv1d.weight": (conv_dim, m["ssm.conv_kernel"]),
         "ssm_dt.bias": (n_v_heads,),
         "ssm_a": (n_v_heads,),
-        "ssm_beta.weight": (n_v_heads, n_embd),
-        "ssm_alpha.weight": (n_v_heads, n_embd),
         "ssm_norm.weight": (state,),
         "ssm_out.weight": (n_embd, value_dim),
     }
+    if architecture == "qwen3next":
+        delta_net["ssm_ba.weight"] = (2 * n_v_heads, n_embd)
+    else:
+        delta_net |= {f"ssm_{gate}.weight": (n_v_heads, n_embd) for gate in ("beta", "alpha")}
     if architecture == "qwen35":
         n_ff = m["feed_forward_length"]
         mlp: dict[str, tuple[int, ...]] = {
@@ -189,7 +191,7 @@ def test_metadata(tmp_path: Path, name: str) -> None:
 
 
 @reference
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("name", [name for name in HYBRIDS if name != "qwen3next"])
 def test_values_of_delta_net(tmp_path: Path, name: str) -> None:
     """Head i of V in the file has head i % n_k of K, one of those that follow it in HF."""
     source = make_checkpoint(tmp_path, name)
@@ -232,23 +234,52 @@ def test_values_of_delta_net(tmp_path: Path, name: str) -> None:
 
 
 @reference
+def test_values_of_delta_net_of_qwen3next(tmp_path: Path) -> None:
+    """Of each head of K, the checkpoint has q, k, its heads of v and of z, in one tensor."""
+    source = make_checkpoint(tmp_path, "qwen3next")
+    convert(tmp_path, tmp_path / "out.gguf", "f32")
+    tensors = {name: values for name, (_, values) in read_tensors(tmp_path / "out.gguf").items()}
+    options = HYBRIDS["qwen3next"].options
+    n_k, n_v = options["linear_num_key_heads"], options["linear_num_value_heads"]
+    size, blk, hf = options["linear_key_head_dim"], "blk.1.", "model.layers.1.linear_attn."
+    joined = source[hf + "in_proj_qkvz.weight"]
+    by_head = joined.reshape(n_k, -1, joined.shape[1])
+    n_rows = n_v // n_k * size  # of v and of z
+    parts = np.split(by_head, [size, 2 * size, 2 * size + n_rows], axis=1)
+    q, k, v, z = (part.reshape(-1, joined.shape[1]) for part in parts)
+    for gguf, expected in (
+        ("attn_qkv.weight", np.concatenate([q, k, v])),
+        ("attn_gate.weight", z),
+        ("ssm_ba.weight", source[hf + "in_proj_ba.weight"]),
+        ("ssm_conv1d.weight", source[hf + "conv1d.weight"][:, 0, :]),
+        ("ssm_dt.bias", source[hf + "dt_bias"]),
+        ("ssm_norm.weight", source[hf + "norm.weight"]),
+        ("ssm_out.weight", source[hf + "out_proj.weight"]),
+    ):
+        np.testing.assert_array_equal(tensors[blk + gguf], expected)
+    decay = -np.exp(source[hf + "A_log"].astype(np.float64))
+    np.testing.assert_allclose(tensors[blk + "ssm_a"], decay, rtol=2**-22)
+
+
+@reference
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_values_of_other_tensors(tmp_path: Path, name: str) -> None:
     source = make_checkpoint(tmp_path, name)
     convert(tmp_path, tmp_path / "out.gguf", "f32")
     tensors = {name: values for name, (_, values) in read_tensors(tmp_path / "out.gguf").items()}
     layer = "2" if name == "qwen35_listed" else "3"
+    mixture = "num_experts" in HYBRIDS[name].options
     blk, hf = f"blk.{layer}.", f"model.layers.{layer}."
     projections = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "output": "o_proj"}
     same = {f"attn_{gguf}": f"self_attn.{part}" for gguf, part in projections.items()}
     for part in ("gate", "up", "down"):
-        if name == "qwen35moe":
+        if mixture:
             same[f"ffn_{part}_shexp"] = f"mlp.shared_expert.{part}_proj"
             experts = [source[f"{hf}mlp.experts.{i}.{part}_proj.weight"] for i in range(6)]
             np.testing.assert_array_equal(tensors[f"{blk}ffn_{part}_exps.weight"], experts)
         else:
             same[f"ffn_{part}"] = f"mlp.{part}_proj"
-    if name == "qwen35moe":
+    if mixture:
         same |= {"ffn_gate_inp": "mlp.gate", "ffn_gate_inp_shexp": "mlp.shared_expert_gate"}
     for gguf, part in same.items():
         np.testing.assert_array_equal(tensors[f"{blk}{gguf}.weight"], source[f"{hf}{part}.weight"])
