@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from h2o_cpp import Generator
-from h2o_cpp.serve.errors import ApiError
 from support.chatty import PLAIN, user
 from support.needs import packages
 from support.serving import Server, serving, wait_until
@@ -137,6 +136,8 @@ class TestEmbeddings:
     def test_a_text_that_is_submitted_while_the_client_leaves(
         self, server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        from h2o_cpp.serve.errors import ApiError
+
         engine, submit = server.engine, server.engine.submit_async
         outputs = server.app.state.service.embed([[5]] * 9, "mean")
 
