@@ -18,6 +18,7 @@
 #include "cuda/runtime/copy_async.h"
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/device_batch.h"
+#include "cuda/short_conv.h"
 
 namespace h2o {
 namespace {
@@ -310,6 +311,12 @@ class CudaBackend final : public Backend {
     matmul_.forget();
     const auto n_segments = static_cast<int32_t>(batch.segments.size());
     cuda::delta_net(stream_, layer, cache, batch_, n_segments);
+  }
+
+  void short_conv(const ShortConv& layer, const KvView& cache, const Batch& batch) override {
+    matmul_.forget();
+    const auto n_segments = static_cast<int32_t>(batch.segments.size());
+    cuda::short_conv(stream_, layer, cache, batch_, n_segments);
   }
 
   void compute_rope_table(Tensor rope_table, const Rope& rope) override {

@@ -1,3 +1,4 @@
+#include "cuda/convolution.cuh"
 #include "cuda/delta_net.h"
 #include "cuda/gates.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -6,7 +7,6 @@
 namespace h2o::cuda {
 namespace {
 
-constexpr int kChannels = 128;                     // of a block of the convolution, one per thread
 constexpr int kGroups = 16;                        // of rows of a state, in a block
 constexpr int kThreads = kGroups * kDeltaColumns;  // of that block
 constexpr int kWarps = kThreads / kWarp;
@@ -38,30 +38,10 @@ __global__ void __launch_bounds__(kChannels) convolve_kernel(Layer layer) {
   const int channel = blockIdx.y * kChannels + threadIdx.x;
   if (channel >= layer.n_channels) return;
   const Segment segment = layer.segments[blockIdx.x];
-  const int n_taps = layer.n_taps;
-  float* const before = layer.state(segment) + layer.matrix_floats + channel;
-  float taps[kMaxTaps], rows[kMaxTaps];
-#pragma unroll
-  for (int t = 0; t < kMaxTaps; ++t) {
-    taps[t] = t < n_taps ? layer.conv[t * layer.n_channels + channel] : 0;
-    rows[t] = t + 1 < n_taps ? before[t * layer.n_channels] : 0;
-  }
-  for (int i = 0; i < segment.n_rows; ++i) {
-    float& x = layer.row(segment.row + i)[channel];
-    float sum = 0;
-#pragma unroll
-    for (int t = 0; t < kMaxTaps; ++t) {
-      if (t + 1 == n_taps) rows[t] = x;
-      sum = fmaf(rows[t], taps[t], sum);
-    }
-    x = sum * sigmoid(sum);
-#pragma unroll
-    for (int t = 0; t + 1 < kMaxTaps; ++t) rows[t] = rows[t + 1];
-  }
-#pragma unroll
-  for (int t = 0; t < kMaxTaps; ++t) {
-    if (t + 1 < n_taps) before[t * layer.n_channels] = rows[t];
-  }
+  const auto x = [&](int i) -> float& { return layer.row(segment.row + i)[channel]; };
+  convolve(layer.state(segment) + layer.matrix_floats + channel, layer.conv + channel,
+           layer.n_channels, layer.n_taps, segment.n_rows, x,
+           [&](int i, float sum) { x(i) = sum * sigmoid(sum); });
 }
 
 // One block of a warp for each q and k of a row, and one for the row's gates.
@@ -165,8 +145,6 @@ __global__ void __launch_bounds__(kCopyThreads)
   a[at] = from[0];
   b[at] = from[width];
 }
-
-unsigned parts(int64_t n, int64_t size) { return static_cast<unsigned>((n + size - 1) / size); }
 
 }  // namespace
 

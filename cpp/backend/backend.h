@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "backend/batch.h"
-#include "backend/delta_net_limits.h"
 #include "backend/largest.h"
+#include "backend/recurrent_limits.h"
 #include "core/buffer.h"
 #include "core/tensor.h"
 
@@ -88,6 +88,18 @@ struct DeltaNet {
   // Floats of a sequence's state: S of each value head, [head_dim / kDeltaColumns, head_dim,
   // kDeltaColumns]; then the last n_taps - 1 rows of qkv, oldest first.
   int64_t matrix_floats() const { return int64_t{n_v_heads} * head_dim * head_dim; }
+};
+
+// One layer of gated short convolutions (LFM2). bcx has three parts b, c and x of the width of out;
+// for each row of a sequence, channel by channel,
+//
+//   out = c * (the last n_taps rows of b * x, weighted by conv)
+//
+// f32. A sequence's state is the last n_taps - 1 rows of b * x, oldest first.
+struct ShortConv {
+  Tensor out;   // [n, width]
+  Tensor bcx;   // [n, 3 * width]
+  Tensor conv;  // [n_taps, width], the current row's weight last
 };
 
 // How the rows of a batch are routed in a mixture of experts. Each row is copied once per expert it
@@ -331,6 +343,9 @@ class Backend {
 
   // See DeltaNet; reads and updates the states of the batch's sequences, cache.states.
   virtual void delta_net(const DeltaNet& layer, const KvView& cache, const Batch& batch) = 0;
+
+  // The same for ShortConv.
+  virtual void short_conv(const ShortConv& layer, const KvView& cache, const Batch& batch) = 0;
 
   // rope_table [n, n_rot]: row p holds the n_rot / 2 cosines of position p, times the magnitude,
   // followed by the sines.

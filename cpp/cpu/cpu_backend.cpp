@@ -14,6 +14,7 @@
 #include "cpu/matmul/cpu_matmul.h"
 #include "cpu/matmul/interleave.h"
 #include "cpu/routes.h"
+#include "cpu/short_conv.h"
 #include "cpu/thread_pool.h"
 
 namespace h2o {
@@ -252,6 +253,10 @@ class CpuBackend final : public Backend {
 
   void delta_net(const DeltaNet& layer, const KvView& cache, const Batch& batch) override {
     h2o::delta_net(kernels_, pool_, layer, cache, batch);
+  }
+
+  void short_conv(const ShortConv& layer, const KvView& cache, const Batch& batch) override {
+    h2o::short_conv(kernels_, pool_, layer, cache, batch);
   }
 
   void compute_rope_table(Tensor rope_table, const Rope& rope) override {

@@ -3,18 +3,16 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cpu/convolution.h"
+
 namespace h2o {
 namespace {
 
-// Channels and columns of a part: few, so that many threads have some.
-constexpr int64_t kChannels = 256;
+// Columns of a part: few, so that many threads have some.
 constexpr int64_t kBlocks = 4;  // of kDeltaColumns
 
-// Cost of a channel of a row, and of each number of a state, in multiply-adds.
-constexpr int64_t kConvolutionCost = 64;
+// Cost of each number of a state, in multiply-adds.
 constexpr int64_t kStateCost = 4;
-
-int64_t parts(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
 float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 
@@ -31,23 +29,18 @@ void delta_net(const CpuKernels& kernels, ThreadPool& pool, const DeltaNet& laye
     return cache.states + segment.sequence * cache.state_floats;
   };
 
-  const int64_t n_parts = parts(n_channels, kChannels);
-  pool.parallel_for(n_segments * n_parts, kConvolutionCost * n_rows * n_channels,
-                    [&](int, int64_t begin, int64_t end) {
-                      for (int64_t i = begin; i < end; ++i) {
-                        const Segment& segment = batch.segments[i / n_parts];
-                        const int64_t first = i % n_parts * kChannels;
-                        kernels.convolve({
-                            .x = layer.qkv.floats() + segment.row * n_channels + first,
-                            .before = state(segment) + layer.matrix_floats() + first,
-                            .weights = layer.conv.floats() + first,
-                            .n_rows = segment.n_rows,
-                            .n_taps = layer.conv.rows,
-                            .n = std::min(kChannels, n_channels - first),
-                            .stride = n_channels,
-                        });
-                      }
-                    });
+  for_channels(pool, batch, n_channels, [&](const Segment& segment, int64_t first, int64_t n) {
+    kernels.convolve({
+        .x = layer.qkv.floats() + segment.row * n_channels + first,
+        .before = state(segment) + layer.matrix_floats() + first,
+        .weights = layer.conv.floats() + first,
+        .n_rows = segment.n_rows,
+        .n_taps = layer.conv.rows,
+        .n = n,
+        .stride = n_channels,
+        .silu = true,
+    });
+  });
 
   pool.parallel_for(n_rows, n_rows * n_channels, [&](int, int64_t begin, int64_t end) {
     const float q_length = 1 / std::sqrt(static_cast<float>(head_dim));

@@ -26,6 +26,12 @@ void add_to(float* y, const float* x, int64_t n) {
   for (; i < n; ++i) y[i] += x[i];
 }
 
+void multiply(float* y, const float* x, int64_t n) {
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) store(y + i, mul(load(y + i), load(x + i)));
+  for (; i < n; ++i) y[i] *= x[i];
+}
+
 void raise(float* y, const float* x, int64_t n) {
   int64_t i = 0;
   for (; i + kWidth <= n; i += kWidth) store(y + i, max(load(y + i), load(x + i)));

@@ -12,7 +12,6 @@
 
 #include "cpu/attention/archive_types-inl.h"
 #include "cpu/attention/softmax-inl.h"
-#include "cpu/delta_net-inl.h"
 #include "cpu/elementwise-inl.h"
 #include "cpu/kernels.h"
 #include "cpu/matmul/blocks-inl.h"
@@ -20,6 +19,7 @@
 #include "cpu/matmul/interleaved_codebooks-inl.h"
 #include "cpu/matmul/matmul-inl.h"
 #include "cpu/matmul/superblocks-inl.h"
+#include "cpu/recurrent-inl.h"
 
 namespace h2o {
 namespace {
@@ -331,6 +331,7 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .q3 = {matmul<Q3>, nullptr, nullptr, 0, decode<Q3>, encode_q3, nullptr},
       .quantize_rows = quantize_rows,
       .add = add_to,
+      .multiply = multiply,
       .raise = raise,
       .scale = scale,
       .relu = relu,

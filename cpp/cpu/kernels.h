@@ -154,7 +154,7 @@ struct TypeKernels {
   const SplitKernels* split = nullptr;
 };
 
-// Rows of n channels of a layer of Gated DeltaNet, before and after the convolution.
+// Rows of n channels, before and after a causal convolution.
 struct Convolution {
   float* x;              // [n_rows, stride]
   float* before;         // [n_taps - 1, stride] the rows before x; then the last ones of these
@@ -163,6 +163,7 @@ struct Convolution {
   int64_t n_taps;
   int64_t n;
   int64_t stride;
+  bool silu;  // of the sums
 };
 
 // Rows of n_blocks * kDeltaColumns columns of one value head: see DeltaNet.
@@ -202,6 +203,7 @@ struct CpuKernels {
   void (*multiply_split)(const SplitProduct& p) = nullptr;
 
   void (*add)(float* y, const float* x, int64_t n);                 // y += x
+  void (*multiply)(float* y, const float* x, int64_t n);            // y *= x
   void (*raise)(float* y, const float* x, int64_t n);               // y = max(y, x); no NaN
   void (*scale)(float* x, int64_t n, float factor);                 // x *= factor
   void (*relu)(float* x, int64_t n);                                // x = max(x, 0)
@@ -245,7 +247,7 @@ struct CpuKernels {
   // and then sines are in rope_table [n_rot].
   void (*rotate)(float* x, const float* rope_table, int64_t n_rot, bool pairs);
 
-  // x = silu(the sum over the taps), in place.
+  // x = the sum over the taps, in place.
   void (*convolve)(const Convolution& c);
   void (*normalize)(float* x, int64_t n, float length);  // x *= length / sqrt(sum(x^2) + 1e-6)
   void (*delta_rule)(const DeltaRule& rule);

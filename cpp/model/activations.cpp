@@ -92,6 +92,8 @@ Activations allocate_activations(Backend& backend, const Config& c, int32_t n_ro
       .q_and_gate = matrix(c.family->attn_gate ? n_rows : 0, 2 * q_width),
       .attn_gate = matrix(c.family->attn_gate ? n_rows : 0, q_width),
       .delta = delta_net_activations(c, n_rows),
+      .short_conv = {.bcx = matrix(c.short_conv_taps > 0 ? n_rows : 0, int64_t{3} * c.n_embd),
+                     .out = matrix(c.short_conv_taps > 0 ? n_rows : 0, c.n_embd)},
       .up = matrix(dense ? n_rows : 0, c.n_ff),
       .gate = matrix(gated ? n_rows : 0, c.n_ff),
       .experts = mixture_activations(c, n_rows),
@@ -125,7 +127,9 @@ Activations allocate_activations(Backend& backend, const Config& c, int32_t n_ro
                          &d.alpha,
                          &d.beta,
                          &d.beta_alpha,
-                         &d.out};
+                         &d.out,
+                         &a.short_conv.bcx,
+                         &a.short_conv.out};
   Layout layout;
   std::vector<int64_t> offsets;
   for (const Tensor* t : all) offsets.push_back(layout.place(t->bytes()));
@@ -153,6 +157,7 @@ Activations first(const Activations& a, int64_t n_rows, int64_t n_logits) {
       .q_and_gate = rows(a.q_and_gate),
       .attn_gate = rows(a.attn_gate),
       .delta = first(a.delta, n_rows),
+      .short_conv = {.bcx = rows(a.short_conv.bcx), .out = rows(a.short_conv.out)},
       .up = rows(a.up),
       .gate = rows(a.gate),
       .experts = first(a.experts, n_rows),

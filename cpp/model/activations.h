@@ -30,6 +30,12 @@ struct DeltaNetActivations {
   Tensor out;         // [n_rows, v_width()]
 };
 
+// For layers of gated short convolutions, the same; see backend/ShortConv.
+struct ShortConvActivations {
+  Tensor bcx;  // [n_rows, 3 * n_embd]
+  Tensor out;  // [n_rows, n_embd]
+};
+
 // All f32.
 struct Activations {
   Tensor x;           // [n_rows, n_embd]  the residual stream
@@ -41,6 +47,7 @@ struct Activations {
   Tensor q_and_gate;  // [n_rows, 2 * n_heads * head_dim]; no rows where attention has none
   Tensor attn_gate;   // [n_rows, n_heads * head_dim]; the same
   DeltaNetActivations delta;
+  ShortConvActivations short_conv;
   Tensor up;    // [n_rows, n_ff]
   Tensor gate;  // [n_rows, n_ff]; no rows where the family has no gate
   // empty without experts; if all layers have them, `up` and `gate` are empty

@@ -151,16 +151,38 @@ MixtureConfig read_mixture(ConfigKeys& keys, const Config& c) {
   return m;
 }
 
-DeltaNetConfig read_delta_net(ConfigKeys& keys, const Config& c) {
+// KV heads, of which layers of short convolutions have none.
+void read_kv_heads(ConfigKeys& keys, Config& c) {
+  const char* const key = "attention.head_count_kv";
+  if (!c.family->short_conv || !keys.is_array(key)) {
+    c.n_kv_heads = keys.count_or(key, c.n_heads);
+    return;
+  }
+  const std::vector<int64_t> counts = keys.integers(key);
+  if (std::ssize(counts) != c.n_layers) {
+    keys.fail(keys.full(key), " has ", counts.size(), " counts, expected ", c.n_layers);
+  }
+  c.n_kv_heads = keys.in_range(key, std::ranges::max(counts));
+  for (const int64_t count : counts) {
+    if (count != 0 && count != c.n_kv_heads) {
+      keys.fail(keys.full(key), " differs between layers of attention, which h2o does not support");
+    }
+    c.recurrent_layers.push_back(count == 0);
+  }
+}
+
+int32_t read_taps(ConfigKeys& keys, const char* key) {
+  const int32_t n = keys.count(key);
+  if (n < 2 || n > kMaxTaps) keys.fail(keys.full(key), " is ", n, ", expected 2 to ", kMaxTaps);
+  return n;
+}
+
+DeltaNetConfig read_delta_net(ConfigKeys& keys) {
   DeltaNetConfig d;
-  if (!c.family->delta_net) return d;
-  d.n_taps = keys.count("ssm.conv_kernel");
+  d.n_taps = read_taps(keys, "ssm.conv_kernel");
   d.head_dim = keys.count("ssm.state_size");
   d.n_k_heads = keys.count("ssm.group_count");
   d.n_v_heads = keys.count("ssm.time_step_rank");
-  if (d.n_taps < 2 || d.n_taps > kMaxTaps) {
-    keys.fail(keys.full("ssm.conv_kernel"), " is ", d.n_taps, ", expected 2 to ", kMaxTaps);
-  }
   if (d.head_dim % kDeltaColumns != 0 || d.head_dim > kMaxDeltaHead) {
     keys.fail(keys.full("ssm.state_size"), " is ", d.head_dim, ", expected a multiple of ",
               kDeltaColumns, ", at most ", kMaxDeltaHead);
@@ -173,15 +195,20 @@ DeltaNetConfig read_delta_net(ConfigKeys& keys, const Config& c) {
     keys.fail(keys.full("ssm.inner_size"), " differs from ssm.time_step_rank ", d.n_v_heads,
               " * ssm.state_size ", d.head_dim, ", which is not supported");
   }
+  return d;
+}
+
+std::vector<bool> read_delta_net_layers(ConfigKeys& keys, const Config& c) {
+  std::vector<bool> layers;
   if (keys.has("attention.recurrent_layers")) {
-    d.layers = keys.flags("attention.recurrent_layers");
+    layers = keys.flags("attention.recurrent_layers");
     keys.ignore("full_attention_interval");
-    check_flags(keys, "attention.recurrent_layers", d.layers, c);
+    check_flags(keys, "attention.recurrent_layers", layers, c);
   } else {
     const int32_t interval = keys.count_or("full_attention_interval", 4);
-    for (int32_t l = 0; l < c.n_layers; ++l) d.layers.push_back((l + 1) % interval != 0);
+    for (int32_t l = 0; l < c.n_layers; ++l) layers.push_back((l + 1) % interval != 0);
   }
-  return d;
+  return layers;
 }
 
 bool read_gelu_erf(const ConfigKeys& keys, const GgufFile& file) {
@@ -210,10 +237,9 @@ bool Config::rotates(int32_t layer) const {
 
 std::vector<int64_t> Config::state_floats() const {
   std::vector<int64_t> floats;
-  if (delta_net.n_taps == 0) return floats;
-  for (int32_t l = 0; l < n_layers; ++l) {
-    floats.push_back(recurrent(l) ? delta_net.state_floats() : 0);
-  }
+  const int64_t of_layer =
+      short_conv_taps > 0 ? int64_t{short_conv_taps - 1} * n_embd : delta_net.state_floats();
+  for (const bool recurrent : recurrent_layers) floats.push_back(recurrent ? of_layer : 0);
   return floats;
 }
 
@@ -240,7 +266,7 @@ Config read_config(const GgufShards& model) {
   const bool dense = keys.has("feed_forward_length") || !c.family->experts;
   c.n_ff = keys.count(dense ? "feed_forward_length" : "expert_feed_forward_length");
   c.n_heads = keys.count("attention.head_count");
-  c.n_kv_heads = keys.count_or("attention.head_count_kv", c.n_heads);
+  read_kv_heads(keys, c);
   if (c.n_heads % c.n_kv_heads != 0) {
     keys.fail("attention.head_count ", c.n_heads, " is not a multiple of head_count_kv ",
               c.n_kv_heads);
@@ -286,7 +312,11 @@ Config read_config(const GgufShards& model) {
   }
   c.mixture = read_mixture(keys, c);
   c.mixture.scale *= c.residual_scale;
-  c.delta_net = read_delta_net(keys, c);
+  if (c.family->delta_net) {
+    c.delta_net = read_delta_net(keys);
+    c.recurrent_layers = read_delta_net_layers(keys, c);
+  }
+  if (c.family->short_conv) c.short_conv_taps = read_taps(keys, "shortconv.l_cache");
   c.parallel_residual = keys.flag_or("use_parallel_residual", c.family->parallel_residual);
   if (c.family->activation == Activation::gelu)
     c.gelu_erf = read_gelu_erf(keys, model.first_file());

@@ -51,12 +51,10 @@ struct MixtureConfig {
 
 // Layers of Gated DeltaNet (arXiv 2412.06464) instead of attention: see DeltaNet of a back end.
 struct DeltaNetConfig {
-  int32_t n_taps = 0;        // {a}.ssm.conv_kernel; 0: no such layers
-  int32_t head_dim = 0;      // {a}.ssm.state_size
-  int32_t n_k_heads = 0;     // {a}.ssm.group_count
-  int32_t n_v_heads = 0;     // {a}.ssm.time_step_rank
-  std::vector<bool> layers;  // {a}.attention.recurrent_layers, or all but the last of each
-                             // {a}.full_attention_interval
+  int32_t n_taps = 0;     // {a}.ssm.conv_kernel; 0: no such layers
+  int32_t head_dim = 0;   // {a}.ssm.state_size
+  int32_t n_k_heads = 0;  // {a}.ssm.group_count
+  int32_t n_v_heads = 0;  // {a}.ssm.time_step_rank
 
   int64_t k_width() const { return int64_t{n_k_heads} * head_dim; }
   int64_t v_width() const { return int64_t{n_v_heads} * head_dim; }
@@ -82,14 +80,20 @@ struct Config {
   RopeConfig rope;
   SlidingWindow sliding_window;
   MixtureConfig mixture;
+  // Which layers have a recurrent state instead of attention and its cache: those of Gated
+  // DeltaNet, in {a}.attention.recurrent_layers, or all but the last of each
+  // {a}.full_attention_interval; or those without KV heads, which are short convolutions. Empty:
+  // none.
+  std::vector<bool> recurrent_layers;
   DeltaNetConfig delta_net;
-  RopeConfig window_rope;     // of layers with a window, if the family has other positions there
-  float embedding_scale = 1;  // {a}.embedding_scale; Gemma's is sqrt(n_embd)
-  float residual_scale = 1;   // {a}.residual_scale: factor of each block's output
-  float logit_scale = 1;      // {a}.logit_scale, or its reciprocal
-  float alibi_max_bias = 0;   // {a}.attention.max_alibi_bias, for families with ALiBi
-  float attn_softcap = 0;     // {a}.attn_logit_softcapping; 0: none
-  float logit_softcap = 0;    // {a}.final_logit_softcapping; 0: none
+  int32_t short_conv_taps = 0;  // {a}.shortconv.l_cache; 0: no such layers
+  RopeConfig window_rope;       // of layers with a window, if the family has other positions there
+  float embedding_scale = 1;    // {a}.embedding_scale; Gemma's is sqrt(n_embd)
+  float residual_scale = 1;     // {a}.residual_scale: factor of each block's output
+  float logit_scale = 1;        // {a}.logit_scale, or its reciprocal
+  float alibi_max_bias = 0;     // {a}.attention.max_alibi_bias, for families with ALiBi
+  float attn_softcap = 0;       // {a}.attn_logit_softcapping; 0: none
+  float logit_softcap = 0;      // {a}.final_logit_softcapping; 0: none
   // {a}.attention.temperature_*: see Backend::scale_by_position(); scale 0: none
   float temperature_scale = 0;
   int32_t temperature_length = 0;  // default rope.n_ctx_orig
@@ -107,8 +111,9 @@ struct Config {
   // only for the rotation of q and k.
   bool can_roll() const;
 
-  // Has the layer a recurrent state instead of attention and its cache?
-  bool recurrent(int32_t layer) const { return delta_net.n_taps > 0 && delta_net.layers[layer]; }
+  bool recurrent(int32_t layer) const {
+    return !recurrent_layers.empty() && recurrent_layers[layer];
+  }
 
   // KvShape::state_floats
   std::vector<int64_t> state_floats() const;

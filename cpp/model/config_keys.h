@@ -92,6 +92,7 @@ class ConfigKeys {
   }
 
   bool flag_or(const char* key, bool fallback) { return file_.boolean_or(use(key), fallback); }
+  std::vector<int64_t> integers(const char* key) { return file_.integers(use(key)); }
   std::vector<bool> flags(const char* key) { return file_.booleans(use(key)); }
   std::string_view string_or(const char* key, std::string_view fallback) {
     return file_.string_or(use(key), fallback);
@@ -148,7 +149,7 @@ class ConfigKeys {
   }
 
   int64_t same_in_layers(const char* key) {
-    const std::vector<int64_t> counts = file_.integers(use(key));
+    const std::vector<int64_t> counts = integers(key);
     if (counts.empty() || std::ranges::count(counts, counts[0]) != std::ssize(counts)) {
       fail(full(key), " differs between layers, which h2o does not support");
     }

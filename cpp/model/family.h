@@ -55,9 +55,11 @@ struct Family {
   bool attn_gate = false;       // attn_q has, behind each head's query, the gate of its output
   bool delta_net = false;       // some layers are Gated DeltaNet, see DeltaNetConfig
   bool delta_adjacent = false;  // DeltaNet::adjacent, and alpha and beta are one tensor
+  bool short_conv = false;      // some layers are gated short convolutions, see ShortConv
   bool yarn_whole = true;       // YaRN's ramp is rounded to whole dimensions
-  std::string_view ffn_norm = "ffn_norm";  // its name in the file
-  bool experts = false;                    // the feed-forward block may be a mixture of experts
+  std::string_view ffn_norm = "ffn_norm";        // its name in the file
+  std::string_view output_norm = "output_norm";  // the same
+  bool experts = false;            // the feed-forward block may be a mixture of experts
   bool experts_normalized = true;  // whose weights sum to 1, overridden by {a}.expert_weights_norm
   bool experts_sigmoid = false;    // the default of {a}.expert_gating_func; otherwise softmax
 };

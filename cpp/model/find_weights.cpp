@@ -155,6 +155,12 @@ DeltaNetLayer find_delta_net(Finder& find, const Config& c, const std::string& b
           .output = find.linear(blk + "ssm_out", c.n_embd, d.v_width(), false)};
 }
 
+ShortConvLayer find_short_conv(Finder& find, const Config& c, const std::string& blk) {
+  return {.input = find.linear(blk + "shortconv.in_proj", int64_t{3} * c.n_embd, c.n_embd, false),
+          .conv = find.floats(blk + "shortconv.conv.weight", c.n_embd, c.short_conv_taps),
+          .output = find.linear(blk + "shortconv.out_proj", c.n_embd, c.n_embd, false)};
+}
+
 void find_attention(Finder& find, const Config& c, const std::string& blk, Layer& layer) {
   const int64_t q_width = int64_t{c.n_heads} * c.head_dim;
   const int64_t kv_width = int64_t{c.n_kv_heads} * c.head_dim;
@@ -194,7 +200,9 @@ Layer find_layer(Finder& find, const Config& c, int32_t index) {
     layer.attn_norm = find.norm(blk + (two_norms ? "attn_norm_2" : "attn_norm"));
   }
   if (two_norms) layer.ffn_norm = find.norm(blk + "attn_norm");
-  if (c.recurrent(index)) {
+  if (c.recurrent(index) && c.family->short_conv) {
+    layer.short_conv = find_short_conv(find, c, blk);
+  } else if (c.recurrent(index)) {
     layer.delta = find_delta_net(find, c, blk);
   } else {
     find_attention(find, c, blk, layer);
@@ -246,7 +254,7 @@ Weights find_weights(const GgufShards& model, const Config& c) {
   for (int32_t l = 0; l < c.n_layers; ++l) {
     w.layers.push_back(find_layer(find, c, l));
   }
-  w.output_norm = find.norm("output_norm");
+  w.output_norm = find.norm(std::string(c.family->output_norm));
   w.output = {find.matrix_or_none("output.weight", c.n_vocab, c.n_embd),
               find.floats_or_none("output.bias", 1, c.n_vocab)};
   find.expect_all_used();

@@ -55,6 +55,12 @@ Rope rope_of(const Config& c, const Weights& w, int32_t layer, int32_t n_ctx) {
   return c.rotates_by_window(layer) ? w.window_rope : w.rope_for(c, n_ctx);
 }
 
+// What a layer's first block adds to the residual: x projected by w.
+struct Mixed {
+  const Tensor& x;
+  const Affine& w;
+};
+
 // Computes a.attn from the block's input x.
 void attend(Backend& b, const Config& c, const Weights& w, int32_t l, const Batch& batch,
             const KvCache& cache, const Activations& a, const Tensor& x) {
@@ -111,6 +117,23 @@ void delta_net(Backend& b, const Config& c, const DeltaNetLayer& layer, const Kv
   b.apply_gate(Gate::swiglu, a.out, a.gate);
 }
 
+// Attention, or what the layer has instead, of the block's input x.
+Mixed mix(Backend& b, const Config& c, const Weights& w, int32_t l, const Batch& batch,
+          const KvCache& cache, const Activations& a, const Tensor& x) {
+  const Layer& layer = w.layers[l];
+  if (!c.recurrent(l)) {
+    attend(b, c, w, l, batch, cache, a, x);
+    return {a.attn, layer.attn_output};
+  }
+  if (c.family->delta_net) {
+    delta_net(b, c, layer.delta, cache.layer(l), batch, a.delta, x);
+    return {a.delta.out, layer.delta.output};
+  }
+  b.matmul(a.short_conv.bcx, x, layer.short_conv.input);
+  b.short_conv({a.short_conv.out, a.short_conv.bcx, layer.short_conv.conv}, cache.layer(l), batch);
+  return {a.short_conv.out, layer.short_conv.output};
+}
+
 }  // namespace
 
 void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
@@ -127,21 +150,14 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
     if (w.stream) w.stream->prepare(l);
 
     if (layer.attn_norm.weight) norm(b, c, a.h, a.x, layer.attn_norm);
-    const bool recurrent = c.recurrent(l);
-    const Tensor& mixed = recurrent ? a.delta.out : a.attn;
-    const Affine& output = recurrent ? layer.delta.output : layer.attn_output;
-    if (recurrent) {
-      delta_net(b, c, layer.delta, cache.layer(l), batch, a.delta, input);
-    } else {
-      attend(b, c, w, l, batch, cache, a, input);
-    }
+    const Mixed mixed = mix(b, c, w, l, batch, cache, a, input);
 
     // Parallel branches read the same x; otherwise the second reads the sum after the first.
     if (!c.parallel_residual) {
-      add_block(b, c, a, mixed, output, layer.attn_post_norm);
+      add_block(b, c, a, mixed.x, mixed.w, layer.attn_post_norm);
     }
     if (layer.ffn_norm.weight) norm(b, c, a.h, a.x, layer.ffn_norm);
-    if (c.parallel_residual) b.matmul_add(a.x, mixed, output);
+    if (c.parallel_residual) b.matmul_add(a.x, mixed.x, mixed.w);
 
     if (c.has_experts(l)) {
       add_mixture(b, c, w, l, a);

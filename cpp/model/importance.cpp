@@ -24,6 +24,8 @@ ImportanceMatrix::ImportanceMatrix(std::shared_ptr<Model> model) : model_(std::m
     follow(blk + "ssm_beta", layer.delta.beta.weight, 1);
     follow(blk + "ssm_ba", layer.delta.beta_alpha.weight, 1);
     follow(blk + "ssm_out", layer.delta.output.weight, 1);
+    follow(blk + "shortconv.in_proj", layer.short_conv.input.weight, 1);
+    follow(blk + "shortconv.out_proj", layer.short_conv.output.weight, 1);
     if (model_->file.tensor(blk + "ffn_gate.weight")) {
       follow(blk + "ffn_gate", layer.ffn_gate.weight, 1);
       follow(blk + "ffn_up", layer.ffn_up.weight, 1);

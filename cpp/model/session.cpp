@@ -16,7 +16,7 @@ constexpr int32_t kLogitsRows = 32;  // rows whose logits are computed at a time
 // The KV heads if some layers have none; otherwise empty, which means all.
 std::vector<int32_t> attention_heads(const Config& config) {
   std::vector<int32_t> heads;
-  for (int32_t l = 0; config.delta_net.n_taps > 0 && l < config.n_layers; ++l) {
+  for (int32_t l = 0; !config.recurrent_layers.empty() && l < config.n_layers; ++l) {
     for (int32_t h = 0; !config.recurrent(l) && h < config.n_kv_heads; ++h) {
       heads.push_back(l * config.n_kv_heads + h);
     }

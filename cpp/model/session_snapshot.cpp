@@ -39,7 +39,7 @@ SnapshotText Session::load(int32_t sequence, std::span<const std::byte> snapshot
 bool Session::is_plain(int32_t sequence) const {
   const std::lock_guard lock(model_->mutex);
   if (!model_->backend->rows_are_independent() || cache_.archive() != nullptr) return false;
-  if (model_->config.delta_net.n_taps > 0) return false;  // a state has no prefixes
+  if (!model_->config.recurrent_layers.empty()) return false;  // a state has no prefixes
   for (int32_t l = 0; l < model_->config.n_layers; ++l) {
     const KvPolicy& policy = cache_.policy(l, sequence);
     if (policy.keeps_scores() || policy.budget() < options_.n_ctx) return false;

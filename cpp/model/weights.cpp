@@ -29,7 +29,9 @@ LayerTensors tensors_of(Layer& layer) {
     all.insert(all.end(), {&one->weight, &one->bias});
   }
   DeltaNetLayer& d = layer.delta;
-  for (Affine* one : {&d.qkv, &d.gate, &d.alpha, &d.beta, &d.beta_alpha, &d.output}) {
+  ShortConvLayer& s = layer.short_conv;
+  for (Affine* one :
+       {&d.qkv, &d.gate, &d.alpha, &d.beta, &d.beta_alpha, &d.output, &s.input, &s.output}) {
     all.insert(all.end(), {&one->weight, &one->bias});
   }
   all.insert(all.end(), {&d.a, &d.dt_bias, &d.norm});
@@ -141,8 +143,9 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
     no_bias = {w.owned.back().data(), DType::f32, 1, c.n_embd};
   }
   for (Layer& layer : w.layers) {
-    Tensor& conv = layer.delta.conv;
-    if (conv) conv = upload_transposed(conv, backend, w.owned);
+    for (Tensor* conv : {&layer.delta.conv, &layer.short_conv.conv}) {
+      if (*conv) *conv = upload_transposed(*conv, backend, w.owned);
+    }
   }
   std::vector<LayerTensors> layers;
   for (Layer& layer : w.layers) layers.push_back(tensors_of(layer));

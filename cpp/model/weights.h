@@ -42,6 +42,13 @@ struct DeltaNetLayer {
   Affine output;   // ssm_out [n_embd, v]
 };
 
+// A layer of gated short convolutions instead of attention.
+struct ShortConvLayer {
+  Affine input;   // shortconv.in_proj [3 * n_embd, n_embd], of b, c and x: see ShortConv
+  Tensor conv;    // [n_taps, n_embd] shortconv.conv, transposed
+  Affine output;  // shortconv.out_proj [n_embd, n_embd]
+};
+
 // Shapes are [rows, cols] = [out, in]; GGUF names are "blk.N." and the member's name. Empty: the
 // family does not have it.
 struct Layer {
@@ -58,12 +65,13 @@ struct Layer {
   Affine attn_post_norm;  // post_attention_norm [n_embd]
   // or as the family calls it [n_embd]; empty where both branches read attn_norm's
   Affine ffn_norm;
-  Affine ffn_post_norm;  // post_ffw_norm [n_embd]
-  Affine ffn_gate;       // [n_ff, n_embd]; may be fused in front of ffn_up
-  Affine ffn_up;         // [n_ff, n_embd]
-  Affine ffn_down;       // [n_embd, n_ff]
-  Mixture mixture;       // instead of the last three
-  DeltaNetLayer delta;   // instead of attn_*
+  Affine ffn_post_norm;       // post_ffw_norm [n_embd]
+  Affine ffn_gate;            // [n_ff, n_embd]; may be fused in front of ffn_up
+  Affine ffn_up;              // [n_ff, n_embd]
+  Affine ffn_down;            // [n_embd, n_ff]
+  Mixture mixture;            // instead of the last three
+  DeltaNetLayer delta;        // instead of attn_*
+  ShortConvLayer short_conv;  // the same
 };
 
 struct Weights {
@@ -75,7 +83,7 @@ struct Weights {
   Tensor alibi_slopes;   // [n_heads] f32, for ALiBi; see Attention
   Rope window_rope;      // of layers with a window, if different
   std::vector<Layer> layers;
-  Affine output_norm;  // [n_embd]
+  Affine output_norm;  // or as the family calls it [n_embd]
   Affine output;       // [n_vocab, n_embd]; tied to token_embd if the file has none
 
   // For layers without a window.

@@ -55,6 +55,13 @@ struct Writer {
     return *this;
   }
 
+  // `data` are the bytes of n values.
+  Writer& array(std::string_view name, GgufType type, uint64_t n, const std::string& data) {
+    key(name, GgufType::array, type, n);
+    keys += data;
+    return *this;
+  }
+
   Writer& tensor(std::string_view name, std::vector<uint64_t> dims, uint32_t type,
                  uint64_t offset) {
     ++n_tensors;

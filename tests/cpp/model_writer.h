@@ -32,6 +32,12 @@ class ModelWriter {
     writer_.key(text(architecture_, ".", name), GgufType::f32, value);
   }
 
+  void key(const char* name, const std::vector<uint32_t>& values) {
+    std::string numbers;
+    for (const uint32_t value : values) numbers += bytes(value);
+    writer_.array(text(architecture_, ".", name), GgufType::u32, values.size(), numbers);
+  }
+
   // dims: fastest first.
   void add(const std::string& name, DType dtype, const std::vector<uint64_t>& dims,
            const std::vector<std::byte>& data) {

@@ -1,5 +1,4 @@
-// Small random models of Qwen3.5 and Qwen3-Next: layers of Gated DeltaNet between layers of gated
-// attention.
+// Small random models whose layers alternate between a recurrent state and attention.
 #pragma once
 
 #include <cmath>
@@ -11,23 +10,32 @@
 
 namespace h2o {
 
+// Gated DeltaNet and gated attention, or short convolutions.
+inline constexpr const char* kHybrids[] = {"qwen35", "qwen3next", "lfm2"};
+
 // Products have about the magnitude of their inputs.
 class HybridFile {
  public:
-  explicit HybridFile(uint64_t seed, const char* architecture = "qwen35")
-      : adjacent_(architecture == std::string("qwen3next")), writer_(architecture, seed) {
+  HybridFile(const std::string& architecture, uint64_t seed)
+      : delta_net_(architecture != "lfm2"),
+        adjacent_(architecture == "qwen3next"),
+        writer_(architecture, seed) {
     add_keys();
     add_matrix("token_embd", kWords, kWidth);
     for (uint32_t l = 0; l < kLayers; ++l) {
       const std::string blk = text("blk.", l, ".");
       add_norm(blk + "attn_norm", kWidth);
-      (l + 1) % kInterval != 0 ? add_delta_net(blk) : add_attention(blk);
-      add_norm(blk + "post_attention_norm", kWidth);
+      if ((l + 1) % kInterval == 0) {
+        add_attention(blk);
+      } else {
+        delta_net_ ? add_delta_net(blk) : add_short_conv(blk);
+      }
+      add_norm(blk + (delta_net_ ? "post_attention_norm" : "ffn_norm"), kWidth);
       add_matrix(blk + "ffn_gate", kFf, kWidth);
       add_matrix(blk + "ffn_up", kFf, kWidth);
       add_matrix(blk + "ffn_down", kWidth, kFf);
     }
-    add_norm("output_norm", kWidth);
+    add_norm(delta_net_ ? "output_norm" : "token_embd_norm", kWidth);
     add_matrix("output", kWords, kWidth);
     file_.emplace(writer_.file());
   }
@@ -47,11 +55,20 @@ class HybridFile {
     writer_.key("block_count", kLayers);
     writer_.key("feed_forward_length", kFf);
     writer_.key("attention.head_count", kHeads);
-    writer_.key("attention.head_count_kv", kKvHeads);
     writer_.key("attention.key_length", kHeadDim);
     writer_.key("attention.value_length", kHeadDim);
     writer_.key("attention.layer_norm_rms_epsilon", 1e-6f);
     writer_.key("rope.dimension_count", kHeadDim / 4);
+    if (!delta_net_) {
+      std::vector<uint32_t> kv_heads;
+      for (uint32_t l = 0; l < kLayers; ++l) {
+        kv_heads.push_back((l + 1) % kInterval == 0 ? kKvHeads : 0);
+      }
+      writer_.key("attention.head_count_kv", kv_heads);
+      writer_.key("shortconv.l_cache", kTaps);
+      return;
+    }
+    writer_.key("attention.head_count_kv", kKvHeads);
     writer_.key("ssm.conv_kernel", kTaps);
     writer_.key("ssm.state_size", kState);
     writer_.key("ssm.group_count", kKHeads);
@@ -61,7 +78,7 @@ class HybridFile {
   }
 
   void add_attention(const std::string& blk) {
-    add_matrix(blk + "attn_q", 2 * kHeads * kHeadDim, kWidth);
+    add_matrix(blk + "attn_q", (delta_net_ ? 2 : 1) * kHeads * kHeadDim, kWidth);
     add_matrix(blk + "attn_k", kKvHeads * kHeadDim, kWidth);
     add_matrix(blk + "attn_v", kKvHeads * kHeadDim, kWidth);
     add_norm(blk + "attn_q_norm", kHeadDim);
@@ -85,6 +102,12 @@ class HybridFile {
     add_matrix(blk + "ssm_out", kWidth, kVWidth);
   }
 
+  void add_short_conv(const std::string& blk) {
+    add_matrix(blk + "shortconv.in_proj", 3 * kWidth, kWidth);
+    add(blk + "shortconv.conv.weight", {kTaps, kWidth}, -1, 1);
+    add_matrix(blk + "shortconv.out_proj", kWidth, kWidth);
+  }
+
   void add_norm(const std::string& name, uint32_t n) { add(name + ".weight", {n}, 0.5f, 1.5f); }
 
   void add_matrix(const std::string& name, uint32_t rows, uint32_t cols) {
@@ -100,6 +123,7 @@ class HybridFile {
     writer_.add(name, DType::f32, dims, {bytes.begin(), bytes.end()});
   }
 
+  const bool delta_net_;
   const bool adjacent_;
   ModelWriter writer_;
   std::optional<TempFile> file_;

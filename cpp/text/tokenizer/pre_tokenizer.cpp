@@ -239,6 +239,7 @@ constexpr Named kByName[] = {
     {"pixtral", kLlamaBpe},
     {"falcon3", kLlamaBpe},
     {"midm-2.0", kLlamaBpe},
+    {"lfm2", kLlamaBpe},
     {"dbrx", kDbrx},
     {"smaug-bpe", kDbrx},
     {"glm4", kDbrx},

@@ -1,4 +1,4 @@
-// Limits of a layer of Gated DeltaNet, and of its state's layout: see DeltaNet.
+// Limits of layers with a recurrent state, and of a state's layout: see DeltaNet and ShortConv.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,6 @@ namespace h2o {
 
 inline constexpr int32_t kDeltaColumns = 16;
 inline constexpr int32_t kMaxDeltaHead = 256;
-inline constexpr int32_t kMaxTaps = 8;
+inline constexpr int32_t kMaxTaps = 8;  // of both
 
 }  // namespace h2o

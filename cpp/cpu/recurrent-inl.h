@@ -1,8 +1,8 @@
-// Kernels of Gated DeltaNet, compiled once per instruction set (see cpu/kernels-inl.h). A row's
-// result does not depend on how the rows were divided into calls.
+// Kernels of layers with a recurrent state, compiled once per instruction set (see
+// cpu/kernels-inl.h). A row's result does not depend on how the rows were divided into calls.
 #pragma once
 
-#include "backend/delta_net_limits.h"
+#include "backend/recurrent_limits.h"
 #include "cpu/elementwise-inl.h"
 #include "cpu/kernels.h"
 
@@ -28,7 +28,7 @@ void convolve(const Convolution& c) {
           const float* const weights = c.weights + t * c.stride + first;
           sum = fma(load(window[(row + t) % c.n_taps]), load(weights), sum);
         }
-        store(x, mul(sum, sigmoid(sum)));
+        store(x, c.silu ? mul(sum, sigmoid(sum)) : sum);
       });
     }
     for (int64_t t = 0; t + 1 < c.n_taps; ++t) {
