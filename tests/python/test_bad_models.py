@@ -109,7 +109,6 @@ def test_unknown_keys_are_rejected(
         ("mamba2", "state-space"),
         ("kimi-linear", "linear attention"),
         ("rwkv7", "RWKV"),
-        ("lfm2", "convolutions"),
         ("deepseek2", "multi-head latent attention"),
         ("hunyuan-dense", "norms of q and k after their rotation"),
         ("apertus", "xIELU"),

@@ -87,6 +87,7 @@ def test_pre_tokenizer_splits(name: str, pieces: str) -> None:
         ("hunyuan-dense", "deepseek-v3"),
         ("minimax-m2", "gpt-4o"),
         ("midm-2.0", "llama-bpe"),
+        ("lfm2", "llama-bpe"),
     ],
 )
 def test_aliases(alias: str, name: str) -> None:

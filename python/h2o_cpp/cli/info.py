@@ -91,6 +91,7 @@ def _summarize(
     def of_model(key: str) -> Any:
         return metadata.get(f"{architecture}.{key}")
 
+    shape = ModelShape.of_metadata(metadata)
     found = {
         "name": metadata.get("general.name"),
         "architecture": architecture,
@@ -99,7 +100,7 @@ def _summarize(
         "width": of_model("embedding_length"),
         "feed_forward_width": of_model("feed_forward_length"),
         "heads": of_model("attention.head_count"),
-        "kv_heads": of_model("attention.head_count_kv") or of_model("attention.head_count"),
+        "kv_heads": shape.n_kv_heads if shape else of_model("attention.head_count_kv"),
         "tokenizer": metadata.get("tokenizer.ggml.model"),
         "pre_tokenizer": metadata.get("tokenizer.ggml.pre"),
         "tokens": len(metadata.get("tokenizer.ggml.tokens", ())) or None,
@@ -108,7 +109,7 @@ def _summarize(
         "parameters": sum(prod(shape) for _, _, shape, _ in tensors),
         "bytes": sum(nbytes for *_, nbytes in tensors),
         "types": dict(Counter(dtype for _, dtype, _, _ in tensors)),
-        "cache": _cache(ModelShape.of_metadata(metadata)),
+        "cache": _cache(shape),
     }
     return {key: value for key, value in found.items() if value not in (None, "")}
 

@@ -8,7 +8,17 @@ import numpy as np
 from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, GGUFWriter, LlamaFileType
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from h2o_cpp.convert import gpt, gpt_oss, gptneox, layernorm, llama, mixtures, opt, qwen35
+from h2o_cpp.convert import (
+    gpt,
+    gpt_oss,
+    gptneox,
+    layernorm,
+    lfm2,
+    llama,
+    mixtures,
+    opt,
+    qwen35,
+)
 from h2o_cpp.convert.checkpoint import open_tensors, read_json
 from h2o_cpp.convert.config import Config, Value, dimension
 from h2o_cpp.convert.family import Family
@@ -28,6 +38,7 @@ FAMILIES: dict[str, Family] = {
     **gpt_oss.FAMILIES,
     **gpt.FAMILIES,
     **qwen35.FAMILIES,
+    **lfm2.FAMILIES,
 }
 
 # outtype -> type of the weight matrices, general.file_type

@@ -149,6 +149,9 @@ class Family:
     epsilon: tuple[str, float] = ("layer_norm_eps", 1e-5)
     """The key of the norms' epsilon, and HF's default."""
 
+    rms: bool = False
+    """Whether the norms are RMS norms."""
+
     rotated: Callable[[Config, Sizes], int] | None = whole_head
     """The number of rotated dimensions of a head; None: no rotary positions."""
 
@@ -166,6 +169,9 @@ class Family:
 
     tied: bool = False
     """Whether the head is the embedding, unless config.json says otherwise."""
+
+    tied_keys: tuple[str, ...] = ("tie_word_embeddings",)
+    """The keys that say so; the first that config.json has counts."""
 
     absent: Config = field(default_factory=dict)
     """HF's values of keys that config.json may lack, where they differ from those here."""
@@ -216,7 +222,7 @@ class Family:
         check_fixed(self.architecture, config, self.fixed)
         sizes = self.sizes(config)
         key, default = self.epsilon
-        rms = "rms_" if key.startswith("rms") else ""
+        rms = "rms_" if self.rms else ""
         values: Metadata = {
             "context_length": sizes["context"],
             "embedding_length": sizes["embd"],
@@ -261,7 +267,8 @@ class Family:
 
     def is_tied(self, config: Config) -> bool:
         """Whether the head is the embedding."""
-        return flag(config, "tie_word_embeddings", self.tied)
+        found = (key for key in self.tied_keys if config.get(key) is not None)
+        return flag(config, next(found, self.tied_keys[0]), self.tied)
 
     def computed(self, config: Config) -> Mapping[str, Values]:
         """config.json -> tensors to write that are not in the checkpoint, by GGUF name."""

@@ -89,6 +89,7 @@ GPT_OSS = Family(
     fixed=_FIXED,
     details=_details,
     epsilon=("rms_norm_eps", 1e-5),
+    rms=True,
     more_sizes=lambda config: {"experts": expert_counts(config)[0]},
     more_tensors=_sinks_and_experts,
     ignored=re.compile(r"lm_head\.weight"),

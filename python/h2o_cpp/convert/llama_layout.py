@@ -81,6 +81,7 @@ class LlamaLayout(NamedTuple):
             layer=lambda config, index: _layer(self, config, index),
             details=details,
             epsilon=("rms_norm_eps", 1e-6),
+            rms=True,
             rotated=lambda config, sizes: _rotated(self, config, sizes),
             output_norm=_norm(self, "output_norm", "norm"),
             tied=self.tied,

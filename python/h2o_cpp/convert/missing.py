@@ -11,7 +11,6 @@ _MISSING = {
     ),
     r"KimiLinear": f"layers of linear attention, {_STATE}",
     r"Rwkv|RWKV": f"layers of linear attention (RWKV), {_STATE}",
-    r"Lfm2": f"layers of convolutions, {_STATE}",
     r"DeepseekV[23]|MiniCPM3|KimiK2|GlmMoeDsa|Plm": (
         "multi-head latent attention (MLA), whose cache holds one compressed row for all heads"
     ),

@@ -209,6 +209,7 @@ QWEN35 = Family(
     ),
     details=lambda config, sizes: _details(config, sizes) | rope_sections(config, _SECTIONS),
     epsilon=("rms_norm_eps", 1e-6),
+    rms=True,
     rotated=lambda config, sizes: rotated_share(_NAME, config, sizes["head"], 0.25),
     output_norm=_norm("output_norm", "norm", ("embd",)),
     more_sizes=lambda config: _Heads.of(config).sizes(),

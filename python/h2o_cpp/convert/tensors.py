@@ -22,7 +22,7 @@ _LARGEST = {
 }
 
 # Parts of the names of matrices that stay in F32.
-_F32 = ("position_embd", ".ffn_gate_inp", ".ssm_conv1d")
+_F32 = ("position_embd", ".ffn_gate_inp", ".ssm_conv1d", ".shortconv.conv")
 
 
 @dataclass(frozen=True)

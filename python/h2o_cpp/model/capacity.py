@@ -14,7 +14,8 @@ from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.model.session import Positions, core_policies
 from h2o_cpp.model.stored_budget import Budget, resolve_budget, resolve_types
 
-_HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")  # architectures with layers of Gated DeltaNet
+_DELTA_NETS = ("qwen35", "qwen35moe", "qwen3next")  # architectures with layers of Gated DeltaNet
+_SHORT_CONVOLUTIONS = ("lfm2", "lfm2moe")
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,15 @@ class ModelShape:
         if not head_dim and isinstance(width, int) and isinstance(heads, int) and heads:
             head_dim = width // heads
         kv_heads = key("attention.head_count_kv") or heads
+        if isinstance(kv_heads, list) and len(set(kv_heads) - {0}) == 1:
+            kv_heads = max(kv_heads)  # layers without attention have none
         n_layers, unused = key("block_count"), key("nextn_predict_layers")
         if isinstance(n_layers, int) and isinstance(unused, int):
             n_layers -= unused  # for speculation, without a cache
         sizes = (n_layers, kv_heads, head_dim, key("context_length"))
-        if not all(isinstance(size, int) and 0 < size < 2**24 for size in sizes):
+        if not _are_sizes(*sizes):
             return None
-        states = _state_floats(key, sizes[0]) if architecture in _HYBRIDS else ()
+        states = _state_floats(architecture, key, sizes[0])
         if states is None:
             return None
         return ModelShape(
@@ -80,13 +83,33 @@ class ModelShape:
         )
 
 
-def _state_floats(key: Callable[[str], Any], n_layers: int) -> tuple[int, ...] | None:
-    """ModelShape.state_floats of a file with layers of Gated DeltaNet; None if keys are invalid."""
+def _state_floats(
+    architecture: str, key: Callable[[str], Any], n_layers: int
+) -> tuple[int, ...] | None:
+    """ModelShape.state_floats of a file; None if keys are invalid."""
+    if architecture in _SHORT_CONVOLUTIONS:
+        return _convolution_floats(key, n_layers)
+    return _delta_net_floats(key, n_layers) if architecture in _DELTA_NETS else ()
+
+
+def _are_sizes(*values: object) -> bool:
+    return all(isinstance(value, int) and 0 < value < 2**24 for value in values)
+
+
+def _convolution_floats(key: Callable[[str], Any], n_layers: int) -> tuple[int, ...] | None:
+    kv_heads, n_taps = key("attention.head_count_kv"), key("shortconv.l_cache")
+    width = key("embedding_length")
+    if not isinstance(kv_heads, list) or len(kv_heads) != n_layers or not _are_sizes(n_taps, width):
+        return None
+    return tuple((n_taps - 1) * width * (n == 0) for n in kv_heads)
+
+
+def _delta_net_floats(key: Callable[[str], Any], n_layers: int) -> tuple[int, ...] | None:
     names = ("conv_kernel", "state_size", "group_count", "time_step_rank")
     sizes = [key(f"ssm.{name}") for name in names]
     interval, flags = key("full_attention_interval"), key("attention.recurrent_layers")
     interval = 4 if interval is None else interval  # as in config.cpp
-    if not all(isinstance(size, int) and 0 < size < 2**24 for size in (*sizes, interval)):
+    if not _are_sizes(*sizes, interval):
         return None
     if flags is None:
         flags = [(layer + 1) % interval != 0 for layer in range(n_layers)]

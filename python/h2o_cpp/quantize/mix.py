@@ -50,7 +50,7 @@ MIXES = {
 # Matrices that are not quantized: small ones and lookup tables.
 _KEPT = (
     *("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight"),
-    "ssm_conv1d.weight",
+    *("ssm_conv1d.weight", "shortconv.conv.weight"),
 )
 
 _VALUES = ("attn_v.weight", "attn_qkv.weight", "attn_kv_b.weight")
