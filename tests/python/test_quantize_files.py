@@ -118,6 +118,17 @@ def test_hybrids_count_fused_and_single_values_together(tmp_path: Path) -> None:
         assert dtype == ("F32" if part in kept else "Q6_K" if more else "Q4_K"), name
 
 
+def test_weights_of_short_convolutions_are_not_quantized(tmp_path: Path) -> None:
+    shapes: Shapes = {f"blk.0.shortconv.{part}.weight": (16, 256) for part in ("conv", "out_proj")}
+    write_gguf(tmp_path / "in.gguf", random_tensors(shapes), llama_metadata(1), "lfm2")
+    quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_S")
+    found = types(tmp_path / "out.gguf")
+    assert found == {
+        "blk.0.shortconv.conv.weight": "F32",
+        "blk.0.shortconv.out_proj.weight": "Q4_K",
+    }
+
+
 @pytest.mark.parametrize(("heads", "is_70b"), [({"head_count_kv": 8}, True), ({}, False)])
 def test_70b_has_fewer_kv_heads(heads: dict[str, int], is_70b: bool) -> None:
     """Llama 65B also has 80 layers; its files may lack the number of KV heads."""
