@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from gguf import GGMLQuantizationType, GGUFValueType
 from numpy.typing import NDArray
 
 from h2o_cpp import Generator, _core, capacity
+from h2o_cpp.cli import main
 from h2o_cpp.convert import convert
 from h2o_cpp.convert.checkpoint import read_json
 from h2o_cpp.convert.conversion import FAMILIES
@@ -237,7 +239,9 @@ def test_first_checkpoints(tmp_path: Path, name: str) -> None:
 
 @reference
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_state_of_a_file_and_of_the_model(tmp_path: Path, name: str) -> None:
+def test_state_of_a_file_and_of_the_model(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     make_checkpoint(tmp_path, name)
     convert(tmp_path, tmp_path / "out.gguf")
     shape = ModelShape.of_file(_core.GgufFile(tmp_path / "out.gguf"))
@@ -247,6 +251,8 @@ def test_state_of_a_file_and_of_the_model(tmp_path: Path, name: str) -> None:
     n_floats = (m["shortconv.l_cache"] - 1) * m["embedding_length"]  # type: ignore[operator]
     kv_heads: Any = m["attention.head_count_kv"]
     assert shape.state_floats == tuple(0 if n else n_floats for n in kv_heads)
+    assert main(["info", "--json", str(tmp_path / "out.gguf")]) == 0
+    assert json.loads(capsys.readouterr().out)["kv_heads"] == max(kv_heads)
     n = capacity(tmp_path / "out.gguf", 100_000)
     with Generator(tmp_path / "out.gguf", memory=100_000, threads=1) as generator:
         assert generator.max_sequences == n
