@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads) delta_rule_kernel(Layer layer) {
     const float* const from = x + layer.k_head(head) * head_dim;
     float* const row_q = q[i % 2];
     float* const row_k = k[i % 2];
-    if (threadIdx.x < head_dim) {
+    if (static_cast<int>(threadIdx.x) < head_dim) {
       row_q[threadIdx.x] = from[threadIdx.x];
       row_k[threadIdx.x] = from[k_width + threadIdx.x];
     }
