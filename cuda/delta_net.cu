@@ -82,7 +82,7 @@ __device__ float column_sum(float x, float (*shared)[kDeltaColumns]) {
 // has every kGroups-th row of a column.
 __global__ void __launch_bounds__(kThreads) delta_rule_kernel(Layer layer) {
   static_assert(2 * kDeltaColumns == kWarp);
-  __shared__ float q[2][kMaxDeltaHead], k[2][kMaxDeltaHead];
+  __shared__ float q[kMaxDeltaHead], k[kMaxDeltaHead];
   __shared__ float read[kWarps][kDeltaColumns], sums[kWarps][kDeltaColumns];
   let_next_start();
   wait_for_previous();
@@ -101,11 +101,9 @@ __global__ void __launch_bounds__(kThreads) delta_rule_kernel(Layer layer) {
     const int64_t row = segment.row + i;
     const float* const x = layer.row(row);
     const float* const from = x + layer.k_head(head) * head_dim;
-    float* const row_q = q[i % 2];
-    float* const row_k = k[i % 2];
     if (static_cast<int>(threadIdx.x) < head_dim) {
-      row_q[threadIdx.x] = from[threadIdx.x];
-      row_k[threadIdx.x] = from[k_width + threadIdx.x];
+      q[threadIdx.x] = from[threadIdx.x];
+      k[threadIdx.x] = from[k_width + threadIdx.x];
     }
     const float decay = layer.alpha[row * layer.n_v_heads + head];
     const float beta = layer.beta[row * layer.n_v_heads + head];
@@ -114,15 +112,15 @@ __global__ void __launch_bounds__(kThreads) delta_rule_kernel(Layer layer) {
     float sum = 0;
 #pragma unroll
     for (int j = 0; j < kMaxRows; ++j) {
-      if (j < n) sum = fmaf(s[j], row_k[j * kGroups + group], sum);
+      if (j < n) sum = fmaf(s[j], k[j * kGroups + group], sum);
     }
     const float delta = beta * (v - decay * column_sum(sum, read));
     sum = 0;
 #pragma unroll
     for (int j = 0; j < kMaxRows; ++j) {
       if (j >= n) continue;
-      s[j] = fmaf(delta, row_k[j * kGroups + group], decay * s[j]);
-      sum = fmaf(s[j], row_q[j * kGroups + group], sum);
+      s[j] = fmaf(delta, k[j * kGroups + group], decay * s[j]);
+      sum = fmaf(s[j], q[j * kGroups + group], sum);
     }
     sum = column_sum(sum, sums);
     if (group == 0) layer.out[row * layer.n_v_heads * head_dim + first + column] = sum;
