@@ -204,6 +204,7 @@ std::vector<bool> read_delta_net_layers(ConfigKeys& keys, const Config& c) {
     layers = keys.flags("attention.recurrent_layers");
     keys.ignore("full_attention_interval");
     check_flags(keys, "attention.recurrent_layers", layers, c);
+    layers.resize(c.n_layers);
   } else {
     const int32_t interval = keys.count_or("full_attention_interval", 4);
     for (int32_t l = 0; l < c.n_layers; ++l) layers.push_back((l + 1) % interval != 0);

@@ -343,24 +343,25 @@ def test_plot(tiny_opt: Path, tmp_path: Path) -> None:
 @packages("matplotlib")
 @pytest.mark.parametrize("command", ["perplexity", "retrieve"])
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "message", "status"),
     [
-        (["--csv", "none/a.csv"], "none: no such directory"),
-        (["--csv", "."], ".: a directory, expected a file"),
-        (["--plot", "none/a.png"], "none: no such directory"),
-        (["--plot", "a.doc"], "--plot a.doc: expected an ending of "),
+        (["--csv", "none/a.csv"], "none: no such directory", 1),
+        (["--csv", "."], ".: a directory, expected a file", 1),
+        (["--plot", "none/a.png"], "none: no such directory", 1),
+        (["--plot", "a.doc"], "--plot a.doc: expected an ending of ", 2),
     ],
 )
 def test_outputs_are_checked_first(
     command: str,
     options: list[str],
     message: str,
+    status: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main([command, "no model", "-f", "no text", *options]) == 1
+    assert main([command, "no model", "-f", "no text", *options]) == status
     assert message in capsys.readouterr().err
 
 
