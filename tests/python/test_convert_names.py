@@ -48,7 +48,7 @@ def test_tensor_names_and_keys(tmp_path: Path, name: str) -> None:
     for spec in family.tensors(config):
         # llama.cpp's converter renames parts of a fused tensor in HF, Granite 4's MLP and LFM2's
         # experts.
-        renamed = ("gate_up", "shared_mlp", "in_proj_qkvz", "feed_forward.experts")
+        renamed = ("gate_up", "shared_mlp", "in_proj_qkvz", "feed_forward.expert")
         if spec.rows is not None or any(name in spec.hf for name in renamed):
             continue
         # Expert tensors are merged under the name without a number.
