@@ -279,7 +279,8 @@ TEST_CASE("blocks of columns are split") {
     const std::vector<float> x = random.reals(2 * rows * width * n);
     const DeviceMatrix both(*backend, x, rows, 2 * width * n);
     const DeviceMatrix a(*backend, rows, width * n), b(*backend, rows, width * n);
-    run_rows(*backend, rows, [&](const Batch&) { backend->split_blocks(a, b, both, width); });
+    run_rows(*backend, rows,
+             [&, width = width](const Batch&) { backend->split_blocks(a, b, both, width); });
     std::vector<float> even, odd;
     for (int64_t i = 0; i < std::ssize(x); ++i) (i / width % 2 == 0 ? even : odd).push_back(x[i]);
     CHECK(a.read() == even);

@@ -66,9 +66,10 @@ class Rig {
 
 TEST_CASE("a layer of short convolutions is within the bounds of its roundings") {
   Random random(3);
-  for (const auto& [width, n_taps] : kSizes) {
+  for (const Sizes& sizes : kSizes) {
+    const int64_t width = sizes.width, n_taps = sizes.n_taps;
     CAPTURE(width);
-    Rig rig({width, n_taps}, random);
+    Rig rig(sizes, random);
     constexpr int32_t kRows = 13;
     const std::vector<float> rows = random.reals(kRows * 3 * width);
     const std::vector<float> out = rig.step(rows, {kRows});
@@ -96,9 +97,10 @@ TEST_CASE("a layer of short convolutions is within the bounds of its roundings")
 
 TEST_CASE("a layer of short convolutions does not depend on how rows are divided into steps") {
   Random random(4);
-  for (const auto& [width, n_taps] : kSizes) {
+  for (const Sizes& sizes : kSizes) {
+    const int64_t width = sizes.width;
     CAPTURE(width);
-    Rig rig({width, n_taps}, random, 2);
+    Rig rig(sizes, random, 2);
     const std::vector<float> first = random.reals(36 * width), second = random.reals(36 * width);
     const std::vector<float> whole = rig.step(first, {12});
     rig.reset();
