@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFValueType
+from gguf import GGUFValueType
 from numpy.typing import NDArray
 
 from h2o_cpp import Generator, _core, capacity
@@ -19,13 +19,13 @@ from h2o_cpp.convert.checkpoint import read_json
 from h2o_cpp.convert.conversion import FAMILIES
 from h2o_cpp.model.capacity import ModelShape
 from support.changed_gguf import changed
+from support.llama_cpp_tensors import assert_tensors
 from support.needs import packages
 from support.opt_checkpoint import read_metadata, read_tensors, write_json
 from support.random_models import CONVOLUTIONS, N_VOCAB, make_model, save_checkpoint
 
 Array = NDArray[np.float32]
 reference = packages("torch", "transformers", "safetensors")
-F32 = GGMLQuantizationType.F32
 
 
 def make_checkpoint(path: Path, name: str) -> dict[str, Array]:
@@ -87,16 +87,6 @@ def llama_cpp_shapes(metadata: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def llama_cpp_type(name: str, shape: tuple[int, ...], outtype: str) -> GGMLQuantizationType:
-    """The type that llama.cpp's converter chooses (`prepare_tensors`)."""
-    always_f32 = ("_norm.weight", "shortconv.conv.weight", "gate_inp.weight")
-    if len(shape) == 1 or name.endswith(always_f32):
-        return F32
-    if outtype == "q8_0" and shape[-1] % 32:
-        return GGMLQuantizationType.F16
-    return GGMLQuantizationType[outtype.upper()]
-
-
 @reference
 @pytest.mark.parametrize("outtype", ["f32", "f16", "bf16", "q8_0"])
 @pytest.mark.parametrize("name", CONVOLUTIONS)
@@ -106,11 +96,7 @@ def test_names_shapes_and_types(tmp_path: Path, name: str, outtype: str) -> None
     shapes = llama_cpp_shapes(read_metadata(tmp_path / "out.gguf"))
     if CONVOLUTIONS[name].options.get("tie_word_embeddings", True):
         del shapes["output.weight"]
-    tensors = read_tensors(tmp_path / "out.gguf")
-    assert {name: values.shape for name, (_, values) in tensors.items()} == shapes
-    assert {name: dtype for name, (dtype, _) in tensors.items()} == {
-        name: llama_cpp_type(name, shape, outtype) for name, shape in shapes.items()
-    }
+    assert_tensors(tmp_path / "out.gguf", shapes, outtype)
 
 
 COMMON = {

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from h2o_cpp.convert import convert
+from support.llama_cpp_tensors import assert_tensors
 from support.needs import packages
 from support.opt_checkpoint import (
     read_metadata,
@@ -25,7 +25,6 @@ from support.refused_conversion import assert_refused
 
 Array = NDArray[np.float32]
 reference = packages("torch", "transformers", "safetensors")
-F32 = GGMLQuantizationType.F32
 
 
 def make_checkpoint(path: Path, name: str) -> dict[str, Array]:
@@ -111,16 +110,6 @@ def llama_cpp_shapes(metadata: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def llama_cpp_type(name: str, shape: tuple[int, ...], outtype: str) -> GGMLQuantizationType:
-    """The type that llama.cpp's converter chooses (`prepare_tensors`)."""
-    always_f32 = ("_norm.weight", "ssm_conv1d.weight", "gate_inp.weight", "gate_inp_shexp.weight")
-    if len(shape) == 1 or name.endswith(always_f32):
-        return F32
-    if outtype == "q8_0" and shape[-1] % 32:
-        return GGMLQuantizationType.F16
-    return GGMLQuantizationType[outtype.upper()]
-
-
 @reference
 @pytest.mark.parametrize("outtype", ["f32", "f16", "bf16", "q8_0"])
 @pytest.mark.parametrize("name", HYBRIDS)
@@ -130,11 +119,7 @@ def test_names_shapes_and_types(tmp_path: Path, name: str, outtype: str) -> None
     shapes = llama_cpp_shapes(read_metadata(tmp_path / "out.gguf"))
     if HYBRIDS[name].options.get("tie_word_embeddings"):
         del shapes["output.weight"]
-    tensors = read_tensors(tmp_path / "out.gguf")
-    assert {name: values.shape for name, (_, values) in tensors.items()} == shapes
-    assert {name: dtype for name, (dtype, _) in tensors.items()} == {
-        name: llama_cpp_type(name, shape, outtype) for name, shape in shapes.items()
-    }
+    assert_tensors(tmp_path / "out.gguf", shapes, outtype)
 
 
 COMMON = {
