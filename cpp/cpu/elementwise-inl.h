@@ -26,12 +26,6 @@ void add_to(float* y, const float* x, int64_t n) {
   for (; i < n; ++i) y[i] += x[i];
 }
 
-void multiply(float* y, const float* x, int64_t n) {
-  int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) store(y + i, mul(load(y + i), load(x + i)));
-  for (; i < n; ++i) y[i] *= x[i];
-}
-
 void raise(float* y, const float* x, int64_t n) {
   int64_t i = 0;
   for (; i + kWidth <= n; i += kWidth) store(y + i, max(load(y + i), load(x + i)));
@@ -162,9 +156,7 @@ void relu_squared(float* x, int64_t n) {
     v = max(v, zero());
     return mul(v, v);
   };
-  int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) store(x + i, squared(load(x + i)));
-  if (i < n) store_first(x + i, squared(load_first(x + i, n - i)), n - i);
+  for_vectors(n, [&](const auto& load, const auto& store) { store(x, squared(load(x))); });
 }
 
 // e^x for x <= 0, to about 1 ulp: x = n ln 2 + r, e^r by a polynomial on |r| <= ln 2 / 2
@@ -306,11 +298,11 @@ void softcap(float* x, int64_t n, float cap) {
 // up = f(up, gate)
 template <class F>
 void zip(float* up, const float* gate, int64_t n, const F& f) {
-  int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) store(up + i, f(load(up + i), load(gate + i)));
-  if (i < n) {
-    store_first(up + i, f(load_first(up + i, n - i), load_first(gate + i, n - i)), n - i);
-  }
+  for_vectors(n, [&](const auto& load, const auto& store) { store(up, f(load(up), load(gate))); });
+}
+
+void multiply(float* y, const float* x, int64_t n) {
+  zip(y, x, n, [](Vec a, Vec b) { return mul(a, b); });
 }
 
 void geglu(float* up, const float* gate, int64_t n) {
@@ -324,6 +316,7 @@ void swiglu(float* up, const float* gate, int64_t n) {
 void sigmoid_gate(float* up, const float* gate, int64_t n) {
   zip(up, gate, n, [](Vec u, Vec g) { return mul(u, sigmoid(g)); });
 }
+
 void swiglu_clamped(float* up, const float* gate, int64_t n) {
   const auto clamped = [](Vec u, Vec g) {
     g = min(g, broadcast(7));
