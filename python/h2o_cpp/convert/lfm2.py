@@ -6,10 +6,10 @@ Most layers are gated short convolutions; the others are attention.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from h2o_cpp.convert.config import Config, Metadata, dimension, flag, layer_flags, number, refuse
+from h2o_cpp.convert.config import Config, Metadata, dimension, flag, layer_flags, number
 from h2o_cpp.convert.experts import QWEN2_EXPERTS
 from h2o_cpp.convert.family import Family, Module, TensorSpec
-from h2o_cpp.convert.rope import rope_parameters
+from h2o_cpp.convert.rope import refuse_factors
 from h2o_cpp.convert.sizes import Sizes
 
 _KINDS = {"conv": True, "full_attention": False}
@@ -78,9 +78,7 @@ def _more_sizes(config: Config) -> Sizes:
 
 
 def _details(config: Config, sizes: Sizes) -> Metadata:
-    rope_type = rope_parameters(config)["rope_type"]
-    if rope_type == "llama3":
-        raise refuse(_NAME, "rope_type", rope_type, "only linear, dynamic and yarn are known")
+    refuse_factors(_NAME, config)
     kv_heads = [0 if conv else sizes["kv_heads"] for conv in _convolutions(config)]
     return {"attention.head_count_kv": kv_heads, "shortconv.l_cache": _taps(config)}
 

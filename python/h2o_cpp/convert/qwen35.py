@@ -15,7 +15,7 @@ from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import Config, Metadata, dimension, layer_flags, refuse
 from h2o_cpp.convert.experts import QWEN2_EXPERTS, SHARED_EXPERT
 from h2o_cpp.convert.family import Family, Module, TensorSpec
-from h2o_cpp.convert.rope import rope_parameters, rope_sections, rotated_share
+from h2o_cpp.convert.rope import refuse_factors, rope_sections, rotated_share
 from h2o_cpp.convert.sizes import Sizes
 
 _NAME = "qwen35"
@@ -176,9 +176,7 @@ def _kinds_of_layers(config: Config) -> Metadata:
 
 
 def _details(config: Config, sizes: Sizes) -> Metadata:
-    rope_type = rope_parameters(config)["rope_type"]
-    if rope_type == "llama3":
-        raise refuse(_NAME, "rope_type", rope_type, "only linear, dynamic and yarn are known")
+    refuse_factors(_NAME, config)
     heads = _Heads.of(config)
     return {
         "ssm.conv_kernel": _taps(config),

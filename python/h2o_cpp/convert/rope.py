@@ -84,6 +84,15 @@ def rope_parameters(config: Config) -> Mapping[str, Any]:
     return {"rope_theta": theta, "rope_type": found.get("type", "default")} | found
 
 
+def refuse_factors(architecture: str, config: Config) -> None:
+    """Raise ValueError for Llama 3's factors of frequencies, which such GGUF files cannot have."""
+    rope_type = rope_parameters(config)["rope_type"]
+    if rope_type == "llama3":
+        raise refuse(
+            architecture, "rope_type", rope_type, "only linear, dynamic and yarn are known"
+        )
+
+
 def rope_sections(config: Config, default: list[int] | None = None) -> Metadata:
     """M-RoPE's numbers of pairs for each axis of a position: time, height, width, and none."""
     sections = rope_parameters(config).get("mrope_section", default)
