@@ -3,7 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "bounds.h"
-#include "kv/cache.h"
+#include "recurrent_rig.h"
 
 namespace h2o {
 namespace {
@@ -44,40 +44,28 @@ Rows random_rows(Random& random, const Sizes& sizes, int64_t n) {
 }
 
 // A layer on the test device, with the states of two sequences.
-class Rig {
+class Rig : public RecurrentRig {
  public:
   Rig(const Sizes& sizes, Random& random, int n_threads = 1)
-      : sizes_(sizes),
-        backend_(test_backend(n_threads)),
-        cache_(*backend_, KvPolicy(),
-               {.n_sequences = 2,
-                .n_heads = 1,
-                .n_kv_heads = 1,
-                .head_dim = 32,
-                .max_tokens = 64,
-                .max_rows = 64,
-                .state_floats = {sizes.state_floats()}}),
+      : RecurrentRig(sizes.state_floats(), n_threads),
+        sizes_(sizes),
         conv(random.reals(sizes.n_taps * sizes.n_channels(), -1, 1)),
         a(random.reals(sizes.n_v_heads, -1, -0.01f)),
         dt_bias(random.reals(sizes.n_v_heads)),
-        conv_(*backend_, conv, sizes.n_taps, sizes.n_channels()),
-        a_(*backend_, a, 1, sizes.n_v_heads),
-        dt_bias_(*backend_, dt_bias, 1, sizes.n_v_heads) {}
+        conv_(backend(), conv, sizes.n_taps, sizes.n_channels()),
+        a_(backend(), a, 1, sizes.n_v_heads),
+        dt_bias_(backend(), dt_bias, 1, sizes.n_v_heads) {}
 
   // Rows of the given numbers of the sequences in turn; returns the outputs.
   std::vector<float> step(const Rows& rows, const std::vector<int32_t>& n_rows) {
-    Batch batch;
-    for (int32_t s = 0; s < std::ssize(n_rows); ++s) {
-      if (n_rows[s] > 0) batch.add(s, cache_.length(s), std::vector<int32_t>(n_rows[s]));
-    }
-    batch.want_last();
+    const Batch batch = next_batch(n_rows);
     const int64_t n = batch.n_rows();
-    const DeviceMatrix out(*backend_, n, sizes_.v_width());
-    const DeviceMatrix qkv(*backend_, rows.qkv, n, sizes_.n_channels());
-    const DeviceMatrix alpha(*backend_, rows.alpha, n, sizes_.n_v_heads);
-    const DeviceMatrix beta(*backend_, rows.beta, n, sizes_.n_v_heads);
-    backend_->run(batch, [&] {
-      backend_->delta_net({.out = out,
+    const DeviceMatrix out(backend(), n, sizes_.v_width());
+    const DeviceMatrix qkv(backend(), rows.qkv, n, sizes_.n_channels());
+    const DeviceMatrix alpha(backend(), rows.alpha, n, sizes_.n_v_heads);
+    const DeviceMatrix beta(backend(), rows.beta, n, sizes_.n_v_heads);
+    run(batch, [&](const KvView& layer) {
+      backend().delta_net({.out = out,
                            .qkv = qkv,
                            .alpha = alpha,
                            .beta = beta,
@@ -88,21 +76,14 @@ class Rig {
                            .n_v_heads = sizes_.n_v_heads,
                            .head_dim = sizes_.head_dim,
                            .adjacent = sizes_.adjacent},
-                          cache_.layer(0), batch);
+                          layer, batch);
     });
-    cache_.advance(batch);
     qkv.read();  // checks that guards are unchanged
     return out.read();
   }
 
-  void reset() {
-    for (const int32_t s : {0, 1}) cache_.reset(s);
-  }
-
  private:
   const Sizes sizes_;
-  std::unique_ptr<Backend> backend_;
-  KvCache cache_;
 
  public:
   const std::vector<float> conv, a, dt_bias;

@@ -3,7 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "bounds.h"
-#include "kv/cache.h"
+#include "recurrent_rig.h"
 
 namespace h2o {
 namespace {
@@ -16,46 +16,27 @@ struct Sizes {
 constexpr Sizes kSizes[] = {{1, 2}, {16, 3}, {300, 4}, {131, 8}};
 
 // A layer on the test device, with the states of two sequences.
-class Rig {
+class Rig : public RecurrentRig {
  public:
   Rig(const Sizes& sizes, Random& random, int n_threads = 1)
-      : sizes_(sizes),
-        backend_(test_backend(n_threads)),
-        cache_(*backend_, KvPolicy(),
-               {.n_sequences = 2,
-                .n_heads = 1,
-                .n_kv_heads = 1,
-                .head_dim = 32,
-                .max_tokens = 64,
-                .max_rows = 64,
-                .state_floats = {(sizes.n_taps - 1) * sizes.width}}),
+      : RecurrentRig((sizes.n_taps - 1) * sizes.width, n_threads),
+        sizes_(sizes),
         conv(random.reals(sizes.n_taps * sizes.width, -1, 1)),
-        conv_(*backend_, conv, sizes.n_taps, sizes.width) {}
+        conv_(backend(), conv, sizes.n_taps, sizes.width) {}
 
   // Rows of the given numbers of the sequences in turn; returns the outputs.
   std::vector<float> step(const std::vector<float>& rows, const std::vector<int32_t>& n_rows) {
-    Batch batch;
-    for (int32_t s = 0; s < std::ssize(n_rows); ++s) {
-      if (n_rows[s] > 0) batch.add(s, cache_.length(s), std::vector<int32_t>(n_rows[s]));
-    }
-    batch.want_last();
+    const Batch batch = next_batch(n_rows);
     const int64_t n = batch.n_rows();
-    const DeviceMatrix out(*backend_, n, sizes_.width);
-    const DeviceMatrix bcx(*backend_, rows, n, 3 * sizes_.width);
-    backend_->run(batch, [&] { backend_->short_conv({out, bcx, conv_}, cache_.layer(0), batch); });
-    cache_.advance(batch);
+    const DeviceMatrix out(backend(), n, sizes_.width);
+    const DeviceMatrix bcx(backend(), rows, n, 3 * sizes_.width);
+    run(batch, [&](const KvView& layer) { backend().short_conv({out, bcx, conv_}, layer, batch); });
     CHECK(same_bits(bcx.read(), rows));
     return out.read();
   }
 
-  void reset() {
-    for (const int32_t s : {0, 1}) cache_.reset(s);
-  }
-
  private:
   const Sizes sizes_;
-  std::unique_ptr<Backend> backend_;
-  KvCache cache_;
 
  public:
   const std::vector<float> conv;
