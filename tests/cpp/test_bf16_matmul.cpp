@@ -145,10 +145,14 @@ TEST_CASE("an output of bf16_matmul has the same bits in every batch and range o
   struct Shape {
     int64_t n_rows, n_in, n_out;
   };
-  // With one step and with tails, with several panels in depth, and with more columns than are kept
-  // at a time.
-  for (const Shape& shape :
-       {Shape{20, 96, 40}, {70, 50, 21}, {9, 64, 16}, {33, 600, 70}, {34, 300, 300}}) {
+  // With one step and with tails, with several panels or parts in depth, and with more columns than
+  // are kept at a time.
+  for (const Shape& shape : {Shape{20, 96, 40},
+                             {70, 50, 21},
+                             {9, 64, 16},
+                             {33, 600, 70},
+                             {34, 300, 300},
+                             {70, 2090, 21}}) {
     const int64_t n_rows = shape.n_rows, n_in = shape.n_in, n_out = shape.n_out;
     for (const CpuKernels* table : tables()) {
       for (const DType dtype : {DType::f16, DType::bf16}) {

@@ -159,11 +159,14 @@ TEST_CASE("an output of matmul has the same bits in any batch or range, with a w
       CAPTURE(std::string_view(table->isa));
       CAPTURE(info(dtype).name);
       Random random(2);
-      for (int trial = 0; trial < 28; ++trial) {
-        // Many rows of whole vectors, as in attention, have a kernel of their own.
-        const bool many = trial >= 20;
-        const int64_t n_in = many ? 32 * random.integer(1, 5) : random_width(random, dtype);
-        const int64_t n_out = random.integer(1, 27);
+      for (int trial = 0; trial < 30; ++trial) {
+        // Many rows of whole vectors, as in attention, have a kernel of their own, and sums over
+        // long rows are computed in parts.
+        const bool many = trial >= 20 && trial < 28;
+        const bool is_long = trial >= 28;
+        int64_t n_in = many ? 32 * random.integer(1, 5) : random_width(random, dtype);
+        if (is_long) n_in += 32 * random.integer(48, 120);
+        const int64_t n_out = random.integer(is_long ? 65 : 1, is_long ? 70 : 27);
         const int64_t n_rows = random.integer(1, many ? 110 : 16);
         const Rows w = random_rows(random, dtype, n_out, n_in);
         const std::vector<float> x = random.reals(n_rows * n_in);

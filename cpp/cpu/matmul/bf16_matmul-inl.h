@@ -8,6 +8,7 @@
 #include "cpu/kernels.h"
 #include "cpu/matmul/bf16_avx512.h"
 #include "cpu/matmul/blocks-inl.h"
+#include "cpu/matmul/terms-inl.h"
 
 namespace h2o {
 namespace {
@@ -15,6 +16,12 @@ namespace {
 // Rows and columns of a tile.
 constexpr int kBf16Rows = 3;
 constexpr int kBf16Columns = 8;
+
+// Terms for which a tile's weights stay in the L1 cache: all of a row's, or parts of them for some
+// tiles of rows, whose sums stay there as well.
+constexpr int64_t kBf16Terms = 2048;
+constexpr int64_t kBf16PartTerms = 1536;
+constexpr int64_t kBf16PartRows = 20 * kBf16Rows;
 
 // Numbers of x that stay in the L2 cache; columns of weights that are rounded together, for few
 // rows or many; and how many rows are few.
@@ -32,6 +39,25 @@ void round_row(BF16* to, const T* x, int64_t n) {
   int64_t i = 0;
   for (; i + kPairWidth <= n; i += kPairWidth) store_pairs(to + i, load_pairs(x + i));
   if (i < n) store_pairs(to + i, load_first_pairs(x + i, n - i));
+}
+
+// The sums of each vector's lanes, added in the order of store_sums().
+H2O_INLINE __m256 add_lanes(const Vec (&a)[8]) {
+  __m512 halves[4];  // of two vectors, added; then quarters, and so on
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512 even = a[2 * i].v, odd = a[2 * i + 1].v;
+    halves[i] =
+        _mm512_add_ps(_mm512_shuffle_f32x4(even, odd, 0x44), _mm512_shuffle_f32x4(even, odd, 0xee));
+  }
+  const auto quarters = [](__m512 x, __m512 y) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
+  };
+  const __m512 low = quarters(halves[0], halves[1]), high = quarters(halves[2], halves[3]);
+  __m512 s = _mm512_add_ps(_mm512_shuffle_ps(low, high, 0x44), _mm512_shuffle_ps(low, high, 0xee));
+  s = _mm512_add_ps(s, _mm512_permute_ps(s, 0xb1));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
+  return _mm512_castps512_ps256(_mm512_permutexvar_ps(order, s));
 }
 
 // Rows of x are stored one after another, padded to whole registers.
@@ -56,18 +82,14 @@ struct WeightColumns {
 // over n_in, so its value does not depend on R and O.
 template <class T, int R, int O>
 void bf16_tile(const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>& columns, int64_t r,
-               int64_t o, int64_t ahead = 0) {
+               int64_t o, const Terms& terms, int64_t ahead = 0) {
   const int64_t stride = padded_to(m.n_in, kPairWidth);
   const BF16* x = rows.x + r * stride;
-  // Unrolled here, as in matmul_tile(): otherwise GCC 12 keeps the sums in memory.
   Vec sums[R][O];
-#pragma GCC unroll 8
-  for (int i = 0; i < R; ++i) {
-#pragma GCC unroll 8
-    for (int j = 0; j < O; ++j) sums[i][j] = zero();
-  }
-  int64_t k = 0;
-  for (; k + kPairWidth <= columns.n; k += kPairWidth) {
+  begin_sums(sums, terms);
+  // Unrolled here, as in matmul_tile(): otherwise GCC 12 keeps the sums in memory.
+  int64_t k = terms.begin;
+  for (; k + kPairWidth <= terms.end; k += kPairWidth) {
 #pragma GCC unroll 8
     for (int j = 0; j < O; ++j) {
       const T* w = columns.row(j) + k;
@@ -81,46 +103,42 @@ void bf16_tile(const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>& co
       }
     }
   }
-  if (k < columns.n) {
+  if (k < terms.end) {
 #pragma GCC unroll 8
     for (int j = 0; j < O; ++j) {
-      const Pairs pairs = load_first_pairs(columns.row(j) + k, columns.n - k);
+      const Pairs pairs = load_first_pairs(columns.row(j) + k, terms.end - k);
 #pragma GCC unroll 8
       for (int i = 0; i < R; ++i) {
         sums[i][j] = dot_pairs(sums[i][j], load_pairs(x + i * stride + k), pairs);
       }
     }
   }
+  if (terms.end < columns.n) return keep_sums(sums, terms);
 #pragma GCC unroll 8
   for (int i = 0; i < R; ++i) {
-    float values[O];
-    if constexpr (O % 4 == 0) {
-#pragma GCC unroll 2
-      for (int j = 0; j < O; j += 4) {
-        store_sums(values + j, sums[i][j], sums[i][j + 1], sums[i][j + 2], sums[i][j + 3]);
-      }
-    } else {
-      for (int j = 0; j < O; ++j) values[j] = sum(sums[i][j]);
-    }
     float* y = m.y + (r + i) * m.y_stride + o;
-    if (m.bias != nullptr) {
-      for (int j = 0; j < O; ++j) values[j] += m.bias[o + j];
+    if constexpr (O == 8) {
+      __m256 values = add_lanes(sums[i]);
+      if (m.bias != nullptr) values = _mm256_add_ps(values, _mm256_loadu_ps(m.bias + o));
+      if (m.add) values = _mm256_add_ps(values, _mm256_loadu_ps(y));
+      _mm256_storeu_ps(y, values);
+    } else {
+      static_assert(O == 1);
+      float value = sum(sums[i][0]);
+      if (m.bias != nullptr) value += m.bias[o];
+      *y = m.add ? value + *y : value;
     }
-    if (m.add) {
-      for (int j = 0; j < O; ++j) values[j] += y[j];
-    }
-    std::copy_n(values, O, y);
   }
 }
 
 // The same for n <= R rows.
 template <class T, int R, int O>
 void bf16_tile_of(int64_t n, const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>& columns,
-                  int64_t r, int64_t o) {
+                  int64_t r, int64_t o, const Terms& terms) {
   if constexpr (R > 1) {
-    if (n < R) return bf16_tile_of<T, R - 1, O>(n, m, rows, columns, r, o);
+    if (n < R) return bf16_tile_of<T, R - 1, O>(n, m, rows, columns, r, o, terms);
   }
-  bf16_tile<T, R, O>(m, rows, columns, r, o);
+  bf16_tile<T, R, O>(m, rows, columns, r, o, terms);
 }
 
 template <class T>
@@ -144,9 +162,20 @@ struct Upcoming {
 template <class T, int O>
 void bf16_tiles(const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>& columns,
                 int64_t first, int64_t last, int64_t o, Upcoming& upcoming) {
-  for (int64_t r = first; r < last; r += kBf16Rows) {
-    bf16_tile_of<T, kBf16Rows, O>(last - r, m, rows, columns, r, o);
-    upcoming.prefetch_part();
+  Vec kept[kBf16PartRows * O];
+  const bool whole = columns.n <= kBf16Terms || last - first <= kBf16Rows;
+  const int64_t n_terms = whole ? columns.n : part_size(columns.n, kBf16PartTerms);
+  const int64_t n_rows = whole ? last - first : kBf16PartRows;
+  for (int64_t begin = first; begin < last; begin += n_rows) {
+    const int64_t end = std::min(begin + n_rows, last);
+    for (int64_t k = 0; k < columns.n; k += n_terms) {
+      Terms terms{k, std::min(k + n_terms, columns.n), kept};
+      for (int64_t r = begin; r < end; r += kBf16Rows) {
+        bf16_tile_of<T, kBf16Rows, O>(end - r, m, rows, columns, r, o, terms);
+        terms.kept += kBf16Rows * O;
+        if (k == 0) upcoming.prefetch_part();
+      }
+    }
   }
 }
 
@@ -212,7 +241,7 @@ void bf16_matmul(const Matmul& m, const Bf16Rows& rows, int64_t begin, int64_t e
   // One column after another: the fastest order for memory.
   for (int64_t o = begin; o < end; ++o) {
     const int64_t ahead = o + 1 < end ? m.w_row_bytes : 0;
-    bf16_tile<T, 1, 1>(m, rows, columns_from<T>(m, o), 0, o, ahead);
+    bf16_tile<T, 1, 1>(m, rows, columns_from<T>(m, o), 0, o, {0, m.n_in, nullptr}, ahead);
   }
 }
 
