@@ -106,10 +106,12 @@ struct ShortConv {
 // uses, and the copies are grouped by expert: expert e has rows [offsets[e], offsets[e + 1]) of n *
 // n_used. The arrays are in the back end's memory.
 struct Routes {
+  static constexpr int32_t kMaxGroups = 32;
+
   int32_t n_experts;
   int32_t n_used;        // experts per row
   bool sigmoid = false;  // an expert's score is the sigmoid of its logit, not the softmax of all
-  int32_t n_groups = 1;  // experts are in groups of equal size, at most 32,
+  int32_t n_groups = 1;  // experts are in groups of equal size, at most kMaxGroups,
   int32_t n_groups_used = 1;  // of which a row uses these many
   bool normalized;  // the weights of a row sum to `scale`; otherwise they are the scores times it
   float scale;      // of the weights

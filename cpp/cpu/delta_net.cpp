@@ -25,9 +25,7 @@ void delta_net(const CpuKernels& kernels, ThreadPool& pool, const DeltaNet& laye
   const int64_t head_dim = layer.head_dim;
   const int64_t k_width = layer.n_k_heads * head_dim;
   const auto n_segments = static_cast<int64_t>(batch.segments.size());
-  const auto state = [&](const Segment& segment) {
-    return cache.states + segment.sequence * cache.state_floats;
-  };
+  const auto state = [&](const Segment& segment) { return cache.state(segment.sequence); };
 
   for_channels(pool, batch, n_channels, [&](const Segment& segment, int64_t first, int64_t n) {
     kernels.convolve({

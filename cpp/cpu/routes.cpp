@@ -11,7 +11,7 @@ template <class Biased>
 uint32_t choose_groups(const Routes& routes, const Biased& biased) {
   if (routes.n_groups == 1) return 1;
   const int32_t size = routes.n_experts / routes.n_groups;
-  float sums[32];  // of the two largest scores of each group
+  float sums[Routes::kMaxGroups];  // of the two largest scores of each group
   for (int32_t g = 0; g < routes.n_groups; ++g) {
     float first = -std::numeric_limits<float>::infinity(), second = first;
     for (int32_t e = g * size; e < (g + 1) * size; ++e) {

@@ -19,7 +19,7 @@ void short_conv(const CpuKernels& kernels, ThreadPool& pool, const ShortConv& la
     }
     kernels.convolve({
         .x = out,
-        .before = cache.states + segment.sequence * cache.state_floats + first,
+        .before = cache.state(segment.sequence) + first,
         .weights = layer.conv.floats() + first,
         .n_rows = segment.n_rows,
         .n_taps = layer.conv.rows,

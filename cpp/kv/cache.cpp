@@ -319,8 +319,7 @@ void KvCache::reset(int32_t sequence, std::span<const KvPolicy> policies) {
     backend_.write(view.next_slot + int64_t{sequence} * shape_.n_kv_heads, zeros.data(),
                    zeros.size() * sizeof(int32_t));
     if (view.states == nullptr) continue;
-    backend_.write(view.states + sequence * view.state_floats, no_state.data(),
-                   view.state_floats * sizeof(float));
+    backend_.write(view.state(sequence), no_state.data(), view.state_floats * sizeof(float));
   }
 }
 

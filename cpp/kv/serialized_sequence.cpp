@@ -222,8 +222,7 @@ void write_sequence(const KvCache& cache, int32_t sequence, ByteWriter& writer) 
   for (int32_t l = 0; l < cache.shape().n_layers; ++l) {
     const KvView& view = cache.layer(l);
     if (view.states != nullptr) {
-      const float* const state = view.states + sequence * view.state_floats;
-      write_rows(cache.backend(), state, 1, view.state_floats, -1, writer);
+      write_rows(cache.backend(), view.state(sequence), 1, view.state_floats, -1, writer);
       continue;
     }
     for (int32_t h = 0; h < cache.shape().n_kv_heads; ++h) {
@@ -323,8 +322,7 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
   for (int32_t l = 0; l < shape.n_layers; ++l) {
     if (shape.recurrent(l)) {
       const KvView& view = cache.layer(l);
-      cache.backend().write(view.states + sequence * view.state_floats, state->data(),
-                            state->size());
+      cache.backend().write(view.state(sequence), state->data(), state->size());
       ++state;
       continue;
     }

@@ -88,6 +88,9 @@ struct KvView {
   // [n_kv_heads] ArchiveLayout::head() of each, -1: not archived; nullptr as `archive`
   const int32_t* archive_heads;
 
+  // [state_floats]
+  H2O_HD float* state(int32_t sequence) const { return states + sequence * state_floats; }
+
   H2O_HD KvHead head(int32_t sequence, int32_t kv_head) const {
     return head(policies[sequence], sequence, kv_head);
   }

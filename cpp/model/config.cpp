@@ -95,7 +95,7 @@ void read_scales(ConfigKeys& keys, Config& c) {
 }
 
 void read_groups(ConfigKeys& keys, MixtureConfig& m) {
-  constexpr int32_t kMost = 32;
+  constexpr int32_t kMost = Routes::kMaxGroups;
   if (keys.zero_or_missing("expert_group_count")) return keys.ignore("expert_group_used_count");
   m.n_groups = keys.count("expert_group_count");
   m.n_groups_used = m.n_groups == 1 ? keys.count_or("expert_group_used_count", 1)
