@@ -74,15 +74,13 @@ DeltaNetActivations first(const DeltaNetActivations& d, int64_t n_rows) {
   };
 }
 
-}  // namespace
-
-Activations allocate_activations(Backend& backend, const Config& c, int32_t n_rows,
-                                 int32_t n_logits, Buffer& storage) {
+// Without memory.
+Activations shapes(const Config& c, int32_t n_rows, int32_t n_logits) {
   const int64_t q_width = int64_t{c.n_heads} * c.head_dim;
   const int64_t kv_width = int64_t{c.n_kv_heads} * c.head_dim;
   const bool dense = !c.has_experts(0);
   const bool gated = c.family->activation == Activation::gated && dense;
-  Activations a{
+  return {
       .x = matrix(n_rows, c.n_embd),
       .h = matrix(n_rows, c.n_embd),
       .q = matrix(n_rows, q_width),
@@ -100,48 +98,73 @@ Activations allocate_activations(Backend& backend, const Config& c, int32_t n_ro
       .last = matrix(n_logits, c.n_embd),
       .logits = matrix(n_logits, c.n_vocab),
   };
+}
 
+std::vector<Tensor*> tensors_of(Activations& a) {
   MixtureActivations& e = a.experts;
   DeltaNetActivations& d = a.delta;
-  Tensor* const all[] = {&a.x,
-                         &a.h,
-                         &a.q,
-                         &a.k,
-                         &a.v,
-                         &a.attn,
-                         &a.up,
-                         &a.gate,
-                         &a.last,
-                         &a.logits,
-                         &e.x,
-                         &e.up,
-                         &e.gate,
-                         &e.logits,
-                         &e.shared_up,
-                         &e.shared_gate,
-                         &e.shared_logit,
-                         &a.q_and_gate,
-                         &a.attn_gate,
-                         &d.qkv,
-                         &d.gate,
-                         &d.alpha,
-                         &d.beta,
-                         &d.beta_alpha,
-                         &d.out,
-                         &a.short_conv.bcx,
-                         &a.short_conv.out};
+  return {&a.x,
+          &a.h,
+          &a.q,
+          &a.k,
+          &a.v,
+          &a.attn,
+          &a.up,
+          &a.gate,
+          &a.last,
+          &a.logits,
+          &e.x,
+          &e.up,
+          &e.gate,
+          &e.logits,
+          &e.shared_up,
+          &e.shared_gate,
+          &e.shared_logit,
+          &a.q_and_gate,
+          &a.attn_gate,
+          &d.qkv,
+          &d.gate,
+          &d.alpha,
+          &d.beta,
+          &d.beta_alpha,
+          &d.out,
+          &a.short_conv.bcx,
+          &a.short_conv.out};
+}
+
+// Offsets in one allocation.
+struct Places {
   Layout layout;
-  std::vector<int64_t> offsets;
-  for (const Tensor* t : all) offsets.push_back(layout.place(t->bytes()));
-  constexpr int64_t kBytes = 4;  // of a float and of an int32_t
-  const int64_t weights = layout.place(e.x.rows * kBytes);
-  const int64_t copy_rows = layout.place(e.x.rows * kBytes);
-  const int64_t experts_ends = layout.place((e.routes.n_experts + 1) * kBytes);
-  storage = backend.allocate(layout.size());
-  for (size_t i = 0; i < offsets.size(); ++i) all[i]->data = storage.data() + offsets[i];
-  e.routes.weights = reinterpret_cast<float*>(storage.data() + weights);
-  e.routes.copy_rows = reinterpret_cast<int32_t*>(storage.data() + copy_rows);
-  e.routes.offsets = reinterpret_cast<int32_t*>(storage.data() + experts_ends);
+  std::vector<int64_t> tensors;
+  int64_t weights, copy_rows, expert_offsets;  // of routes
+
+  explicit Places(Activations& a) {
+    for (const Tensor* t : tensors_of(a)) tensors.push_back(layout.place(t->bytes()));
+    constexpr int64_t kBytes = 4;  // of a float and of an int32_t
+    weights = layout.place(a.experts.x.rows * kBytes);
+    copy_rows = layout.place(a.experts.x.rows * kBytes);
+    expert_offsets = layout.place((a.experts.routes.n_experts + 1) * kBytes);
+  }
+};
+
+}  // namespace
+
+int64_t activation_bytes(const Config& config, int32_t n_rows, int32_t n_logits) {
+  Activations a = shapes(config, n_rows, n_logits);
+  return Places(a).layout.size();
+}
+
+Activations allocate_activations(Backend& backend, const Config& config, int32_t n_rows,
+                                 int32_t n_logits, Buffer& storage) {
+  Activations a = shapes(config, n_rows, n_logits);
+  const Places places(a);
+  storage = backend.allocate(places.layout.size());
+  const std::vector<Tensor*> tensors = tensors_of(a);
+  for (size_t i = 0; i < tensors.size(); ++i) tensors[i]->data = storage.data() + places.tensors[i];
+  Routes& routes = a.experts.routes;
+  routes.weights = reinterpret_cast<float*>(storage.data() + places.weights);
+  routes.copy_rows = reinterpret_cast<int32_t*>(storage.data() + places.copy_rows);
+  routes.offsets = reinterpret_cast<int32_t*>(storage.data() + places.expert_offsets);
   return a;
 }
 

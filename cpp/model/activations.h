@@ -57,6 +57,9 @@ struct Activations {
   Tensor logits;  // [n_logits, n_vocab]
 };
 
+// The bytes that allocate_activations() allocates.
+int64_t activation_bytes(const Config& config, int32_t n_rows, int32_t n_logits);
+
 // Allocates `storage` and returns views into it, for up to `n_rows` rows and `n_logits` logits.
 Activations allocate_activations(Backend& backend, const Config& config, int32_t n_rows,
                                  int32_t n_logits, Buffer& storage);

@@ -12,6 +12,7 @@
 
 #include "backend/make_backend.h"
 #include "core/error.h"
+#include "model/activations.h"
 #include "model/family.h"
 #include "model/importance.h"
 #include "model/session.h"
@@ -167,9 +168,36 @@ ArchiveOptions archive_options(std::optional<int32_t> n_recalled, int32_t n_ctx,
           archive_v_dtype(v_dtype), directory};
 }
 
+// What a class with a Config tells of it.
+template <class Class>
+void add_config(Class& bound, const auto& config_of) {
+  const auto add = [&](const char* name, const auto& value_of) {
+    bound.def_property_readonly(name, [=](const typename Class::type& self) {
+      return value_of(static_cast<const Config&>(config_of(self)));
+    });
+  };
+  add("architecture", [](const Config& c) { return c.family->architecture; });
+  add("learned_positions", [](const Config& c) { return c.family->rope == RopeLayout::none; });
+  add("state_floats", [](const Config& c) { return c.state_floats(); });
+  add("n_ctx_train", [](const Config& c) { return c.n_ctx_train; });
+  add("n_layers", [](const Config& c) { return c.n_layers; });
+  add("n_heads", [](const Config& c) { return c.n_heads; });
+  add("n_kv_heads", [](const Config& c) { return c.n_kv_heads; });
+  add("head_dim", [](const Config& c) { return c.head_dim; });
+  add("n_vocab", [](const Config& c) { return c.n_vocab; });
+}
+
 void register_session(py::module_& m) {
   m.def("architectures", &architectures, "general.architecture of the models that can be run.");
-  py::class_<Model, std::shared_ptr<Model>>(m, "Model", "A GGUF file made ready on a back end.")
+
+  py::class_<Config> config(m, "Config", "The parameters of a model in a GGUF file.");
+  config.def(py::init([](const GgufShards& model) { return read_config(model); }), py::arg("model"))
+      .def("activation_bytes", &activation_bytes, py::arg("n_rows"), py::arg("n_logits"));
+  add_config(config, [](const Config& c) -> const Config& { return c; });
+
+  py::class_<Model, std::shared_ptr<Model>> model(m, "Model",
+                                                  "A GGUF file made ready on a back end.");
+  model
       .def(py::init(&load_model), py::arg("path"), py::kw_only(), py::arg("device"),
            py::arg("threads"), py::arg("progress") = py::none(), py::arg("max_resident") = 0,
            py::arg("exact") = false)
@@ -189,21 +217,10 @@ void register_session(py::module_& m) {
       .def_property_readonly(
           "experts_needed",
           [](const Model& m) { return m.weights.experts ? m.weights.experts->n_needed() : 0; })
-      .def_property_readonly(
-          "experts_read",
-          [](const Model& m) { return m.weights.experts ? m.weights.experts->n_read() : 0; })
-      .def_property_readonly("architecture",
-                             [](const Model& m) { return m.config.family->architecture; })
-      .def_property_readonly(
-          "learned_positions",
-          [](const Model& m) { return m.config.family->rope == RopeLayout::none; })
-      .def_property_readonly("state_floats", [](const Model& m) { return m.config.state_floats(); })
-      .def_property_readonly("n_ctx_train", [](const Model& m) { return m.config.n_ctx_train; })
-      .def_property_readonly("n_layers", [](const Model& m) { return m.config.n_layers; })
-      .def_property_readonly("n_heads", [](const Model& m) { return m.config.n_heads; })
-      .def_property_readonly("n_kv_heads", [](const Model& m) { return m.config.n_kv_heads; })
-      .def_property_readonly("head_dim", [](const Model& m) { return m.config.head_dim; })
-      .def_property_readonly("n_vocab", [](const Model& m) { return m.config.n_vocab; });
+      .def_property_readonly("experts_read", [](const Model& m) {
+        return m.weights.experts ? m.weights.experts->n_read() : 0;
+      });
+  add_config(model, [](const Model& m) -> const Config& { return m.config; });
 
   py::class_<Session, std::shared_ptr<Session>>(m, "Session",
                                                 "Sequences of one model with their bounded cache.")

@@ -230,9 +230,9 @@ def test_state_of_a_file_and_of_the_model(
 ) -> None:
     make_checkpoint(tmp_path, name)
     convert(tmp_path, tmp_path / "out.gguf")
-    shape = ModelShape.of_file(_core.GgufFile(tmp_path / "out.gguf"))
+    shape = ModelShape.of_file(tmp_path / "out.gguf")
     model = _core.Model(tmp_path / "out.gguf", device="cpu", threads=1)
-    assert shape == ModelShape.of_model(model)
+    assert shape == ModelShape.of(model)
     m = METADATA[name]
     n_floats = (m["shortconv.l_cache"] - 1) * m["embedding_length"]  # type: ignore[operator]
     kv_heads: Any = m["attention.head_count_kv"]

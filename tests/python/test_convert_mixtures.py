@@ -195,7 +195,7 @@ def test_layers_that_predict_further_tokens_are_skipped(tmp_path: Path) -> None:
     keys = {"glm4moe.block_count": (4, U32), "glm4moe.nextn_predict_layers": (1, U32)}
     file = changed(tmp_path / "model.gguf", tmp_path / "more.gguf", keys, more)
     assert_same_logits(file, model, recipe)
-    assert ModelShape.of_file(_core.GgufFile(file)).n_layers == 3
+    assert ModelShape.of_file(file).n_layers == 3
 
     assert {w.name for w in weights_of([_core.GgufFile(file)])} == set(
         read_tensors(tmp_path / "model.gguf")

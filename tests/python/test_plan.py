@@ -28,8 +28,6 @@ from h2o_cpp.measure.prediction import (
     choose,
     placements,
 )
-from h2o_cpp.measure.traffic import weights
-from h2o_cpp.model.capacity import ModelShape
 from h2o_cpp.model.session import open_model
 from support.needs import needs
 
@@ -174,10 +172,7 @@ def test_choice_depends_on_storage_and_arithmetic() -> None:
 def test_predicted_layers_are_those_that_the_core_streams() -> None:
     """With a candidate's weight_bytes as max_resident, the core streams the predicted layers."""
     model = _core.GgufShards(BUNDLED_MODEL)
-    metadata = model.files[0].metadata()
-    shape = ModelShape.of_metadata(metadata)
-    assert shape is not None
-    sizes = sizes_of(weights(model.files), shape, metadata)
+    sizes = sizes_of(model, _core.Config(model))
     streaming = {
         candidate.weight_bytes: candidate
         for candidate in candidates(sizes, JOB, SPEEDS, BUNDLED_MODEL.stat().st_size * 3)
@@ -207,10 +202,7 @@ def test_streamed_experts_match_hand_calculation() -> None:
 
 def test_predicted_experts_are_those_that_the_core_keeps() -> None:
     model = _core.GgufShards(MIXTURE)
-    metadata = model.files[0].metadata()
-    shape = ModelShape.of_metadata(metadata)
-    assert shape is not None
-    sizes = sizes_of(weights(model.files), shape, metadata)
+    sizes = sizes_of(model, _core.Config(model))
     assert sizes.experts is not None
     found = placements(sizes)
     assert [n for n, _ in found] == [sizes.experts.count, *range(found[1][0], -1, -1)]
@@ -219,6 +211,21 @@ def test_predicted_experts_are_those_that_the_core_keeps() -> None:
         assert loaded.n_kept_experts == n_kept
     with pytest.raises(ValueError, match="max_resident"):
         open_model(MIXTURE, device="cpu", threads=1, max_resident=found[-1][1] - 1)
+
+
+def test_activations_of_experts_count() -> None:
+    """A row has a copy per expert that it uses, with the expert's products."""
+    model = _core.GgufShards(MIXTURE)
+    config = _core.Config(model)
+    metadata = model.files[0].metadata()
+
+    def number(key: str) -> int:
+        return int(metadata[f"{config.architecture}.{key}"])
+
+    copy = number("embedding_length") + 2 * number("expert_feed_forward_length")
+    attention = 2 * (config.n_heads + config.n_kv_heads) * config.head_dim
+    row = 2 * number("embedding_length") + attention + number("expert_used_count") * copy
+    assert sizes_of(model, config).row_bytes >= 4 * row
 
 
 def test_arguments_of_a_plan_with_experts_open_a_generator() -> None:

@@ -13,7 +13,7 @@ from h2o_cpp import _core
 from h2o_cpp.cli.options import add_model
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.tables import mebibytes, print_table
-from h2o_cpp.model.capacity import ModelShape, capacity, slab_bytes
+from h2o_cpp.model.capacity import ModelShape, capacity, shape_if_known, slab_bytes
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import budget_policy
 from h2o_cpp.model.stored_budget import (
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     path = find_model(args.model)
     file = _core.GgufFile(path)
     metadata, tensors = file.metadata(), file.tensors()
-    summary = _summarize(metadata, tensors)
+    summary = _summarize(metadata, tensors, shape_if_known(path))
     if args.memory is not None:
         architecture = metadata.get("general.architecture")
         summary["sequences"] = {
@@ -83,7 +83,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _summarize(
-    metadata: Mapping[str, Any], tensors: list[tuple[str, str, tuple[int, ...], int]]
+    metadata: Mapping[str, Any],
+    tensors: list[tuple[str, str, tuple[int, ...], int]],
+    shape: ModelShape | None,
 ) -> dict[str, Any]:
     """Properties of a file by name, without missing ones."""
     architecture = metadata.get("general.architecture", "")
@@ -91,7 +93,6 @@ def _summarize(
     def of_model(key: str) -> Any:
         return metadata.get(f"{architecture}.{key}")
 
-    shape = ModelShape.of_metadata(metadata)
     found = {
         "name": metadata.get("general.name"),
         "architecture": architecture,

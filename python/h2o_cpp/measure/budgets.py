@@ -63,7 +63,7 @@ def budgeted(
     found = [Budgeted("full", 1.0, n_ctx, Policy.full(), full_types)]
     if not equal_bytes:
         return found + at_budgets(names, budgets, n_ctx, full_types)
-    shape = ModelShape.of_model(model)
+    shape = ModelShape.of(model)
     for share in budgets:
         for name in names:
             policy, types = fit_cache(

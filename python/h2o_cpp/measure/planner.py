@@ -25,7 +25,6 @@ from h2o_cpp.measure.prediction import (
     placements,
 )
 from h2o_cpp.measure.traffic import (
-    Weight,
     decode_weight_bytes,
     kv_bytes,
     prefill_flops,
@@ -37,6 +36,8 @@ from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.model.session import open_model, open_session
 from h2o_cpp.model.stored_budget import Budget, resolve_budget
+
+_MANY = 1024  # rows, so that the padding of arrays counts little
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,8 @@ def plan(
             raise ValueError(f"{name}={value!r}, expected a positive number per second")
     file = find_model(path)
     model = _core.GgufShards(file)
-    metadata = model.files[0].metadata()
-    shape = ModelShape.of_file(model.files[0])
+    config = _core.Config(model)
+    shape = ModelShape.of(config)
     if prompt + n > shape.n_ctx_train:
         raise ValueError(
             f"prompt={prompt} and n={n} are {prompt + n} tokens, "
@@ -112,7 +113,7 @@ def plan(
         )
     hh, policy = resolve_budget(hh, policy, model.files[0])
     chosen = choose_policy(hh, recent, policy, prompt + n)
-    sizes = sizes_of(weights(model.files), shape, metadata)
+    sizes = sizes_of(model, config)
     job = _job(shape, chosen, prompt, n, n_batch=n_batch, kv_dtype=kv_dtype)
     least = least_bytes(sizes, job)
     if n_bytes < least:
@@ -191,41 +192,32 @@ def _why(found: Sequence[Candidate], best: Candidate, most: int) -> str:
     return " ".join(why)
 
 
-def sizes_of(tensors: Sequence[Weight], shape: ModelShape, metadata: Mapping[str, Any]) -> Sizes:
-    """Sizes from a model's tensors."""
-    layers, of_experts = [0] * shape.n_layers, [0] * shape.n_layers
+def sizes_of(model: _core.GgufShards, config: _core.Config) -> Sizes:
+    """The sizes of a model's tensors and of its activations."""
+    tensors = weights(model.files)
+    layers, of_experts = [0] * config.n_layers, [0] * config.n_layers
     others = 0
     for tensor in tensors:
         prefix, _, rest = tensor.name.partition(".")
         layer = rest.partition(".")[0]
-        if prefix == "blk" and layer.isdecimal() and int(layer) < shape.n_layers:
+        if prefix == "blk" and layer.isdecimal() and int(layer) < config.n_layers:
             layers[int(layer)] += tensor.nbytes
             if len(tensor.shape) == 3:  # one matrix per expert
                 of_experts[int(layer)] += tensor.nbytes
         else:
             others += tensor.nbytes
     (n_vocab, width), *_ = (t.shape for t in tensors if t.name == "token_embd.weight")
-    architecture = metadata["general.architecture"]
-
-    def number(key: str) -> int:
-        return int(metadata.get(f"{architecture}.{key}", 0))
-
-    n_experts, n_used = number("expert_count"), number("expert_used_count")
-    n_ff, heads = number("feed_forward_length"), number("attention.head_count")
-    gate = any(tensor.name.endswith("ffn_gate.weight") for tensor in tensors)
-    columns = 2 * width + 2 * (heads + shape.n_kv_heads) * shape.head_dim + (1 + gate) * n_ff
-    if any(shape.state_floats):  # gated attention and Gated DeltaNet
-        n_k, n_v = number("ssm.group_count"), number("ssm.time_step_rank")
-        columns += 3 * heads * shape.head_dim
-        columns += (2 * n_k + 3 * n_v) * number("ssm.state_size") + 2 * n_v
+    metadata = model.files[0].metadata()
+    n_experts = int(metadata.get(f"{config.architecture}.expert_count", 0))
+    n_used = int(metadata.get(f"{config.architecture}.expert_used_count", 0))
     return Sizes(
         layers=tuple(layers),
         others=others,
         others_read=decode_weight_bytes(tensors) - sum(layers),
         layer_flops=prefill_flops(tensors, n_used / n_experts if n_experts else 1.0),
         output_flops=2 * n_vocab * width,
-        row_bytes=4 * columns,
-        logits_bytes=4 * (2 * n_vocab + width),  # computed and returned
+        row_bytes=config.activation_bytes(_MANY, 0) // _MANY,
+        logits_bytes=config.activation_bytes(0, _MANY) // _MANY + 4 * n_vocab,  # and returned
         experts=Experts(n_experts, n_used, tuple(of_experts)) if n_experts else None,
     )
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from h2o_cpp import _core
 from h2o_cpp.model.arguments import KvDType, bytes_of, check_context, kv_dtypes
@@ -13,9 +12,6 @@ from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.model.session import Positions, core_policies
 from h2o_cpp.model.stored_budget import Budget, resolve_budget, resolve_types
-
-_DELTA_NETS = ("qwen35", "qwen35moe", "qwen3next")  # architectures with layers of Gated DeltaNet
-_SHORT_CONVOLUTIONS = ("lfm2", "lfm2moe")
 
 
 @dataclass(frozen=True)
@@ -31,8 +27,8 @@ class ModelShape:
     """Of each layer; 0: it has a KV cache. Empty: all layers have one."""
 
     @staticmethod
-    def of_model(model: _core.Model) -> ModelShape:
-        """From a loaded model."""
+    def of(model: _core.Config | _core.Model) -> ModelShape:
+        """From a model, or its file's parameters."""
         return ModelShape(
             model.n_layers,
             model.n_kv_heads,
@@ -43,84 +39,17 @@ class ModelShape:
         )
 
     @staticmethod
-    def of_file(file: _core.GgufFile) -> ModelShape:
-        """From a GGUF file. Raises ValueError if of_metadata() finds none."""
-        shape = ModelShape.of_metadata(file.metadata())
-        if shape is None:
-            raise ValueError(
-                f"{file.path}: unknown cache size, expected a model whose layers are alike"
-            )
-        return shape
-
-    @staticmethod
-    def of_metadata(metadata: Mapping[str, Any]) -> ModelShape | None:
-        """From a GGUF file; None if it is not a model or its layers differ."""
-        architecture = metadata.get("general.architecture", "")
-
-        def key(name: str) -> Any:
-            return metadata.get(f"{architecture}.{name}")
-
-        heads, width = key("attention.head_count"), key("embedding_length")
-        head_dim = key("attention.key_length")
-        if not head_dim and isinstance(width, int) and isinstance(heads, int) and heads:
-            head_dim = width // heads
-        kv_heads = key("attention.head_count_kv") or heads
-        if isinstance(kv_heads, list) and len(set(kv_heads) - {0}) == 1:
-            kv_heads = max(kv_heads)  # layers without attention have none
-        n_layers, unused = key("block_count"), key("nextn_predict_layers")
-        if isinstance(n_layers, int) and isinstance(unused, int):
-            n_layers -= unused  # for speculation, without a cache
-        sizes = (n_layers, kv_heads, head_dim, key("context_length"))
-        if not _are_sizes(*sizes):
-            return None
-        states = _state_floats(architecture, key, sizes[0])
-        if states is None:
-            return None
-        return ModelShape(
-            *sizes,
-            learned_positions=architecture == "opt",
-            state_floats=states,
-        )
+    def of_file(path: str | os.PathLike[str]) -> ModelShape:
+        """From a GGUF file. Raises ValueError if it is not a model that can be run."""
+        return ModelShape.of(_core.Config(_core.GgufShards(path)))
 
 
-def _state_floats(
-    architecture: str, key: Callable[[str], Any], n_layers: int
-) -> tuple[int, ...] | None:
-    """ModelShape.state_floats of a file; None if keys are invalid."""
-    if architecture in _SHORT_CONVOLUTIONS:
-        return _convolution_floats(key, n_layers)
-    return _delta_net_floats(key, n_layers) if architecture in _DELTA_NETS else ()
-
-
-def _are_sizes(*values: object) -> bool:
-    return all(isinstance(value, int) and 0 < value < 2**24 for value in values)
-
-
-def _convolution_floats(key: Callable[[str], Any], n_layers: int) -> tuple[int, ...] | None:
-    kv_heads, n_taps = key("attention.head_count_kv"), key("shortconv.l_cache")
-    width = key("embedding_length")
-    if not isinstance(kv_heads, list) or len(kv_heads) != n_layers or not _are_sizes(n_taps, width):
+def shape_if_known(path: str | os.PathLike[str]) -> ModelShape | None:
+    """ModelShape.of_file(), or None."""
+    try:
+        return ModelShape.of_file(path)
+    except ValueError:
         return None
-    return tuple((n_taps - 1) * width * (n == 0) for n in kv_heads)
-
-
-def _delta_net_floats(key: Callable[[str], Any], n_layers: int) -> tuple[int, ...] | None:
-    names = ("conv_kernel", "state_size", "group_count", "time_step_rank")
-    sizes = [key(f"ssm.{name}") for name in names]
-    interval, flags = key("full_attention_interval"), key("attention.recurrent_layers")
-    interval = 4 if interval is None else interval  # as in config.cpp
-    if not _are_sizes(*sizes, interval):
-        return None
-    if flags is None:
-        flags = [(layer + 1) % interval != 0 for layer in range(n_layers)]
-    if not isinstance(flags, list) or len(flags) < n_layers:
-        return None
-    n_taps, head_dim, n_k_heads, n_v_heads = sizes
-    before = (n_taps - 1) * (2 * n_k_heads + n_v_heads) * head_dim
-    floats = n_v_heads * head_dim**2 + before
-    if floats >= 2**62:
-        return None
-    return tuple(floats * bool(flag) for flag in flags[:n_layers])
 
 
 def capacity(
@@ -143,10 +72,10 @@ def capacity(
     """
     n_bytes = bytes_of("memory", memory)
     if isinstance(model, _core.Model):
-        file, shape = model.file, ModelShape.of_model(model)
+        file, shape = model.file, ModelShape.of(model)
     else:
-        file = _core.GgufFile(find_model(model))
-        shape = ModelShape.of_file(file)
+        path = find_model(model)
+        file, shape = _core.GgufFile(path), ModelShape.of_file(path)
     n_ctx = check_context(n_ctx, shape.n_ctx_train)
     kv_dtype = resolve_types(hh, kv_dtype, file)
     hh, policy = resolve_budget(hh, policy, file, recent=recent)

@@ -60,7 +60,7 @@ def model_and_cache_bytes(
     """
     path = find_model(path)
     file = _core.GgufFile(path)
-    shape = ModelShape.of_file(file)
+    shape = ModelShape.of_file(path)
     n_ctx = check_context(n_ctx, shape.n_ctx_train)
     positions = check_positions(positions)
     chosen, kv_dtype = choose_cache(

@@ -87,7 +87,7 @@ def open_runtime(
     n_ctx = check_context(n_ctx, model.n_ctx_train)
     positions = check_positions(positions)
     policy, kv_dtype = choose_cache(
-        model.file, ModelShape.of_model(model), hh=hh, cache_memory=cache_memory, recent=recent,
+        model.file, ModelShape.of(model), hh=hh, cache_memory=cache_memory, recent=recent,
         policy=policy, n_ctx=n_ctx, kv_dtype=kv_dtype, positions=positions,
     )  # fmt: skip
     if memory is not None and max_sequences is not None:

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from h2o_cpp import _core
 from h2o_cpp.generator import Generator
 from h2o_cpp.model.arguments import (
     archive_arguments,
@@ -19,7 +18,7 @@ from h2o_cpp.model.arguments import (
     prefix_disk_bytes,
     thread_count,
 )
-from h2o_cpp.model.capacity import ModelShape
+from h2o_cpp.model.capacity import shape_if_known
 from h2o_cpp.model.chat_template import read_template
 from h2o_cpp.model.device import model_and_cache_bytes
 from h2o_cpp.model.gguf_names import model_stem
@@ -131,7 +130,7 @@ def _check(model: str | None, options: Mapping[str, Any]) -> None:
         format_named(given["tool_parser"])
     if model is None or not os.path.isfile(model):
         return
-    if ModelShape.of_metadata(_core.GgufFile(model).metadata()):
+    if shape_if_known(model):
         model_and_cache_bytes(model, **{key: given[key] for key in _OF_CACHE if key in given})
 
 

@@ -20,7 +20,6 @@ from h2o_cpp.generation.engine import Engine
 from h2o_cpp.generation.request import StreamOptions, make_request
 from h2o_cpp.model.capacity import ModelShape
 from h2o_cpp.model.runtime import Runtime, open_runtime
-from h2o_cpp.model.session import open_model
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ def measure_arrivals(bench: Bench) -> None:
     """Section 23: both, with the full cache and a budget of 20%, in the table's memory."""
     plan, shape = bench.plan, bench.plan.shapes[0]
     path = bench.models.gguf(shape, "F16")
-    whole = ModelShape.of_model(open_model(path, device="cpu", threads=1))
+    whole = ModelShape.of_file(path)
     room = max(1, memory_of(bench, path, whole) - path.stat().st_size)
     n_ctx = 512 + 256  # longest request
     caches = {f"{OURS}, full": None, f"{OURS}, hh={SHARE}": SHARE}

@@ -13,8 +13,7 @@ from h2o_bench.texts import Texts
 from h2o_cpp import _core
 from h2o_cpp.measure.planner import sizes_of
 from h2o_cpp.measure.prediction import placements
-from h2o_cpp.measure.traffic import weights
-from h2o_cpp.model.capacity import ModelShape, capacity
+from h2o_cpp.model.capacity import capacity
 from h2o_cpp.model.policy import Policy, budget_policy
 
 _SECONDS = 10.0  # that a batch needs
@@ -23,10 +22,8 @@ _ROOM = 1.02  # weights on the device are padded
 
 def least_resident(path: Path) -> int:
     """The smallest max_resident of a model."""
-    file = _core.GgufFile(path)
-    shape = ModelShape.of_metadata(file.metadata())
-    assert shape is not None
-    sizes = sizes_of(weights([file]), shape, file.metadata())
+    model = _core.GgufShards(path)
+    sizes = sizes_of(model, _core.Config(model))
     return int(_ROOM * min(n_bytes for _, n_bytes in placements(sizes))) + (1 << 20)
 
 

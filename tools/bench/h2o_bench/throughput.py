@@ -100,7 +100,7 @@ def measure_table(bench: Bench) -> None:
     plan = bench.plan
     for shape in plan.shapes:
         path = bench.models.gguf(shape, "F16")
-        whole = ModelShape.of_model(open_model(path, device="cpu", threads=1))
+        whole = ModelShape.of_file(path)
         memory = memory_of(bench, path, whole)
         for n in plan.lengths:
             case = _case(shape, plan.prompt, n)
@@ -117,9 +117,9 @@ def measure_offload(bench: Bench) -> None:
     """Section 21: with memory for a part of the weights."""
     plan, shape = bench.plan, bench.plan.shapes[0]
     path = bench.models.gguf(shape, "F16")
-    whole = ModelShape.of_model(open_model(path, device="cpu", threads=1))
+    whole = ModelShape.of_file(path)
     model = _core.GgufShards(path)
-    sizes = sizes_of(weights(model.files), whole, model.files[0].metadata())
+    sizes = sizes_of(model, _core.Config(model))
     resident = min(n_bytes for _, n_bytes in placements(sizes))
     values = _kv_values(whole)
     memory = int(plan.offload_share * path.stat().st_size)
@@ -159,7 +159,7 @@ def measure_sequences(bench: Bench) -> None:
     path = bench.models.gguf(shape, "F16")
     model = open_model(path, device="cpu", threads=bench.threads)
     n_ctx = plan.prompt + max(plan.lengths)
-    memory = memory_of(bench, path, ModelShape.of_model(model))
+    memory = memory_of(bench, path, ModelShape.of(model))
     room = max(1, memory - path.stat().st_size)
     # In the middle of a long text; two steps are a warm-up.
     context = min(plan.prompt + max(plan.lengths) // 2, n_ctx - plan.steps - 2)
