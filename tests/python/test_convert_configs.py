@@ -121,6 +121,13 @@ def test_null_is_not_absent() -> None:
     assert not any("softcapping" in key for key in without)
 
 
+def test_null_is_false_or_an_empty_list() -> None:
+    null = {"attention_bias": None, "mlp_bias": None, "mlp_only_layers": None}
+    assert metadata("Qwen2Moe", **null) == metadata("Qwen2Moe")
+    with pytest.raises(ValueError, match="decoder_sparse_step is None: some layers have no exp"):
+        metadata("Qwen2Moe", decoder_sparse_step=None)
+
+
 @pytest.mark.parametrize(
     ("model", "config", "layers"),
     [

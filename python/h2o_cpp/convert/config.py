@@ -1,6 +1,6 @@
 """Values of config.json, and errors for those that GGUF cannot express."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 Config = Mapping[str, Any]
@@ -8,6 +8,9 @@ Config = Mapping[str, Any]
 Value = bool | int | float | str | list[bool] | list[int]
 Metadata = dict[str, Value]
 """Values by key without the architecture, or with `h2o.` for keys of our own."""
+
+Fixed = tuple[tuple[str, object, str], ...]
+"""Rows: a key, its only value that GGUF can express (HF's default), the meaning of others."""
 
 
 def dimension(config: Config, key: str, default: int | None = None) -> int:
@@ -57,14 +60,9 @@ def refuse(architecture: str, key: str, value: object, why: str) -> ValueError:
     )
 
 
-def check_fixed(
-    architecture: str, config: Config, fixed: Iterable[tuple[str, object, str]]
-) -> None:
-    """Raise ValueError for other values than the given ones, which are also HF's defaults.
-
-    `fixed` has rows (key, value, meaning of any other value).
-    """
+def check_fixed(architecture: str, config: Config, fixed: Fixed) -> None:
+    """Raise ValueError for other values; null is the same as false, 0 or an empty list."""
     for key, expected, why in fixed:
         value = config.get(key, expected)
-        if value != expected:
+        if value != expected and (expected or value is not None):
             raise refuse(architecture, key, value, why)

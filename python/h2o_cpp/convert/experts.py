@@ -1,28 +1,27 @@
 """Mixtures of experts in models of Llama's layout: metadata and modules."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from h2o_cpp.convert.config import Config, Metadata, dimension, flag, number, refuse
+from h2o_cpp.convert.config import Config, Fixed, Metadata, dimension, flag, number
 from h2o_cpp.convert.family import Module, TensorSpec
 from h2o_cpp.convert.sizes import Sizes
 
 
 class Mixture(NamedTuple):
-    """A family's names for the parts of its mixtures, and the defaults of its GGUF architecture."""
+    """A family's names for the parts of its mixtures, by default Qwen's, and what they compute."""
 
-    router: str
-    experts: str
+    router: str = "mlp.gate"
+    experts: str = "mlp.experts.{}"
     """{} is the number of the expert."""
-    projections: tuple[str, str, str]
+    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     """Gate, up and down."""
-    ff: str
+    ff: str = "moe_intermediate_size"
     """The key of an expert's feed-forward size."""
-    normalized: bool
-    """Whether the weights of a token's experts sum to 1 by default."""
+    normalized: bool = False
+    """Whether the weights of a token's experts sum to 1 by default in the GGUF architecture."""
     says_normalized: bool = True
     """Whether config.json has norm_topk_prob."""
-    checks: Callable[[Config], None] = lambda config: None
     joined: bool = False
     """Whether all experts are one 3-D tensor, with gate and up joined."""
     shared: bool = False
@@ -42,23 +41,18 @@ class Mixture(NamedTuple):
     bias_shape: tuple[str, ...] = ("experts",)
 
     def metadata(self, config: Config) -> Metadata:
-        """Metadata of a mixture. Raises ValueError if GGUF cannot express it."""
-        self.checks(config)
+        """Metadata of a mixture."""
         n_experts, n_used = expert_counts(config)
+        sizes = self.sizes(config)
         values: Metadata = {"expert_count": n_experts, "expert_used_count": n_used}
         if self.ff != "intermediate_size":
-            values["expert_feed_forward_length"] = dimension(config, self.ff)
-        if self.shared:
-            size = dimension(config, "shared_expert_intermediate_size")
-            values["expert_shared_feed_forward_length"] = size
+            values["expert_feed_forward_length"] = sizes["expert_ff"]
         if self.n_shared:
-            n_shared = count(config, self.n_shared)
-            values["expert_shared_count"] = n_shared
-            if n_shared and self.says_shared_ff:
-                size = n_shared * dimension(config, self.ff)
-                values["expert_shared_feed_forward_length"] = size
+            values["expert_shared_count"] = count(config, self.n_shared)
+        if self.shared or (self.says_shared_ff and sizes["shared_ff"]):
+            values["expert_shared_feed_forward_length"] = sizes["shared_ff"]
         if self.n_dense:
-            values["leading_dense_block_count"] = count(config, self.n_dense)
+            values["leading_dense_block_count"] = self.dense_layers(config)
         if self.scale:
             values["expert_weights_scale"] = number(config, self.scale, 1.0)
         if self.sigmoid:
@@ -147,41 +141,19 @@ def count(config: Config, key: str) -> int:
     return 0 if config.get(key) in (None, 0) else dimension(config, key)
 
 
-def _every_layer(config: Config) -> None:
-    """Raise ValueError for Qwen models with layers without experts."""
-    for key, expected in (("decoder_sparse_step", 1), ("mlp_only_layers", [])):
-        value = config.get(key)
-        if value is not None and value != expected:
-            raise refuse("qwen", key, value, "some layers have no experts")
-
-
-def _no_clamp(config: Config) -> None:
-    if config.get("clip_qkv") is not None:
-        raise refuse("olmoe", "clip_qkv", config["clip_qkv"], "q, k and v are clamped")
-
-
-_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
-_EXPERTS = "mlp.experts.{}"
+EVERY_LAYER: Fixed = (
+    ("decoder_sparse_step", 1, "some layers have no experts"),
+    ("mlp_only_layers", [], "some layers have no experts"),
+)
 
 MIXTRAL_EXPERTS = Mixture(
-    "block_sparse_moe.gate",
-    "block_sparse_moe.experts.{}",
-    ("w1", "w3", "w2"),
-    "intermediate_size",
+    router="block_sparse_moe.gate",
+    experts="block_sparse_moe.experts.{}",
+    projections=("w1", "w3", "w2"),
+    ff="intermediate_size",
     normalized=True,
     says_normalized=False,
 )
-QWEN2_EXPERTS = Mixture(
-    "mlp.gate",
-    _EXPERTS,
-    _PROJECTIONS,
-    "moe_intermediate_size",
-    normalized=False,
-    checks=_every_layer,
-    shared=True,
-)
-QWEN3_EXPERTS = QWEN2_EXPERTS._replace(normalized=True, shared=False)
-OLMOE_EXPERTS = QWEN2_EXPERTS._replace(ff="intermediate_size", checks=_no_clamp, shared=False)
 GRANITE_EXPERTS = MIXTRAL_EXPERTS._replace(
     router="block_sparse_moe.router.layer", experts="block_sparse_moe", joined=True
 )

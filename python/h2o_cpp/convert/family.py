@@ -10,6 +10,7 @@ import numpy as np
 from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import (
     Config,
+    Fixed,
     Metadata,
     check_fixed,
     dimension,
@@ -138,8 +139,8 @@ class Family:
     layer: Callable[[Config, int], Iterable[Module]]
     """config.json, index -> the modules of a layer, in file order."""
 
-    fixed: Iterable[tuple[str, object, str]] = ()
-    """Rows for check_fixed: what GGUF files cannot express."""
+    fixed: Fixed = ()
+    """What GGUF files cannot express."""
 
     details: Callable[[Config, Sizes], Metadata] = lambda config, sizes: {}
     """config.json -> further metadata. Raises ValueError for a model that the architecture cannot

@@ -12,7 +12,6 @@ from h2o_cpp.convert.family import Family, Module, TensorSpec
 from h2o_cpp.convert.sizes import Sizes
 from h2o_cpp.convert.window import window_of_listed_layers
 
-# config.json key, the only value that GGUF can express (HF's default), meaning of others
 _FIXED = (
     ("hidden_act", "silu", "the experts do not use SiLU"),
     ("attention_bias", True, "the attention has no biases"),

@@ -54,7 +54,6 @@ def _details(config: Config, sizes: Sizes) -> Metadata:
 GPTNEOX = Family(
     architecture="gptneox",
     layer=lambda config, index: _LAYER,
-    # config.json key, the only value that GGUF can express (HF's default), meaning of others
     fixed=(
         ("attention_bias", True, "the attention has no biases"),
         ("tie_word_embeddings", False, "the head repeats the embedding"),

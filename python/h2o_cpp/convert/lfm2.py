@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from h2o_cpp.convert.config import Config, Metadata, dimension, flag, layer_flags, number
-from h2o_cpp.convert.experts import QWEN2_EXPERTS
+from h2o_cpp.convert.experts import MIXTRAL_EXPERTS
 from h2o_cpp.convert.family import Family, Module, TensorSpec
 from h2o_cpp.convert.rope import refuse_factors
 from h2o_cpp.convert.sizes import Sizes
@@ -32,14 +32,10 @@ _MLP = (
     Module("ffn_up", "feed_forward.w3", ("ff", "embd")),
     Module("ffn_down", "feed_forward.w2", ("embd", "ff")),
 )
-_EXPERTS = QWEN2_EXPERTS._replace(
+_EXPERTS = MIXTRAL_EXPERTS._replace(
     router="feed_forward.gate",
     experts="feed_forward.experts.{}",
-    projections=("w1", "w3", "w2"),
-    normalized=True,
-    says_normalized=False,
-    checks=lambda config: None,
-    shared=False,
+    ff="moe_intermediate_size",
     n_dense="num_dense_layers",
     sigmoid=True,
     bias="feed_forward.expert_bias",
@@ -111,7 +107,6 @@ def _weights_of_taps(config: Config, index: int, sizes: Sizes) -> Iterator[Tenso
 LFM2 = Family(
     architecture=_NAME,
     layer=lambda config, index: _layer(config, index, _MLP),
-    # config.json key, the only value that GGUF can express (HF's default), meaning of others
     fixed=(("conv_bias", False, "the convolutions have biases"),),
     details=_details,
     epsilon=("norm_eps", 1e-5),

@@ -4,14 +4,8 @@ Llama 1 to 3.2, Mistral and Mixtral are GGUF architecture `llama`, Qwen2 and 2.5
 `qwen3`; those with experts `qwen2moe`, `qwen3moe` and `olmoe`; OLMo 2 and 3 `olmo2`.
 """
 
-from h2o_cpp.convert.config import Config, Metadata, check_fixed, dimension, number, refuse
-from h2o_cpp.convert.experts import (
-    GRANITE_EXPERTS,
-    MIXTRAL_EXPERTS,
-    OLMOE_EXPERTS,
-    QWEN2_EXPERTS,
-    QWEN3_EXPERTS,
-)
+from h2o_cpp.convert.config import Config, Metadata, dimension, number, refuse
+from h2o_cpp.convert.experts import EVERY_LAYER, GRANITE_EXPERTS, MIXTRAL_EXPERTS, Mixture
 from h2o_cpp.convert.llama_layout import LlamaLayout
 from h2o_cpp.convert.rope import local_rope, rope_parameters, rope_sections
 from h2o_cpp.convert.window import (
@@ -81,9 +75,6 @@ def _exaone4(config: Config) -> Metadata:
 
 
 def _gemma(config: Config) -> Metadata:
-    fixed = [("attention_bias", False, "there are biases")]
-    fixed.append(("use_bidirectional_attention", False, "tokens attend to later ones"))
-    check_fixed("gemma", {k: v for k, v in config.items() if v is not None}, fixed)
     activation = config.get("hidden_activation")
     if activation is None and config.get("hidden_act") != "gelu":
         # Gemma 1's first checkpoints say "gelu" for the form with tanh.
@@ -148,17 +139,26 @@ _SMOLLM3 = _LLAMA._replace(
 _QWEN2 = LlamaLayout("qwen2", rotates_pairs=False, qkv_bias=True, more=window_of_last_layers)
 _QWEN2_VL = _QWEN2._replace(architecture="qwen2vl", more=_qwen_vl)
 _QWEN2_MOE = _QWEN2._replace(
-    architecture="qwen2moe", mixture=QWEN2_EXPERTS, more=window_of_first_layers
+    architecture="qwen2moe",
+    mixture=Mixture(shared=True),
+    fixed=EVERY_LAYER,
+    more=window_of_first_layers,
 )
 _QWEN3 = _QWEN2._replace(architecture="qwen3", qkv_bias=False, qk_norm="heads")
 _QWEN3_VL = _QWEN3._replace(architecture="qwen3vl", more=_qwen_vl)
-_QWEN3_MOE = _QWEN3._replace(architecture="qwen3moe", mixture=QWEN3_EXPERTS, more=window_if_used)
+_QWEN3_MOE = _QWEN3._replace(
+    architecture="qwen3moe",
+    mixture=Mixture(normalized=True),
+    fixed=EVERY_LAYER,
+    more=window_if_used,
+)
 _OLMOE = LlamaLayout(
     "olmoe",
     rotates_pairs=False,
     qkv_bias=False,
     qk_norm="whole",
-    mixture=OLMOE_EXPERTS,
+    mixture=Mixture(ff="intermediate_size"),
+    fixed=(("clip_qkv", None, "q, k and v are clamped"),),
     absent={"rms_norm_eps": 1e-5},
 )
 _PHI3 = LlamaLayout(
@@ -172,7 +172,13 @@ _PHI3 = LlamaLayout(
     absent={"rms_norm_eps": 1e-5},
 )
 _GEMMA = LlamaLayout(
-    "gemma", rotates_pairs=False, qkv_bias=False, gemma=True, more=_gemma, tied=True
+    "gemma",
+    rotates_pairs=False,
+    qkv_bias=False,
+    gemma=True,
+    fixed=(("use_bidirectional_attention", False, "tokens attend to later ones"),),
+    more=_gemma,
+    tied=True,
 )
 _GEMMA2 = _GEMMA._replace(
     architecture="gemma2",

@@ -8,13 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from h2o_cpp.convert.checkpoint import Values
-from h2o_cpp.convert.config import Config, Metadata, dimension, flag, refuse
+from h2o_cpp.convert.config import Config, Fixed, Metadata, dimension, flag, refuse
 from h2o_cpp.convert.experts import Mixture
 from h2o_cpp.convert.family import Family, Module
 from h2o_cpp.convert.rope import rope_parameters, rotated_share
 from h2o_cpp.convert.sizes import Sizes
-
-Fixed = tuple[tuple[str, object, str], ...]
 
 
 class LlamaLayout(NamedTuple):
@@ -35,7 +33,7 @@ class LlamaLayout(NamedTuple):
     mixture: Mixture | None = None
     """The experts, instead of one MLP."""
     fixed: Fixed = ()
-    """Rows for check_fixed: see Family."""
+    """What GGUF files cannot express, besides what all families of the layout check."""
     more: Callable[[Config], Metadata] = lambda config: {}
     """Further metadata, such as windows. Raises ValueError for what GGUF cannot express."""
     fused_qkv: bool = False
@@ -146,7 +144,6 @@ def _layer(layout: LlamaLayout, config: Config, index: int) -> Iterator[Module]:
     yield Module("ffn_down", "mlp.down_proj", ("embd", "ff"), mlp_bias)
 
 
-# config.json key, the only value that GGUF can express (HF's default), meaning of others
 _FIXED: Fixed = (("hidden_act", "silu", "the MLP does not use SiLU"),)
 _RELU_SQUARED: Fixed = (("hidden_act", "relu2", "the MLP does not square ReLU"),)
 _FIXED_QWEN: Fixed = (

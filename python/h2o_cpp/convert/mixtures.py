@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from h2o_cpp.convert.config import Config, Metadata, dimension, refuse
-from h2o_cpp.convert.experts import QWEN2_EXPERTS, count
+from h2o_cpp.convert.config import Config, Fixed, Metadata, dimension, refuse
+from h2o_cpp.convert.experts import MIXTRAL_EXPERTS, Mixture, count
 from h2o_cpp.convert.family import EMBEDDING, Family, Module
-from h2o_cpp.convert.llama_layout import Fixed, LlamaLayout, pairs_from_halves
+from h2o_cpp.convert.llama_layout import LlamaLayout, pairs_from_halves
 from h2o_cpp.convert.sizes import Sizes
 from h2o_cpp.convert.window import sliding_layers, window_of_listed_layers
 
@@ -55,9 +55,7 @@ def _k_exaone(config: Config) -> Metadata:
     )
 
 
-_SHARED = QWEN2_EXPERTS._replace(
-    checks=lambda config: None,
-    shared=False,
+_SHARED = Mixture(
     n_shared="n_shared_experts",
     n_dense="first_k_dense_replace",
     scale="routed_scaling_factor",
@@ -145,18 +143,7 @@ _MINIMAX_M2 = LlamaLayout(
     qkv_bias=False,
     qk_norm="whole",
     partial=1.0,
-    mixture=QWEN2_EXPERTS._replace(
-        router="block_sparse_moe.gate",
-        experts="block_sparse_moe.experts.{}",
-        projections=("w1", "w3", "w2"),
-        ff="intermediate_size",
-        normalized=True,
-        says_normalized=False,
-        checks=lambda config: None,
-        shared=False,
-        sigmoid=True,
-        bias="block_sparse_moe.e_score_correction_bias",
-    ),
+    mixture=MIXTRAL_EXPERTS._replace(sigmoid=True, bias="block_sparse_moe.e_score_correction_bias"),
     more=lambda config: {"expert_feed_forward_length": dimension(config, "intermediate_size")},
     absent={"rope_theta": 5e6, "head_dim": 128},
 )

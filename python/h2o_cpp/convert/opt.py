@@ -22,7 +22,6 @@ _LAYER = (
     Module("ffn_down", "fc2", ("embd", "ff"), bias=True),
 )
 
-# config.json key, the only value that GGUF can express (HF's default), meaning of others
 _FIXED = (
     ("do_layer_norm_before", True, "the layer norms come after attention and MLP, as in opt-350m"),
     ("_remove_final_layer_norm", False, "there is no layer norm before the head"),

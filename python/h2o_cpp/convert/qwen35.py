@@ -13,7 +13,7 @@ import numpy as np
 
 from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import Config, Metadata, dimension, layer_flags, refuse
-from h2o_cpp.convert.experts import QWEN2_EXPERTS, SHARED_EXPERT
+from h2o_cpp.convert.experts import EVERY_LAYER, SHARED_EXPERT, Mixture
 from h2o_cpp.convert.family import Family, Module, TensorSpec
 from h2o_cpp.convert.rope import refuse_factors, rope_sections, rotated_share
 from h2o_cpp.convert.sizes import Sizes
@@ -37,7 +37,7 @@ _MLP = (
     Module("ffn_up", "mlp.up_proj", ("ff", "embd")),
     Module("ffn_down", "mlp.down_proj", ("embd", "ff")),
 )
-_EXPERTS = QWEN2_EXPERTS._replace(says_normalized=False)  # always normalized
+_EXPERTS = Mixture(says_normalized=False, shared=True)  # always normalized
 _ROUTER = Module("ffn_gate_inp", "mlp.gate", ("experts", "embd"))
 
 
@@ -199,7 +199,6 @@ def _layer(config: Config, index: int, mlp: tuple[Module, ...]) -> Iterator[Modu
 QWEN35 = Family(
     architecture=_NAME,
     layer=lambda config, index: _layer(config, index, _MLP),
-    # config.json key, the only value that GGUF can express (HF's default), meaning of others
     fixed=(
         ("hidden_act", "silu", "the MLP does not use SiLU"),
         ("attention_bias", False, "the attention has biases"),
@@ -237,6 +236,7 @@ def _all_tensors(config: Config, index: int, sizes: Sizes) -> Iterator[TensorSpe
 QWEN35_MOE = replace(
     QWEN35,
     architecture=f"{_NAME}moe",
+    fixed=(*QWEN35.fixed, *EVERY_LAYER),
     layer=lambda config, index: _layer(config, index, (_ROUTER, *SHARED_EXPERT)),
     details=lambda config, sizes: _EXPERTS.metadata(config) | QWEN35.details(config, sizes),
     has_mlp=False,
@@ -298,8 +298,6 @@ QWEN3_NEXT = replace(
     architecture="qwen3next",
     fixed=(
         *QWEN35_MOE.fixed,
-        ("decoder_sparse_step", 1, "not every layer has experts"),
-        ("mlp_only_layers", [], "not every layer has experts"),
         ("norm_topk_prob", True, "the weights of a token's experts do not sum to 1"),
     ),
     layer=_next_layer,
