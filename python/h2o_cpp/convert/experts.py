@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from h2o_cpp.convert.config import Config, Fixed, Metadata, dimension, flag, number
-from h2o_cpp.convert.family import Module, TensorSpec
+from h2o_cpp.convert.family import GATE_UP_DOWN, Module, TensorSpec, gated_mlp
 from h2o_cpp.convert.sizes import Sizes
 
 
@@ -14,7 +14,7 @@ class Mixture(NamedTuple):
     router: str = "mlp.gate"
     experts: str = "mlp.experts.{}"
     """{} is the number of the expert."""
-    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    projections: tuple[str, str, str] = GATE_UP_DOWN
     """Gate, up and down."""
     ff: str = "moe_intermediate_size"
     """The key of an expert's feed-forward size."""
@@ -69,7 +69,7 @@ class Mixture(NamedTuple):
     def sizes(self, config: Config) -> Sizes:
         """The sizes in the shapes of the modules."""
         sizes = {"experts": expert_counts(config)[0], "expert_ff": dimension(config, self.ff)}
-        sizes |= {"one": 1, "none": 0, "expert_both": 2 * sizes["expert_ff"]}
+        sizes["expert_both"] = 2 * sizes["expert_ff"]
         if self.shared:
             sizes["shared_ff"] = dimension(config, "shared_expert_intermediate_size")
         if self.n_shared:
@@ -82,19 +82,15 @@ class Mixture(NamedTuple):
 
     def modules(self, config: Config) -> Iterator[Module]:
         """The modules of a layer."""
-        gate, up, down = self.projections
+        yield Module("ffn_gate_inp", self.router, ("experts", "embd"))
         if self.joined:
             both, out = f"{self.experts}.input_linear", f"{self.experts}.output_linear"
             shape = ("experts", "expert_both", "embd")
-            yield Module("ffn_gate_inp", self.router, ("experts", "embd"))
             yield Module("ffn_gate_exps", both, shape, rows=("none", "expert_ff"))
             yield Module("ffn_up_exps", both, shape, rows=("expert_ff", "expert_both"))
             yield Module("ffn_down_exps", out, ("experts", "embd", "expert_ff"))
             return
-        yield Module("ffn_gate_inp", self.router, ("experts", "embd"))
-        yield Module("ffn_gate_exps", f"{self.experts}.{gate}", ("expert_ff", "embd"))
-        yield Module("ffn_up_exps", f"{self.experts}.{up}", ("expert_ff", "embd"))
-        yield Module("ffn_down_exps", f"{self.experts}.{down}", ("embd", "expert_ff"))
+        yield from gated_mlp(self.experts, self.projections, kind="_exps", size="expert_ff")
         if self.shared:
             yield from SHARED_EXPERT
         if self.n_shared and count(config, self.n_shared):
@@ -108,11 +104,9 @@ class Mixture(NamedTuple):
             yield TensorSpec(f"blk.{layer}.exp_probs_b.bias", hf, shape, written=shape[-1:])
 
 
-def _shared_mlp(name: str) -> Iterator[Module]:
+def _shared_mlp(name: str) -> tuple[Module, ...]:
     """An MLP that all tokens use."""
-    yield Module("ffn_gate_shexp", f"{name}.gate_proj", ("shared_ff", "embd"))
-    yield Module("ffn_up_shexp", f"{name}.up_proj", ("shared_ff", "embd"))
-    yield Module("ffn_down_shexp", f"{name}.down_proj", ("embd", "shared_ff"))
+    return gated_mlp(name, kind="_shexp", size="shared_ff")
 
 
 SHARED_EXPERT = (

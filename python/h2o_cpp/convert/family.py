@@ -88,7 +88,7 @@ class Module(NamedTuple):
         stack = sizes["experts"] if "{}" in self.hf else 0
         if self.transposed:
             yield TensorSpec(
-                weight, f"{self.hf}.weight", shape[::-1], transform=_transposed, written=shape
+                weight, f"{self.hf}.weight", shape[::-1], transform=transposed, written=shape
             )
         else:
             yield TensorSpec(
@@ -115,8 +115,43 @@ class Module(NamedTuple):
         return None if reorder is None else lambda values: reorder(values, sizes["head"])
 
 
-def _transposed(values: Values) -> Values:
-    return np.ascontiguousarray(values.T)
+def transposed(values: Values) -> Values:
+    """The values with rows and columns exchanged, of each matrix if there are several."""
+    return np.ascontiguousarray(values.swapaxes(-1, -2))
+
+
+def qkv(
+    bias: bool = False, reorder: Callable[[Values, int], Values] | None = None
+) -> tuple[Module, ...]:
+    """Q, K and V as in Llama's checkpoints; `reorder` is for Q and K."""
+    return (
+        Module("attn_q", "self_attn.q_proj", ("q", "embd"), bias, reorder),
+        Module("attn_k", "self_attn.k_proj", ("kv", "embd"), bias, reorder),
+        Module("attn_v", "self_attn.v_proj", ("kv", "embd"), bias),
+    )
+
+
+GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
+
+
+def gated_mlp(
+    hf: str,
+    names: tuple[str, str, str] = GATE_UP_DOWN,
+    *,
+    kind: str = "",
+    size: str = "ff",
+    bias: bool = False,
+) -> tuple[Module, ...]:
+    """The gate, up and down of an MLP, with these names in `hf`.
+
+    kind: the end of their names in the file, such as _exps. size: the name of their size.
+    """
+    gate, up, down = names
+    return (
+        Module(f"ffn_gate{kind}", f"{hf}.{gate}", (size, "embd"), bias),
+        Module(f"ffn_up{kind}", f"{hf}.{up}", (size, "embd"), bias),
+        Module(f"ffn_down{kind}", f"{hf}.{down}", ("embd", size), bias),
+    )
 
 
 EMBEDDING = Module("token_embd", "embed_tokens", ("vocab", "embd"))

@@ -3,12 +3,10 @@
 import re
 from collections.abc import Callable, Iterator
 
-import numpy as np
-
 from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import Config, Metadata
 from h2o_cpp.convert.experts import expert_counts
-from h2o_cpp.convert.family import Family, Module, TensorSpec
+from h2o_cpp.convert.family import Family, Module, TensorSpec, qkv, transposed
 from h2o_cpp.convert.sizes import Sizes
 from h2o_cpp.convert.window import window_of_listed_layers
 
@@ -21,9 +19,7 @@ _FIXED = (
 
 _LAYER = (
     Module("attn_norm", "input_layernorm", ("embd",)),
-    Module("attn_q", "self_attn.q_proj", ("q", "embd"), bias=True),
-    Module("attn_k", "self_attn.k_proj", ("kv", "embd"), bias=True),
-    Module("attn_v", "self_attn.v_proj", ("kv", "embd"), bias=True),
+    *qkv(bias=True),
     Module("attn_output", "self_attn.o_proj", ("embd", "q"), bias=True),
     Module("post_attention_norm", "post_attention_layernorm", ("embd",)),
     Module("ffn_gate_inp", "mlp.router", ("experts", "embd"), bias=True),
@@ -46,23 +42,26 @@ def _sinks_and_experts(config: Config, layer: int, sizes: Sizes) -> Iterator[Ten
     sinks = f"layers.{layer}.self_attn.sinks"
     yield TensorSpec(f"{blk}.attn_sinks.weight", sinks, (sizes["heads"],))
     for first, part in enumerate(("gate", "up")):
-        both = f"{hf}.gate_up_proj"
         yield TensorSpec(
             f"{blk}.ffn_{part}_exps.weight",
-            both,
+            f"{hf}.gate_up_proj",
             (n, embd, 2 * ff),
             transform=_part(first),
             written=(n, ff, embd),
             mxfp4_rows=slice(first, None, 2),
         )
-        bias = f"{blk}.ffn_{part}_exps.bias"
-        yield TensorSpec(bias, f"{both}_bias", (n, 2 * ff), transform=_every_other(first),
-                         written=(n, ff))  # fmt: skip
+        yield TensorSpec(
+            f"{blk}.ffn_{part}_exps.bias",
+            f"{hf}.gate_up_proj_bias",
+            (n, 2 * ff),
+            transform=_every_other(first),
+            written=(n, ff),
+        )
     yield TensorSpec(
         f"{blk}.ffn_down_exps.weight",
         f"{hf}.down_proj",
         (n, ff, embd),
-        transform=_transposed,
+        transform=transposed,
         written=(n, embd, ff),
         mxfp4_rows=slice(None),
     )
@@ -71,11 +70,7 @@ def _sinks_and_experts(config: Config, layer: int, sizes: Sizes) -> Iterator[Ten
 
 def _part(first: int) -> Callable[[Values], Values]:
     """Select gate or up, which alternate: [experts, in, 2 out] -> [experts, out, in]."""
-    return lambda values: _transposed(values[..., first::2])
-
-
-def _transposed(values: Values) -> Values:
-    return np.ascontiguousarray(values.swapaxes(-1, -2))
+    return lambda values: transposed(values[..., first::2])
 
 
 def _every_other(first: int) -> Callable[[Values], Values]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from h2o_cpp.convert.config import Config, Metadata, dimension, flag, number
-from h2o_cpp.convert.family import HEAD, Family, Module
+from h2o_cpp.convert.family import HEAD, Family, Module, gated_mlp, qkv
 from h2o_cpp.convert.gptneox import gelu_form
 from h2o_cpp.convert.rope import rotated_share
 from h2o_cpp.convert.sizes import Sizes
@@ -14,31 +14,23 @@ from h2o_cpp.convert.window import window_of_every_layer, window_of_listed_layer
 
 
 def _attention(qkv_bias: bool, output_bias: bool) -> Iterator[Module]:
-    yield Module("attn_q", "self_attn.q_proj", ("q", "embd"), qkv_bias)
-    yield Module("attn_k", "self_attn.k_proj", ("kv", "embd"), qkv_bias)
-    yield Module("attn_v", "self_attn.v_proj", ("kv", "embd"), qkv_bias)
+    yield from qkv(qkv_bias)
     yield Module("attn_output", "self_attn.o_proj", ("embd", "q"), output_bias)
 
 
-_GATED_MLP = (
-    Module("ffn_gate", "mlp.gate_proj", ("ff", "embd")),
-    Module("ffn_up", "mlp.up_proj", ("ff", "embd")),
-    Module("ffn_down", "mlp.down_proj", ("embd", "ff")),
-)
 _OUTPUT_NORM = Module("output_norm", "norm", ("embd",), bias=True)
 
 
-def _starcoder2_layer(config: Config, index: int) -> Iterator[Module]:
-    yield Module("attn_norm", "input_layernorm", ("embd",), True)
-    yield from _attention(True, True)
-    yield Module("ffn_norm", "post_attention_layernorm", ("embd",), True)
-    yield Module("ffn_up", "mlp.c_fc", ("ff", "embd"), True)
-    yield Module("ffn_down", "mlp.c_proj", ("embd", "ff"), True)
-
-
+_STARCODER2_LAYER = (
+    Module("attn_norm", "input_layernorm", ("embd",), True),
+    *_attention(True, True),
+    Module("ffn_norm", "post_attention_layernorm", ("embd",), True),
+    Module("ffn_up", "mlp.c_fc", ("ff", "embd"), True),
+    Module("ffn_down", "mlp.c_proj", ("embd", "ff"), True),
+)
 STARCODER2 = Family(
     architecture="starcoder2",
-    layer=_starcoder2_layer,
+    layer=lambda config, index: _STARCODER2_LAYER,
     fixed=(
         ("hidden_act", "gelu_pytorch_tanh", "the MLP does not use GELU's form with tanh"),
         ("use_bias", True, "the projections have no biases"),
@@ -55,7 +47,7 @@ def _stablelm_layer(config: Config, index: int) -> Iterator[Module]:
     yield from _attention(flag(config, "use_qkv_bias", False), False)
     if not flag(config, "use_parallel_residual", False):
         yield Module("ffn_norm", "post_attention_layernorm", ("embd",), True)
-    yield from _GATED_MLP
+    yield from gated_mlp("mlp")
 
 
 def _stablelm_details(config: Config, sizes: Sizes) -> Metadata:
@@ -77,9 +69,7 @@ STABLELM = Family(
 
 _PHI_LAYER = (
     Module("attn_norm", "input_layernorm", ("embd",), True),
-    Module("attn_q", "self_attn.q_proj", ("q", "embd"), True),
-    Module("attn_k", "self_attn.k_proj", ("kv", "embd"), True),
-    Module("attn_v", "self_attn.v_proj", ("kv", "embd"), True),
+    *qkv(bias=True),
     Module("attn_output", "self_attn.dense", ("embd", "q"), True),
     Module("ffn_up", "mlp.fc1", ("ff", "embd"), True),
     Module("ffn_down", "mlp.fc2", ("embd", "ff"), True),
@@ -116,15 +106,15 @@ NEMOTRON = Family(
 )
 
 
-def _command_r_layer(config: Config, index: int) -> Iterator[Module]:
-    yield Module("attn_norm", "input_layernorm", ("embd",))
-    yield from _attention(False, False)
-    yield from _GATED_MLP
-
+_COMMAND_R_LAYER = (
+    Module("attn_norm", "input_layernorm", ("embd",)),
+    *_attention(False, False),
+    *gated_mlp("mlp"),
+)
 
 COMMAND_R = Family(
     architecture="command-r",
-    layer=_command_r_layer,
+    layer=lambda config, index: _COMMAND_R_LAYER,
     fixed=(
         ("hidden_act", "silu", "the MLP does not use SiLU"),
         ("use_qk_norm", False, "q and k are normalized"),

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from h2o_cpp.convert.config import Config, Metadata, dimension, flag, layer_flags, number
 from h2o_cpp.convert.experts import MIXTRAL_EXPERTS
-from h2o_cpp.convert.family import Family, Module, TensorSpec
+from h2o_cpp.convert.family import Family, Module, TensorSpec, gated_mlp, qkv
 from h2o_cpp.convert.rope import refuse_factors
 from h2o_cpp.convert.sizes import Sizes
 
@@ -20,18 +20,12 @@ _CONVOLUTION = (
     Module("shortconv.out_proj", "conv.out_proj", ("embd", "embd")),
 )
 _ATTENTION = (
-    Module("attn_q", "self_attn.q_proj", ("q", "embd")),
-    Module("attn_k", "self_attn.k_proj", ("kv", "embd")),
-    Module("attn_v", "self_attn.v_proj", ("kv", "embd")),
+    *qkv(),
     Module("attn_q_norm", "self_attn.q_layernorm", ("head",)),
     Module("attn_k_norm", "self_attn.k_layernorm", ("head",)),
     Module("attn_output", "self_attn.out_proj", ("embd", "q")),
 )
-_MLP = (
-    Module("ffn_gate", "feed_forward.w1", ("ff", "embd")),
-    Module("ffn_up", "feed_forward.w3", ("ff", "embd")),
-    Module("ffn_down", "feed_forward.w2", ("embd", "ff")),
-)
+_MLP = gated_mlp("feed_forward", ("w1", "w3", "w2"))
 _EXPERTS = MIXTRAL_EXPERTS._replace(
     router="feed_forward.gate",
     experts="feed_forward.experts.{}",

@@ -6,6 +6,7 @@ Llama 1 to 3.2, Mistral and Mixtral are GGUF architecture `llama`, Qwen2 and 2.5
 
 from h2o_cpp.convert.config import Config, Metadata, dimension, number, refuse
 from h2o_cpp.convert.experts import EVERY_LAYER, GRANITE_EXPERTS, MIXTRAL_EXPERTS, Mixture
+from h2o_cpp.convert.family import Module
 from h2o_cpp.convert.llama_layout import LlamaLayout
 from h2o_cpp.convert.rope import local_rope, rope_parameters, rope_sections
 from h2o_cpp.convert.window import (
@@ -128,7 +129,14 @@ _GRANITE4 = _GRANITE._replace(
         ("position_embedding_type", "rope", "there are no positions"),
     ),
     more=_granite4,
-    shared_mlp=True,
+    mlp=(
+        Module("ffn_gate", "shared_mlp.input_linear", ("gate_and_up", "embd"), rows=("none", "ff")),
+        Module(
+            "ffn_up", "shared_mlp.input_linear", ("gate_and_up", "embd"), rows=("ff", "gate_and_up")
+        ),
+        Module("ffn_down", "shared_mlp.output_linear", ("embd", "ff")),
+    ),
+    ff="shared_intermediate_size",
     absent={"num_local_experts": 8, "position_embedding_type": None},
 )
 _ARCEE = _LLAMA._replace(architecture="arcee", relu_squared=True, absent={"rms_norm_eps": 1e-5})
@@ -136,7 +144,7 @@ _SMOLLM3 = _LLAMA._replace(
     architecture="smollm3", more=_smollm3, tied=True, absent={"rope_theta": 2e6}
 )
 
-_QWEN2 = LlamaLayout("qwen2", rotates_pairs=False, qkv_bias=True, more=window_of_last_layers)
+_QWEN2 = LlamaLayout("qwen2", qkv_bias=True, more=window_of_last_layers)
 _QWEN2_VL = _QWEN2._replace(architecture="qwen2vl", more=_qwen_vl)
 _QWEN2_MOE = _QWEN2._replace(
     architecture="qwen2moe",
@@ -154,27 +162,28 @@ _QWEN3_MOE = _QWEN3._replace(
 )
 _OLMOE = LlamaLayout(
     "olmoe",
-    rotates_pairs=False,
-    qkv_bias=False,
     qk_norm="whole",
     mixture=Mixture(ff="intermediate_size"),
     fixed=(("clip_qkv", None, "q, k and v are clamped"),),
     absent={"rms_norm_eps": 1e-5},
 )
+_FUSED_MLP = (
+    Module("ffn_up", "mlp.gate_up_proj", ("gate_and_up", "embd")),
+    Module("ffn_down", "mlp.down_proj", ("embd", "ff")),
+)
 _PHI3 = LlamaLayout(
     "phi3",
-    rotates_pairs=False,
-    qkv_bias=False,
-    fused_qkv=True,
-    fused_mlp=True,
+    attention=(
+        Module("attn_qkv", "self_attn.qkv_proj", ("qkv", "embd")),
+        Module("attn_output", "self_attn.o_proj", ("embd", "q")),
+    ),
+    mlp=_FUSED_MLP,
     partial=1.0,
     more=window_of_every_layer,
     absent={"rms_norm_eps": 1e-5},
 )
 _GEMMA = LlamaLayout(
     "gemma",
-    rotates_pairs=False,
-    qkv_bias=False,
     gemma=True,
     fixed=(("use_bidirectional_attention", False, "tokens attend to later ones"),),
     more=_gemma,
@@ -213,8 +222,6 @@ _POST_NORMS = {
 }
 _OLMO2 = LlamaLayout(
     "olmo2",
-    rotates_pairs=False,
-    qkv_bias=False,
     qk_norm="whole",
     norms=_POST_NORMS,
     absent={"rms_norm_eps": 1e-5},
@@ -224,10 +231,9 @@ _EXAONE4 = _OLMO2._replace(architecture="exaone4", qk_norm="heads", more=_exaone
 # Pairs are rotated in its checkpoints, too.
 _GLM = LlamaLayout(
     "chatglm",
-    rotates_pairs=False,
     qkv_bias=None,
     output_bias=False,
-    fused_mlp=True,
+    mlp=_FUSED_MLP,
     partial=0.5,
     absent={"attention_bias": True, "rms_norm_eps": 1.5625e-7},
 )
@@ -242,15 +248,12 @@ _GLM4 = _GLM._replace(
 )
 _ERNIE = LlamaLayout(  # the same
     "ernie4_5",
-    rotates_pairs=False,
-    qkv_bias=False,
     fixed=(("use_bias", False, "there are biases"),),
     tied=True,
     absent={"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "head_dim": 128},
 )
 _SEED = LlamaLayout(
     "seed_oss",
-    rotates_pairs=False,
     qkv_bias=None,
     output_bias=False,
     norms={"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"},
@@ -262,36 +265,38 @@ _SEED = LlamaLayout(
 )
 
 
-FAMILIES = {
-    "LlamaForCausalLM": _LLAMA.family(),
-    "LLaMAForCausalLM": _LLAMA.family(),  # first checkpoints of Llama 1
-    "MistralForCausalLM": _MISTRAL.family(),
-    "Mistral3ForConditionalGeneration": _MISTRAL3.family(),
-    "Ministral3ForCausalLM": _MISTRAL3.family(),
-    "MixtralForCausalLM": _MIXTRAL.family(),
-    "GraniteForCausalLM": _GRANITE.family(),
-    "GraniteMoeForCausalLM": _GRANITE_MOE.family(),
-    "GraniteMoeHybridForCausalLM": _GRANITE4.family(),
-    "ArceeForCausalLM": _ARCEE.family(),
-    "SmolLM3ForCausalLM": _SMOLLM3.family(),
-    "Qwen2ForCausalLM": _QWEN2.family(),
-    "Qwen2VLForConditionalGeneration": _QWEN2_VL.family(),
-    "Qwen2_5_VLForConditionalGeneration": _QWEN2_VL.family(),
-    "Qwen2MoeForCausalLM": _QWEN2_MOE.family(),
-    "Qwen3ForCausalLM": _QWEN3.family(),
-    "Qwen3VLForConditionalGeneration": _QWEN3_VL.family(),
-    "Qwen3MoeForCausalLM": _QWEN3_MOE.family(),
-    "Olmo2ForCausalLM": _OLMO2.family(),
-    "Olmo3ForCausalLM": _OLMO3.family(),
-    "OlmoeForCausalLM": _OLMOE.family(),
-    "Exaone4ForCausalLM": _EXAONE4.family(),
-    "GlmForCausalLM": _GLM.family(),
-    "Glm4ForCausalLM": _GLM4.family(),
-    "Ernie4_5ForCausalLM": _ERNIE.family(),
-    "SeedOssForCausalLM": _SEED.family(),
-    "Phi3ForCausalLM": _PHI3.family(),
-    "GemmaForCausalLM": _GEMMA.family(),
-    "Gemma2ForCausalLM": _GEMMA2.family(),
-    "Gemma3ForCausalLM": _GEMMA3.family(),
-    "Gemma3ForConditionalGeneration": _GEMMA3.family(),
+_LAYOUTS = {
+    "LlamaForCausalLM": _LLAMA,
+    "LLaMAForCausalLM": _LLAMA,  # first checkpoints of Llama 1
+    "MistralForCausalLM": _MISTRAL,
+    "Mistral3ForConditionalGeneration": _MISTRAL3,
+    "Ministral3ForCausalLM": _MISTRAL3,
+    "MixtralForCausalLM": _MIXTRAL,
+    "GraniteForCausalLM": _GRANITE,
+    "GraniteMoeForCausalLM": _GRANITE_MOE,
+    "GraniteMoeHybridForCausalLM": _GRANITE4,
+    "ArceeForCausalLM": _ARCEE,
+    "SmolLM3ForCausalLM": _SMOLLM3,
+    "Qwen2ForCausalLM": _QWEN2,
+    "Qwen2VLForConditionalGeneration": _QWEN2_VL,
+    "Qwen2_5_VLForConditionalGeneration": _QWEN2_VL,
+    "Qwen2MoeForCausalLM": _QWEN2_MOE,
+    "Qwen3ForCausalLM": _QWEN3,
+    "Qwen3VLForConditionalGeneration": _QWEN3_VL,
+    "Qwen3MoeForCausalLM": _QWEN3_MOE,
+    "Olmo2ForCausalLM": _OLMO2,
+    "Olmo3ForCausalLM": _OLMO3,
+    "OlmoeForCausalLM": _OLMOE,
+    "Exaone4ForCausalLM": _EXAONE4,
+    "GlmForCausalLM": _GLM,
+    "Glm4ForCausalLM": _GLM4,
+    "Ernie4_5ForCausalLM": _ERNIE,
+    "SeedOssForCausalLM": _SEED,
+    "Phi3ForCausalLM": _PHI3,
+    "GemmaForCausalLM": _GEMMA,
+    "Gemma2ForCausalLM": _GEMMA2,
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": _GEMMA3,
 }
+
+FAMILIES = {name: layout.family() for name, layout in _LAYOUTS.items()}

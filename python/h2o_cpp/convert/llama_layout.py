@@ -10,7 +10,7 @@ import numpy as np
 from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import Config, Fixed, Metadata, dimension, flag, refuse
 from h2o_cpp.convert.experts import Mixture
-from h2o_cpp.convert.family import Family, Module
+from h2o_cpp.convert.family import EMBEDDING, Family, Module, gated_mlp, qkv
 from h2o_cpp.convert.rope import rope_parameters, rotated_share
 from h2o_cpp.convert.sizes import Sizes
 
@@ -19,10 +19,10 @@ class LlamaLayout(NamedTuple):
     """The differences between the architectures."""
 
     architecture: str
-    rotates_pairs: bool
+    rotates_pairs: bool = False
     """Whether adjacent dimensions (2i, 2i + 1) are rotated, rather than (i, i + head_size / 2) as
     in the checkpoint."""
-    qkv_bias: bool | None
+    qkv_bias: bool | None = False
     """Whether Q, K and V have biases; None: if attention_bias is true."""
     output_bias: bool = True
     """Whether attention_bias is for the attention's output, too."""
@@ -36,12 +36,14 @@ class LlamaLayout(NamedTuple):
     """What GGUF files cannot express, besides what all families of the layout check."""
     more: Callable[[Config], Metadata] = lambda config: {}
     """Further metadata, such as windows. Raises ValueError for what GGUF cannot express."""
-    fused_qkv: bool = False
-    """Whether Q, K and V are one tensor."""
-    fused_mlp: bool = False
-    """Whether gate and up are one tensor."""
-    shared_mlp: bool = False
-    """Whether the MLP is called the shared expert of a mixture, which has no others."""
+    embedding: str = EMBEDDING.hf
+    """The HF name of the embedding."""
+    attention: tuple[Module, ...] = ()
+    """The modules of attention, if not those of Llama."""
+    mlp: tuple[Module, ...] = ()
+    """The modules of the MLP, if not those of Llama."""
+    ff: str = ""
+    """The key of the MLP's size, if not intermediate_size."""
     relu_squared: bool = False
     """Whether the MLP has squared ReLU instead of a gate."""
     partial: float | None = None
@@ -68,9 +70,9 @@ class LlamaLayout(NamedTuple):
             return experts | self.more(config)
 
         def sizes(config: Config) -> Sizes:
-            if self.shared_mlp:
-                ff = dimension(config, "shared_intermediate_size")
-                return {"ff": ff, "gate_and_up": 2 * ff, "none": 0}
+            if self.ff:
+                ff = dimension(config, self.ff)
+                return {"ff": ff, "gate_and_up": 2 * ff}
             return {} if mixture is None else mixture.sizes(config)
 
         return Family(
@@ -81,6 +83,7 @@ class LlamaLayout(NamedTuple):
             epsilon=("rms_norm_eps", 1e-6),
             rms=True,
             rotated=lambda config, sizes: _rotated(self, config, sizes),
+            embeddings=(EMBEDDING._replace(hf=self.embedding),),
             output_norm=_norm(self, "output_norm", "norm"),
             tied=self.tied,
             absent=self.absent,
@@ -108,40 +111,26 @@ def _norm(layout: LlamaLayout, gguf: str, hf: str, size: str = "embd") -> Module
 
 
 def _layer(layout: LlamaLayout, config: Config, index: int) -> Iterator[Module]:
+    yield from layout.attention or _attention(layout, config)
+    for gguf, hf in layout.norms.items():
+        yield _norm(layout, gguf, hf)
+    if layout.mixture is not None and index >= layout.mixture.dense_layers(config):
+        yield from layout.mixture.modules(config)
+        return
+    mlp = layout.mlp or gated_mlp("mlp", bias=flag(config, "mlp_bias", False))
+    yield from mlp[1:] if layout.relu_squared else mlp
+
+
+def _attention(layout: LlamaLayout, config: Config) -> Iterator[Module]:
     biases = layout.qkv_bias is None and flag(config, "attention_bias", False)
-    qkv_bias = layout.qkv_bias or biases
-    mlp_bias = flag(config, "mlp_bias", False)
     reorder = pairs_from_halves if layout.rotates_pairs else None
-    if layout.fused_qkv:
-        yield Module("attn_qkv", "self_attn.qkv_proj", ("qkv", "embd"))
-    else:
-        yield Module("attn_q", "self_attn.q_proj", ("q", "embd"), qkv_bias, reorder)
-        yield Module("attn_k", "self_attn.k_proj", ("kv", "embd"), qkv_bias, reorder)
-        yield Module("attn_v", "self_attn.v_proj", ("kv", "embd"), qkv_bias)
+    yield from qkv(layout.qkv_bias or biases, reorder)
     if layout.qk_norm and (not layout.qk_norm_key or flag(config, layout.qk_norm_key, False)):
         whole = layout.qk_norm == "whole"
         yield _norm(layout, "attn_q_norm", "self_attn.q_norm", "q" if whole else "head")
         yield _norm(layout, "attn_k_norm", "self_attn.k_norm", "kv" if whole else "head")
     output_bias = biases and layout.output_bias
     yield Module("attn_output", "self_attn.o_proj", ("embd", "q"), output_bias)
-    for gguf, hf in layout.norms.items():
-        yield _norm(layout, gguf, hf)
-    if layout.mixture is not None and index >= layout.mixture.dense_layers(config):
-        yield from layout.mixture.modules(config)
-        return
-    if layout.shared_mlp:
-        both = ("gate_and_up", "embd")
-        yield Module("ffn_gate", "shared_mlp.input_linear", both, rows=("none", "ff"))
-        yield Module("ffn_up", "shared_mlp.input_linear", both, rows=("ff", "gate_and_up"))
-        yield Module("ffn_down", "shared_mlp.output_linear", ("embd", "ff"))
-        return
-    if layout.fused_mlp:
-        yield Module("ffn_up", "mlp.gate_up_proj", ("gate_and_up", "embd"))
-    else:
-        if not layout.relu_squared:
-            yield Module("ffn_gate", "mlp.gate_proj", ("ff", "embd"), mlp_bias)
-        yield Module("ffn_up", "mlp.up_proj", ("ff", "embd"), mlp_bias)
-    yield Module("ffn_down", "mlp.down_proj", ("embd", "ff"), mlp_bias)
 
 
 _FIXED: Fixed = (("hidden_act", "silu", "the MLP does not use SiLU"),)

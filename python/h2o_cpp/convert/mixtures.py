@@ -8,14 +8,11 @@ Ring `bailingmoe` and, from 2.0, `bailingmoe2`.
 """
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from h2o_cpp.convert.config import Config, Fixed, Metadata, dimension, refuse
 from h2o_cpp.convert.experts import MIXTRAL_EXPERTS, Mixture, count
-from h2o_cpp.convert.family import EMBEDDING, Family, Module
+from h2o_cpp.convert.family import Module
 from h2o_cpp.convert.llama_layout import LlamaLayout, pairs_from_halves
-from h2o_cpp.convert.sizes import Sizes
 from h2o_cpp.convert.window import sliding_layers, window_of_listed_layers
 
 
@@ -70,8 +67,6 @@ _ONE_GROUP: Fixed = (
 
 _ERNIE = LlamaLayout(  # rotates pairs in its checkpoints, too
     "ernie4_5-moe",
-    rotates_pairs=False,
-    qkv_bias=False,
     mixture=_SHARED._replace(
         normalized=True,
         says_normalized=False,
@@ -101,7 +96,6 @@ _ERNIE = LlamaLayout(  # rotates pairs in its checkpoints, too
 )
 _GLM4_MOE = LlamaLayout(
     "glm4moe",
-    rotates_pairs=False,
     qkv_bias=None,
     output_bias=False,
     qk_norm="heads",
@@ -130,8 +124,6 @@ _SOLAR_OPEN = _GLM4_MOE._replace(
 )
 _DOTS1 = LlamaLayout(
     "dots1",
-    rotates_pairs=False,
-    qkv_bias=False,
     qk_norm="heads",
     mixture=_SIGMOID,
     more=_no_window,
@@ -139,8 +131,6 @@ _DOTS1 = LlamaLayout(
 )
 _MINIMAX_M2 = LlamaLayout(
     "minimax-m2",
-    rotates_pairs=False,
-    qkv_bias=False,
     qk_norm="whole",
     partial=1.0,
     mixture=MIXTRAL_EXPERTS._replace(sigmoid=True, bias="block_sparse_moe.e_score_correction_bias"),
@@ -149,8 +139,6 @@ _MINIMAX_M2 = LlamaLayout(
 )
 _K_EXAONE = LlamaLayout(
     "exaone-moe",
-    rotates_pairs=False,
-    qkv_bias=False,
     qk_norm="heads",
     mixture=_SIGMOID._replace(
         n_shared="num_shared_experts",
@@ -171,44 +159,15 @@ _K_EXAONE = LlamaLayout(
 _DEEPSEEK = LlamaLayout(
     "deepseek",
     rotates_pairs=True,
-    qkv_bias=False,
     mixture=_SHARED,
     fixed=_ONE_GROUP,
     absent={"norm_topk_prob": False},
 )
 
 
-def _bailing(layout: LlamaLayout, fused: bool) -> Family:
-    """Ling and Ring, which have Q, K and V in one tensor, and other names than Llama."""
-    family = layout.family()
-
-    def attention() -> Iterator[Module]:
-        hf, both = "attention.query_key_value", ("qkv", "embd")
-        if fused:
-            yield Module("attn_qkv", hf, both)
-            yield Module("attn_q_norm", "attention.query_layernorm", ("head",))
-            yield Module("attn_k_norm", "attention.key_layernorm", ("head",))
-        else:
-            yield Module("attn_q", hf, both, rows=("none", "q"), reorder=pairs_from_halves)
-            yield Module("attn_k", hf, both, rows=("q", "q_and_k"), reorder=pairs_from_halves)
-            yield Module("attn_v", hf, both, rows=("q_and_k", "qkv"))
-        yield Module("attn_output", "attention.dense", ("embd", "q"))
-
-    def others(modules: Iterable[Module]) -> list[Module]:
-        return [module for module in modules if not module.hf.startswith("self_attn")]
-
-    def more_sizes(config: Config) -> Sizes:
-        sizes = family.sizes(config)
-        return {**family.more_sizes(config), "q_and_k": sizes["q"] + sizes["kv"]}
-
-    return replace(
-        family,
-        embeddings=(EMBEDDING._replace(hf="word_embeddings"),),
-        layer=lambda config, index: [*attention(), *others(family.layer(config, index))],
-        more_sizes=more_sizes,
-    )
-
-
+# Ling and Ring have Q, K and V in one tensor.
+_QKV, _QKV_SHAPE = "attention.query_key_value", ("qkv", "embd")
+_BAILING_OUTPUT = Module("attn_output", "attention.dense", ("embd", "q"))
 _FIXED_BAILING: Fixed = (
     ("use_bias", False, "there are biases"),
     ("use_qkv_bias", False, "there are biases"),
@@ -216,31 +175,42 @@ _FIXED_BAILING: Fixed = (
 )
 _LING = LlamaLayout(
     "bailingmoe",
-    rotates_pairs=True,
-    qkv_bias=False,
+    embedding="word_embeddings",
+    attention=(
+        Module("attn_q", _QKV, _QKV_SHAPE, rows=("none", "q"), reorder=pairs_from_halves),
+        Module("attn_k", _QKV, _QKV_SHAPE, rows=("q", "q_and_k"), reorder=pairs_from_halves),
+        Module("attn_v", _QKV, _QKV_SHAPE, rows=("q_and_k", "qkv")),
+        _BAILING_OUTPUT,
+    ),
     mixture=_SHARED._replace(n_shared="num_shared_experts", scale=""),
     fixed=(*_FIXED_BAILING, ("first_k_dense_replace", 0, "some layers have no experts")),
 )
 _LING2 = LlamaLayout(
     "bailingmoe2",
-    rotates_pairs=False,
-    qkv_bias=False,
-    qk_norm="heads",
+    embedding="word_embeddings",
+    attention=(
+        Module("attn_qkv", _QKV, _QKV_SHAPE),
+        Module("attn_q_norm", "attention.query_layernorm", ("head",)),
+        Module("attn_k_norm", "attention.key_layernorm", ("head",)),
+        _BAILING_OUTPUT,
+    ),
     partial=1.0,
     mixture=_SIGMOID._replace(n_shared="num_shared_experts", bias="mlp.gate.expert_bias"),
     fixed=_FIXED_BAILING,
 )
 
 
-FAMILIES = {
-    "Ernie4_5_MoeForCausalLM": _ERNIE.family(),
-    "Glm4MoeForCausalLM": _GLM4_MOE.family(),
-    "SolarOpenForCausalLM": _SOLAR_OPEN.family(),
-    "Dots1ForCausalLM": _DOTS1.family(),
-    "MiniMaxM2ForCausalLM": _MINIMAX_M2.family(),
-    "ExaoneMoeForCausalLM": _K_EXAONE.family(),
-    "ExaoneMoEForCausalLM": _K_EXAONE.family(),
-    "DeepseekForCausalLM": _DEEPSEEK.family(),
-    "BailingMoeForCausalLM": _bailing(_LING, fused=False),
-    "BailingMoeV2ForCausalLM": _bailing(_LING2, fused=True),
+_LAYOUTS = {
+    "Ernie4_5_MoeForCausalLM": _ERNIE,
+    "Glm4MoeForCausalLM": _GLM4_MOE,
+    "SolarOpenForCausalLM": _SOLAR_OPEN,
+    "Dots1ForCausalLM": _DOTS1,
+    "MiniMaxM2ForCausalLM": _MINIMAX_M2,
+    "ExaoneMoeForCausalLM": _K_EXAONE,
+    "ExaoneMoEForCausalLM": _K_EXAONE,
+    "DeepseekForCausalLM": _DEEPSEEK,
+    "BailingMoeForCausalLM": _LING,
+    "BailingMoeV2ForCausalLM": _LING2,
 }
+
+FAMILIES = {name: layout.family() for name, layout in _LAYOUTS.items()}

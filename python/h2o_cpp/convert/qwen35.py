@@ -4,7 +4,7 @@ Most layers are Gated DeltaNet, a linear attention; the others are attention wit
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -14,7 +14,7 @@ import numpy as np
 from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import Config, Metadata, dimension, layer_flags, refuse
 from h2o_cpp.convert.experts import EVERY_LAYER, SHARED_EXPERT, Mixture
-from h2o_cpp.convert.family import Family, Module, TensorSpec
+from h2o_cpp.convert.family import Family, Module, TensorSpec, gated_mlp
 from h2o_cpp.convert.rope import refuse_factors, rope_sections, rotated_share
 from h2o_cpp.convert.sizes import Sizes
 
@@ -32,13 +32,9 @@ _ATTENTION = (
     _norm("attn_k_norm", "self_attn.k_norm", ("head",)),
     Module("attn_output", "self_attn.o_proj", ("embd", "q")),
 )
-_MLP = (
-    Module("ffn_gate", "mlp.gate_proj", ("ff", "embd")),
-    Module("ffn_up", "mlp.up_proj", ("ff", "embd")),
-    Module("ffn_down", "mlp.down_proj", ("embd", "ff")),
-)
+_MLP = gated_mlp("mlp")
 _EXPERTS = Mixture(says_normalized=False, shared=True)  # always normalized
-_ROUTER = Module("ffn_gate_inp", "mlp.gate", ("experts", "embd"))
+_SHARED = (Module("ffn_gate_inp", "mlp.gate", ("experts", "embd")), *SHARED_EXPERT)
 
 
 class _Heads(NamedTuple):
@@ -83,7 +79,9 @@ class _Heads(NamedTuple):
         return {**sizes, "gates": 2 * self.n_v}
 
 
-def _delta_net(heads: _Heads) -> Iterator[Module]:
+def _delta_net(config: Config) -> Iterator[Module]:
+    heads = _Heads.of(config)
+
     def rows(values: Values, _: int) -> Values:
         return heads.in_turn(values)
 
@@ -188,17 +186,18 @@ def _details(config: Config, sizes: Sizes) -> Metadata:
     }
 
 
-def _layer(config: Config, index: int, mlp: tuple[Module, ...]) -> Iterator[Module]:
+def _layer(
+    config: Config, index: int, delta_net: Iterable[Module], mlp: Iterable[Module]
+) -> Iterator[Module]:
     yield _norm("attn_norm", "input_layernorm", ("embd",))
-    linear = _linear_layers(config)[index]
-    yield from _delta_net(_Heads.of(config)) if linear else _ATTENTION
+    yield from delta_net if _linear_layers(config)[index] else _ATTENTION
     yield _norm("post_attention_norm", "post_attention_layernorm", ("embd",))
     yield from mlp
 
 
 QWEN35 = Family(
     architecture=_NAME,
-    layer=lambda config, index: _layer(config, index, _MLP),
+    layer=lambda config, index: _layer(config, index, _delta_net(config), _MLP),
     fixed=(
         ("hidden_act", "silu", "the MLP does not use SiLU"),
         ("attention_bias", False, "the attention has biases"),
@@ -237,7 +236,7 @@ QWEN35_MOE = replace(
     QWEN35,
     architecture=f"{_NAME}moe",
     fixed=(*QWEN35.fixed, *EVERY_LAYER),
-    layer=lambda config, index: _layer(config, index, (_ROUTER, *SHARED_EXPERT)),
+    layer=lambda config, index: _layer(config, index, _delta_net(config), _SHARED),
     details=lambda config, sizes: _EXPERTS.metadata(config) | QWEN35.details(config, sizes),
     has_mlp=False,
     more_sizes=_expert_sizes,
@@ -253,16 +252,11 @@ QWEN35_MOE = replace(
 )
 
 
-def _next_layer(config: Config, index: int) -> Iterator[Module]:
-    yield _norm("attn_norm", "input_layernorm", ("embd",))
-    if _linear_layers(config)[index]:
-        yield Module("ssm_ba", "linear_attn.in_proj_ba", ("gates", "embd"))
-        yield Module("ssm_norm", "linear_attn.norm", ("v_head",))
-        yield Module("ssm_out", "linear_attn.out_proj", ("embd", "linear_v"))
-    else:
-        yield from _ATTENTION
-    yield _norm("post_attention_norm", "post_attention_layernorm", ("embd",))
-    yield from (_ROUTER, *SHARED_EXPERT)
+_NEXT_DELTA_NET = (
+    Module("ssm_ba", "linear_attn.in_proj_ba", ("gates", "embd")),
+    Module("ssm_norm", "linear_attn.norm", ("v_head",)),
+    Module("ssm_out", "linear_attn.out_proj", ("embd", "linear_v")),
+)
 
 
 def _next_tensors(config: Config, index: int, sizes: Sizes) -> Iterator[TensorSpec]:
@@ -273,22 +267,23 @@ def _next_tensors(config: Config, index: int, sizes: Sizes) -> Iterator[TensorSp
         hf = f"layers.{index}.linear_attn.in_proj_qkvz.weight"
         shape = (sizes["linear_qkv"] + sizes["linear_v"], embd)
 
-        def parts(values: Values) -> list[Values]:
-            by_head = values.reshape(heads.n_k, -1, embd)
-            ends = np.cumsum([heads.size, heads.size, group])
-            return [part.reshape(-1, embd) for part in np.split(by_head, ends, axis=1)]
+        def parts(first: int, end: int) -> Callable[[Values], Values]:
+            """Select some of Q, K, V and the gate."""
 
-        for name, size, chosen in (
-            ("attn_qkv", "linear_qkv", slice(0, 3)),
-            ("attn_gate", "linear_v", slice(3, 4)),
-        ):
-            yield TensorSpec(
-                f"blk.{index}.{name}.weight",
-                hf,
-                shape,
-                transform=lambda values, chosen=chosen: np.concatenate(parts(values)[chosen]),  # type: ignore[misc]
-                written=(sizes[size], embd),
-            )
+            def chosen(values: Values) -> Values:
+                by_head = values.reshape(heads.n_k, -1, embd)
+                parts = np.split(by_head, np.cumsum([heads.size, heads.size, group]), axis=1)
+                return np.concatenate([part.reshape(-1, embd) for part in parts[first:end]])
+
+            return chosen
+
+        qkv_shape, gate_shape = (sizes["linear_qkv"], embd), (sizes["linear_v"], embd)
+        yield TensorSpec(
+            f"blk.{index}.attn_qkv.weight", hf, shape, transform=parts(0, 3), written=qkv_shape
+        )
+        yield TensorSpec(
+            f"blk.{index}.attn_gate.weight", hf, shape, transform=parts(3, 4), written=gate_shape
+        )
         yield from _delta_net_parameters(config, index, sizes, in_turn=False)
     yield from _experts(index, sizes)
 
@@ -300,7 +295,7 @@ QWEN3_NEXT = replace(
         *QWEN35_MOE.fixed,
         ("norm_topk_prob", True, "the weights of a token's experts do not sum to 1"),
     ),
-    layer=_next_layer,
+    layer=lambda config, index: _layer(config, index, _NEXT_DELTA_NET, _SHARED),
     details=lambda config, sizes: _EXPERTS.metadata(config) | _details(config, sizes),
     more_tensors=_next_tensors,
     absent={**QWEN35_MOE.absent, "num_experts": 512, "num_experts_per_tok": 10},

@@ -49,7 +49,10 @@ def read_sizes(
         "q": q,
         "q_and_gate": 2 * q,
         "kv": kv,
+        "q_and_k": q + kv,
         "qkv": q + 2 * kv,
+        "none": 0,
+        "one": 1,
     }
     if has_mlp:
         ff = _size(config, "ff", embd * defaults["ff_ratio"] if "ff_ratio" in defaults else None)
