@@ -224,6 +224,25 @@ def test_first_checkpoints(tmp_path: Path, name: str) -> None:
 
 
 @reference
+def test_head_of_its_own_in_a_first_checkpoint(tmp_path: Path) -> None:
+    """As transformers 5 reads it: such a head is not tied, although tie_embedding says so."""
+    import torch
+    import transformers
+    from safetensors.numpy import save_file
+
+    weights = make_checkpoint(tmp_path, "lfm2")
+    weights["lm_head.weight"] = -weights["model.embed_tokens.weight"]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    config = read_json(tmp_path / "config.json")
+    write_json(tmp_path / "config.json", config | {"tie_embedding": True})
+    convert(tmp_path, tmp_path / "out.gguf", "f32")
+    head = read_tensors(tmp_path / "out.gguf")["output.weight"][1]
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    np.testing.assert_array_equal(head, model.lm_head.weight.detach().numpy())
+    np.testing.assert_array_equal(head, weights["lm_head.weight"])
+
+
+@reference
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_state_of_a_file_and_of_the_model(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]

@@ -88,7 +88,7 @@ def plan_tensors(
     plan = []
     used = set()
     if family.is_tied(config) and _has_own_head(family, names, tensors):
-        config = {**config, "tie_word_embeddings": False}
+        config = {**config, family.tied_keys[0]: False}
     for spec in family.tensors(config):
         if spec.joined is not None and spec.joined.hf in names:
             spec = spec.joined
