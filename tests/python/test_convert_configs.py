@@ -137,11 +137,26 @@ def test_null_is_false_or_an_empty_list() -> None:
         ("Qwen3Moe", WINDOW | {"use_sliding_window": False}, []),
         ("SmolLM3", WINDOW, [3, 7]),
         ("Gemma3", {"sliding_window": 5}, [0, 1, 2, 3, 4, 6, 7]),
+        ("ExaoneMoe", {"sliding_window": 5, "sliding_window_pattern": "LLG"}, [0, 1, 3, 4, 6, 7]),
+        ("ExaoneMoe", {"sliding_window": 5, "sliding_window_pattern": None}, [0, 1, 2, 4, 5, 6]),
         ("Gemma3", {"sliding_window": 5, "sliding_window_pattern": 3}, [0, 1, 3, 4, 6, 7]),
     ],
 )
 def test_layers_with_a_window(model: str, config: dict[str, Any], layers: list[int]) -> None:
     assert slides(model, **config) == [i in layers for i in range(SIZES["num_hidden_layers"])]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("LGLLG", "must be a number or a text like \"LLLG\", found 'LGLLG'"),
+        ("", "must be a number or a text"),
+        ([1, 0], r"must be an integer from 1 to 2\^31 - 1, found \[1, 0\]"),
+    ],
+)
+def test_other_patterns_of_windows_are_rejected(pattern: object, message: str) -> None:
+    with pytest.raises(ValueError, match=f"sliding_window_pattern {message}"):
+        metadata("ExaoneMoe", sliding_window=5, sliding_window_pattern=pattern)
 
 
 @packages("torch", "transformers")

@@ -1,6 +1,6 @@
 """Values of config.json, and errors for those that GGUF cannot express."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 Config = Mapping[str, Any]
@@ -11,6 +11,11 @@ Metadata = dict[str, Value]
 
 Fixed = tuple[tuple[str, object, str], ...]
 """Rows: a key, its only value that GGUF can express (HF's default), the meaning of others."""
+
+
+def found_key(config: Config, keys: Sequence[str]) -> str:
+    """The first of the keys that config.json has, or else the first."""
+    return next((key for key in keys if config.get(key) is not None), keys[0])
 
 
 def dimension(config: Config, key: str, default: int | None = None) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from h2o_cpp.convert.config import Config, Fixed, Metadata, dimension, flag, number
+from h2o_cpp.convert.config import Config, Fixed, Metadata, dimension, flag, found_key, number
 from h2o_cpp.convert.family import GATE_UP_DOWN, Module, TensorSpec, gated_mlp
 from h2o_cpp.convert.sizes import Sizes
 
@@ -120,13 +120,11 @@ _USED = ("num_experts_per_tok", "moe_k")
 
 def expert_counts(config: Config) -> tuple[int, int]:
     """The number of experts, and of those used per token."""
-    n_experts_key, n_used_key = (
-        next((key for key in keys if config.get(key) is not None), keys[0])
-        for keys in (_COUNTS, _USED)
-    )
-    n_experts, n_used = dimension(config, n_experts_key), dimension(config, n_used_key)
+    n_experts = dimension(config, found_key(config, _COUNTS))
+    used = found_key(config, _USED)
+    n_used = dimension(config, used)
     if n_used > n_experts:
-        raise ValueError(f"config.json: {n_used_key} is {n_used}, of {n_experts} experts")
+        raise ValueError(f"config.json: {used} is {n_used}, of {n_experts} experts")
     return n_experts, n_used
 
 

@@ -15,6 +15,7 @@ from h2o_cpp.convert.config import (
     check_fixed,
     dimension,
     flag,
+    found_key,
     number,
     refuse,
 )
@@ -303,8 +304,7 @@ class Family:
 
     def is_tied(self, config: Config) -> bool:
         """Whether the head is the embedding."""
-        found = (key for key in self.tied_keys if config.get(key) is not None)
-        return flag(config, next(found, self.tied_keys[0]), self.tied)
+        return flag(config, found_key(config, self.tied_keys), self.tied)
 
     def computed(self, config: Config) -> Mapping[str, Values]:
         """config.json -> tensors to write that are not in the checkpoint, by GGUF name."""

@@ -5,12 +5,12 @@ Command-R, R7B and A.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from h2o_cpp.convert.config import Config, Metadata, dimension, flag, number
+from h2o_cpp.convert.config import Config, Metadata, flag, number
 from h2o_cpp.convert.family import HEAD, Family, Module, gated_mlp, qkv
 from h2o_cpp.convert.gptneox import gelu_form
 from h2o_cpp.convert.rope import rotated_share
 from h2o_cpp.convert.sizes import Sizes
-from h2o_cpp.convert.window import window_of_every_layer, window_of_listed_layers
+from h2o_cpp.convert.window import window_of_every_layer, window_of_pattern
 
 
 def _attention(qkv_bias: bool, output_bias: bool) -> Iterator[Module]:
@@ -126,9 +126,7 @@ COMMAND_R = Family(
 
 
 def _cohere2_details(config: Config, sizes: Sizes) -> Metadata:
-    period = dimension(config, "sliding_window_pattern", 4)
-    window = window_of_listed_layers(config, period=4, default_period=period)
-    return COMMAND_R.details(config, sizes) | window
+    return COMMAND_R.details(config, sizes) | window_of_pattern(config, period=4)
 
 
 COHERE2 = replace(COMMAND_R, architecture="cohere2", details=_cohere2_details)

@@ -6,7 +6,7 @@ Most layers are gated short convolutions; the others are attention.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from h2o_cpp.convert.config import Config, Metadata, dimension, flag, layer_flags, number
+from h2o_cpp.convert.config import Config, Metadata, dimension, flag, found_key, layer_flags, number
 from h2o_cpp.convert.experts import MIXTRAL_EXPERTS
 from h2o_cpp.convert.family import Family, Module, TensorSpec, gated_mlp, qkv
 from h2o_cpp.convert.rope import refuse_factors
@@ -54,8 +54,7 @@ def _convolutions(config: Config) -> list[bool]:
 
 def _ff(config: Config) -> int:
     """The size of the MLP."""
-    key = "block_ff_dim" if config.get("block_ff_dim") is not None else "intermediate_size"
-    ff = dimension(config, key)
+    ff = dimension(config, found_key(config, ("block_ff_dim", "intermediate_size")))
     if not flag(config, "block_auto_adjust_ff_dim", True):
         return ff
     multiple = dimension(config, "block_multiple_of", 256)

@@ -8,13 +8,14 @@ from h2o_cpp.convert.config import Config, Metadata, dimension, number, refuse
 from h2o_cpp.convert.experts import EVERY_LAYER, GRANITE_EXPERTS, MIXTRAL_EXPERTS, Mixture
 from h2o_cpp.convert.family import Module
 from h2o_cpp.convert.llama_layout import LlamaLayout
-from h2o_cpp.convert.rope import local_rope, rope_parameters, rope_sections
+from h2o_cpp.convert.rope import rope_of_windows, rope_parameters, rope_sections
 from h2o_cpp.convert.window import (
     window_if_used,
     window_of_every_layer,
     window_of_first_layers,
     window_of_last_layers,
     window_of_listed_layers,
+    window_of_pattern,
     window_of_some_layers,
 )
 
@@ -60,19 +61,12 @@ def _smollm3(config: Config) -> Metadata:
 
 
 def _olmo3(config: Config) -> Metadata:
-    local = local_rope(config, rope_parameters(config)["rope_theta"])
-    if local["rope_type"] != "default":
-        raise refuse("olmo2", "rope_type", local["rope_type"], "windows have scaled positions")
-    window = window_of_listed_layers(config, period=4)
-    return window | {"rope.freq_base_swa": number(local, "rope_theta")}
+    rope = rope_of_windows("olmo2", config, rope_parameters(config)["rope_theta"])
+    return window_of_listed_layers(config, period=4) | rope
 
 
 def _exaone4(config: Config) -> Metadata:
-    if config.get("sliding_window") is None:
-        return {}
-    pattern = config.get("sliding_window_pattern", 4)
-    period = len(pattern) if isinstance(pattern, str) else pattern  # "LLLG" is 4
-    return window_of_listed_layers(config, period=4, default_period=period)
+    return {} if config.get("sliding_window") is None else window_of_pattern(config, period=4)
 
 
 def _gemma(config: Config) -> Metadata:
@@ -87,24 +81,24 @@ def _gemma(config: Config) -> Metadata:
 
 
 def _gemma2(config: Config) -> Metadata:
-    values = _gemma(config) | window_of_listed_layers(config, period=2)
+    return _gemma_scales(config) | window_of_listed_layers(config, period=2)
+
+
+def _gemma3(config: Config) -> Metadata:
+    return (
+        _gemma_scales({**config, "attn_logit_softcapping": None})  # ignored, as in transformers
+        | window_of_pattern(config, period=6)
+        | rope_of_windows("gemma3", config)
+    )
+
+
+def _gemma_scales(config: Config) -> Metadata:
+    values = _gemma(config)
     values["attention.scale"] = number(config, "query_pre_attn_scalar", 256) ** -0.5
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         if config.get(key) is not None:
             values[key] = number(config, key)
     return values
-
-
-def _gemma3(config: Config) -> Metadata:
-    rope = local_rope(config)
-    if rope["rope_type"] != "default":
-        raise refuse("gemma3", "rope_type", rope["rope_type"], "windows have scaled positions")
-    period = dimension(config, "sliding_window_pattern", 6)
-    return (
-        _gemma2({**config, "attn_logit_softcapping": None})  # ignored, as in transformers
-        | window_of_listed_layers(config, period=6, default_period=period)
-        | {"rope.freq_base_swa": number(rope, "rope_theta")}
-    )
 
 
 _LLAMA = LlamaLayout("llama", rotates_pairs=True, qkv_bias=None)

@@ -13,7 +13,7 @@ from h2o_cpp.convert.config import Config, Fixed, Metadata, dimension, refuse
 from h2o_cpp.convert.experts import MIXTRAL_EXPERTS, Mixture, count
 from h2o_cpp.convert.family import Module
 from h2o_cpp.convert.llama_layout import LlamaLayout, pairs_from_halves
-from h2o_cpp.convert.window import sliding_layers, window_of_listed_layers
+from h2o_cpp.convert.window import sliding_layers, window_of_pattern
 
 
 def _experts_to_the_end(config: Config) -> Metadata:
@@ -36,20 +36,13 @@ def _no_window(config: Config) -> Metadata:
 
 
 def _k_exaone(config: Config) -> Metadata:
-    n_layers, n_dense = (
-        dimension(config, "num_hidden_layers"),
-        count(config, "first_k_dense_replace"),
-    )
+    n_layers = dimension(config, "num_hidden_layers")
+    n_dense = count(config, "first_k_dense_replace")
     kinds = ["dense" if i < n_dense else "sparse" for i in range(n_layers)]
     if config.get("mlp_layer_types", kinds) not in (kinds, None):
         found = config["mlp_layer_types"]
         raise refuse("exaone-moe", "mlp_layer_types", found, "more than the first have no experts")
-    if config.get("sliding_window") is None:
-        return {}
-    period = config.get("sliding_window_pattern", 4)
-    return window_of_listed_layers(
-        config, period=4, default_period=len(period) if isinstance(period, str) else period
-    )
+    return {} if config.get("sliding_window") is None else window_of_pattern(config, period=4)
 
 
 _SHARED = Mixture(

@@ -103,13 +103,15 @@ def rope_sections(config: Config, default: list[int] | None = None) -> Metadata:
     return {"rope.dimension_sections": [*sections, 0]}
 
 
-def local_rope(config: Config, default: float = _DEFAULT_BASE) -> Mapping[str, Any]:
-    """The rope parameters of layers with a window, if they differ, as in Gemma 3 and OLMo 3."""
+def rope_of_windows(architecture: str, config: Config, default: float = _DEFAULT_BASE) -> Metadata:
+    """The base of layers with a window, if layers differ, as in Gemma 3 and OLMo 3."""
     found = config.get("rope_parameters")
-    if isinstance(found, dict) and found.keys() == _KINDS:
-        return rope_parameters({"rope_parameters": found["sliding_attention"]})
-    theta = number(config, "rope_local_base_freq", default)
-    return {"rope_theta": theta, "rope_type": "default"}
+    if not isinstance(found, dict) or found.keys() != _KINDS:
+        return {"rope.freq_base_swa": number(config, "rope_local_base_freq", default)}
+    rope = rope_parameters({"rope_parameters": found["sliding_attention"]})
+    if rope["rope_type"] != "default":
+        raise refuse(architecture, "rope_type", rope["rope_type"], "windows have scaled positions")
+    return {"rope.freq_base_swa": number(rope, "rope_theta")}
 
 
 def rotated_share(

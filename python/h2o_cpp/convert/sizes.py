@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from h2o_cpp.convert.config import Config, dimension, refuse
+from h2o_cpp.convert.config import Config, dimension, found_key, refuse
 
 Sizes = Mapping[str, int]
 """The sizes of a model by the names that its modules use, such as embd and ff."""
@@ -60,13 +60,8 @@ def read_sizes(
     return sizes
 
 
-def _key(config: Config, size: str) -> str:
-    keys = _KEYS[size]
-    return next((key for key in keys if config.get(key) is not None), keys[0])
-
-
 def _size(config: Config, size: str, default: int | None = None) -> int:
-    return dimension(config, _key(config, size), default)
+    return dimension(config, found_key(config, _KEYS[size]), default)
 
 
 def _head_size(architecture: str, config: Config, embd: int, heads: int) -> int:
@@ -75,5 +70,5 @@ def _head_size(architecture: str, config: Config, embd: int, heads: int) -> int:
         return dimension(config, "head_dim")
     if embd % heads:
         why = f"the heads do not divide the width {embd} evenly"
-        raise refuse(architecture, _key(config, "heads"), heads, why)
+        raise refuse(architecture, found_key(config, _KEYS["heads"]), heads, why)
     return embd // heads

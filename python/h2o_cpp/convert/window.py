@@ -7,9 +7,7 @@ _KINDS = {"full_attention": False, "sliding_attention": True}
 
 def window_of_every_layer(config: Config) -> Metadata:
     """As in Mistral: `sliding_window` applies to every layer."""
-    if config.get("sliding_window") is None:
-        return {}
-    return _window(config)
+    return {} if config.get("sliding_window") is None else _window(config)
 
 
 def window_of_some_layers(config: Config, usual: list[bool]) -> Metadata:
@@ -47,10 +45,23 @@ def _max_window_layers(config: Config) -> int:
     return value
 
 
+def window_of_pattern(config: Config, period: int) -> Metadata:
+    """As in Gemma 3 and EXAONE: `sliding_window_pattern` is the period, or written like "LLLG"."""
+    key = "sliding_window_pattern"
+    pattern = config.get(key)
+    if not isinstance(pattern, str):
+        return window_of_listed_layers(config, period, dimension(config, key, period))
+    if pattern != "L" * (len(pattern) - 1) + "G":
+        raise ValueError(
+            f'config.json: {key} must be a number or a text like "LLLG", found {pattern!r}'
+        )
+    return window_of_listed_layers(config, period, len(pattern))
+
+
 def window_of_listed_layers(
     config: Config, period: int, default_period: int | None = None
 ) -> Metadata:
-    """As in Gemma: the layers in `layer_types`, by default all but the last of each period.
+    """As in Gemma 2: the layers in `layer_types`, by default all but the last of each period.
 
     period: the architecture's; default_period: config.json's, if it may differ.
     """
