@@ -23,28 +23,36 @@ _Q8_0 = GGMLQuantizationType.Q8_0
 
 
 class Mix(NamedTuple):
-    """The type of most tensors, and general.file_type."""
+    """A file type by its name in llama.cpp, and the type of most tensors."""
 
+    name: str
     type: GGMLQuantizationType
-    file_type: LlamaFileType
+
+    @property
+    def file_type(self) -> LlamaFileType:
+        """general.file_type."""
+        return LlamaFileType[f"MOSTLY_{self.name}"]
 
 
 MIXES = {
-    "Q8_0": Mix(_Q8_0, LlamaFileType.MOSTLY_Q8_0),
-    "Q6_K": Mix(_Q6_K, LlamaFileType.MOSTLY_Q6_K),
-    "Q5_K_M": Mix(_Q5_K, LlamaFileType.MOSTLY_Q5_K_M),
-    "Q5_1": Mix(GGMLQuantizationType.Q5_1, LlamaFileType.MOSTLY_Q5_1),
-    "Q5_0": Mix(GGMLQuantizationType.Q5_0, LlamaFileType.MOSTLY_Q5_0),
-    "Q4_K_M": Mix(_Q4_K, LlamaFileType.MOSTLY_Q4_K_M),
-    "Q4_K_S": Mix(_Q4_K, LlamaFileType.MOSTLY_Q4_K_S),
-    "Q4_1": Mix(GGMLQuantizationType.Q4_1, LlamaFileType.MOSTLY_Q4_1),
-    "Q4_0": Mix(GGMLQuantizationType.Q4_0, LlamaFileType.MOSTLY_Q4_0),
-    "IQ4_NL": Mix(_IQ4_NL, LlamaFileType.MOSTLY_IQ4_NL),
-    "IQ4_XS": Mix(_IQ4_XS, LlamaFileType.MOSTLY_IQ4_XS),
-    "Q3_K_L": Mix(_Q3_K, LlamaFileType.MOSTLY_Q3_K_L),
-    "Q3_K_M": Mix(_Q3_K, LlamaFileType.MOSTLY_Q3_K_M),
-    "Q3_K_S": Mix(_Q3_K, LlamaFileType.MOSTLY_Q3_K_S),
-    "Q2_K": Mix(_Q2_K, LlamaFileType.MOSTLY_Q2_K),
+    mix.name: mix
+    for mix in (
+        Mix("Q8_0", _Q8_0),
+        Mix("Q6_K", _Q6_K),
+        Mix("Q5_K_M", _Q5_K),
+        Mix("Q5_1", GGMLQuantizationType.Q5_1),
+        Mix("Q5_0", GGMLQuantizationType.Q5_0),
+        Mix("Q4_K_M", _Q4_K),
+        Mix("Q4_K_S", _Q4_K),
+        Mix("Q4_1", GGMLQuantizationType.Q4_1),
+        Mix("Q4_0", GGMLQuantizationType.Q4_0),
+        Mix("IQ4_NL", _IQ4_NL),
+        Mix("IQ4_XS", _IQ4_XS),
+        Mix("Q3_K_L", _Q3_K),
+        Mix("Q3_K_M", _Q3_K),
+        Mix("Q3_K_S", _Q3_K),
+        Mix("Q2_K", _Q2_K),
+    )
 }
 
 # Matrices that are not quantized: small ones and lookup tables.
@@ -153,18 +161,18 @@ def _output_type(mix: Mix, shape: Shape) -> GGMLQuantizationType:
 def _value_type(mix: Mix, model: Model, i: int, n: int) -> GGMLQuantizationType:
     if model.n_experts == 8:
         return _Q8_0
-    match mix.file_type:
-        case LlamaFileType.MOSTLY_Q4_K_M | LlamaFileType.MOSTLY_Q5_K_M if _has_more_bits(i, n):
+    match mix.name:
+        case "Q4_K_M" | "Q5_K_M" if _has_more_bits(i, n):
             return _Q6_K
-        case LlamaFileType.MOSTLY_Q4_K_S if i < 4:
+        case "Q4_K_S" if i < 4:
             return _Q5_K
-        case LlamaFileType.MOSTLY_IQ4_NL | LlamaFileType.MOSTLY_IQ4_XS if model.group >= 4:
+        case "IQ4_NL" | "IQ4_XS" if model.group >= 4:
             return _Q5_K
-        case LlamaFileType.MOSTLY_Q3_K_L:
+        case "Q3_K_L":
             return _Q5_K
-        case LlamaFileType.MOSTLY_Q3_K_M:
+        case "Q3_K_M":
             return _Q5_K if i < 2 or model.is_70b else _Q4_K
-        case LlamaFileType.MOSTLY_Q2_K:
+        case "Q2_K":
             return _Q4_K if model.group >= 4 else _Q3_K
     return _Q5_K if model.is_70b and mix.type in (_Q3_K, _Q4_K) else mix.type
 
@@ -172,31 +180,24 @@ def _value_type(mix: Mix, model: Model, i: int, n: int) -> GGMLQuantizationType:
 def _attn_output_type(mix: Mix, model: Model) -> GGMLQuantizationType:
     if model.n_experts == 8:
         few = (_Q2_K, _Q3_K, _Q4_K, _IQ4_NL, _IQ4_XS)
-        is_small = mix.type in few and mix.file_type is not LlamaFileType.MOSTLY_Q3_K_L
+        is_small = mix.type in few and mix.name != "Q3_K_L"
         return _Q5_K if is_small else mix.type
-    match mix.file_type:
-        case LlamaFileType.MOSTLY_Q2_K:
-            return _Q3_K
-        case LlamaFileType.MOSTLY_Q3_K_M:
-            return _Q4_K
-        case LlamaFileType.MOSTLY_Q3_K_L:
-            return _Q5_K
-    return mix.type
+    return {"Q2_K": _Q3_K, "Q3_K_M": _Q4_K, "Q3_K_L": _Q5_K}.get(mix.name, mix.type)
 
 
 def _down_type(mix: Mix, i: int, n: int, has_imatrix: bool) -> GGMLQuantizationType:
-    match mix.file_type:
-        case LlamaFileType.MOSTLY_Q2_K:
+    match mix.name:
+        case "Q2_K":
             return _Q3_K
-        case LlamaFileType.MOSTLY_Q3_K_M:
+        case "Q3_K_M":
             return _Q5_K if i < n // 16 else _Q4_K
-        case LlamaFileType.MOSTLY_Q3_K_L:
+        case "Q3_K_L":
             return _Q5_K
-        case LlamaFileType.MOSTLY_IQ4_NL | LlamaFileType.MOSTLY_IQ4_XS:
+        case "IQ4_NL" | "IQ4_XS":
             return _Q5_K if i < n // 8 and not has_imatrix else mix.type
-        case LlamaFileType.MOSTLY_Q4_K_M | LlamaFileType.MOSTLY_Q5_K_M if _has_more_bits(i, n):
+        case "Q4_K_M" | "Q5_K_M" if _has_more_bits(i, n):
             return _Q6_K
-        case LlamaFileType.MOSTLY_Q4_K_S if i < n // 8:
+        case "Q4_K_S" if i < n // 8:
             return _Q5_K
     return mix.type
 
