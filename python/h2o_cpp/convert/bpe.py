@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from h2o_cpp.convert.checkpoint import read_json
+from h2o_cpp.convert.checkpoint import read_json, read_optional_json
 from h2o_cpp.convert.pipelines import (
     byte_level_pre,
     is_byte_fallback,
@@ -13,6 +13,7 @@ from h2o_cpp.convert.pipelines import (
 )
 from h2o_cpp.convert.sentencepiece import scores_from_merges
 from h2o_cpp.convert.tokens import AddedToken, Tokens, added_token
+from h2o_cpp.model.text_files import read_text
 
 
 def read_tokenizer_json(path: Path) -> Tokens:
@@ -25,8 +26,8 @@ def read_tokenizer_json(path: Path) -> Tokens:
     if not isinstance(model, dict):
         raise ValueError(f"{path}: no model")
     _check_model(path, model)
-    ids = check_ids(path, model.get("vocab"))
-    merges = check_merges(path, model.get("merges"), ids)
+    ids = _check_ids(path, model.get("vocab"))
+    merges = _check_merges(path, model.get("merges"), ids)
     added = added_tokens(path, tokenizer)
     template = _template(path, tokenizer.get("post_processor"))
     if not is_byte_fallback(tokenizer):
@@ -50,26 +51,22 @@ def read_tokenizer_json(path: Path) -> Tokens:
 
 def read_vocab_and_merges(vocab: Path, merges: Path) -> Tokens:
     """Read GPT-2's byte-level BPE; added_tokens.json next to the files is optional."""
-    try:
-        lines = merges.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{merges}: not UTF-8 text ({error})") from error
+    lines = read_text(merges).split("\n")
     if lines[0].startswith("#version"):
         del lines[0]
-    ids = check_ids(vocab, read_json(vocab))
+    ids = _check_ids(vocab, read_json(vocab))
     return Tokens(
         "gpt2",
         "gpt-2",
         ids,
         read_added_tokens(vocab.with_name("added_tokens.json")),
-        merges=check_merges(merges, [line for line in lines if line], ids),
+        merges=_check_merges(merges, [line for line in lines if line], ids),
     )
 
 
 def read_added_tokens(path: Path) -> list[AddedToken]:
     """Read added_tokens.json, {text: id}; an absent file has no tokens."""
-    entries = read_json(path) if path.is_file() else {}
-    return [added_token(path, text, id, {}) for text, id in entries.items()]
+    return [added_token(path, text, id, {}) for text, id in read_optional_json(path).items()]
 
 
 def added_tokens(path: Path, tokenizer: Mapping[str, Any]) -> list[AddedToken]:
@@ -93,7 +90,7 @@ def _check_model(path: Path, model: Mapping[str, Any]) -> None:
             )
 
 
-def check_ids(path: Path, vocab: object) -> dict[str, int]:
+def _check_ids(path: Path, vocab: object) -> dict[str, int]:
     """A vocabulary {text: id}. Raises ValueError for anything else."""
     if not isinstance(vocab, dict) or not all(
         isinstance(id, int) and not isinstance(id, bool) for id in vocab.values()
@@ -102,7 +99,7 @@ def check_ids(path: Path, vocab: object) -> dict[str, int]:
     return dict(vocab)
 
 
-def check_merges(path: Path, merges: object, ids: Mapping[str, int]) -> list[str]:
+def _check_merges(path: Path, merges: object, ids: Mapping[str, int]) -> list[str]:
     """Merges as "left right"; since tokenizers 0.20, JSON may have them as lists.
 
     Raises ValueError for a malformed merge, or one of texts without an id.

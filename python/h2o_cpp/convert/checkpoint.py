@@ -45,6 +45,11 @@ def read_json(path: Path) -> dict[str, Any]:
     raise ValueError(f"{path}: expected a JSON object, found a {type(value).__name__}")
 
 
+def read_optional_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, empty if there is no such file; raises as read_json."""
+    return read_json(path) if path.exists() else {}
+
+
 def open_tensors(directory: Path) -> dict[str, SourceTensor]:
     """The tensors of a checkpoint by their HF names, without reading values.
 

@@ -95,7 +95,7 @@ def plan_tensors(
         if spec.mxfp4_rows is not None and f"{spec.hf}_blocks" in names:
             parts = [f"{spec.hf}_blocks", f"{spec.hf}_scales"]
             used.update(parts)
-            plan.append(mxfp4_tensor(spec, [names.get(part, part) for part in parts], tensors))
+            plan.append(_mxfp4_tensor(spec, [names.get(part, part) for part in parts], tensors))
             continue
         reads = []
         for hf in spec.sources():
@@ -149,7 +149,7 @@ def _type(spec: TensorSpec, weight_type: GGMLQuantizationType) -> GGMLQuantizati
     return GGMLQuantizationType.F16 if spec.written_shape[-1] % block_size else weight_type
 
 
-def mxfp4_tensor(
+def _mxfp4_tensor(
     spec: TensorSpec, names: Sequence[str], tensors: Mapping[str, SourceTensor]
 ) -> PlannedTensor:
     """Weights in MXFP4: bytes of two elements each, in order, and scales.

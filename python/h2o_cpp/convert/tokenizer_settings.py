@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any
 
-from h2o_cpp.convert.checkpoint import read_json
+from h2o_cpp.convert.checkpoint import read_optional_json
 from h2o_cpp.convert.config import Config
 from h2o_cpp.convert.tokens import AddedToken, added_token
+from h2o_cpp.model.text_files import read_text
 
 ChatTemplate = str | list[dict[str, str]]
 
@@ -26,8 +26,8 @@ class TokenizerSettings:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "tokenizer_config.json"
-        self._config = _read_optional(self.path)
-        special = _read_optional(directory / "special_tokens_map.json")
+        self._config = read_optional_json(self.path)
+        special = read_optional_json(directory / "special_tokens_map.json")
         for key in (*_SPECIAL_KEYS, *_OTHER_SPECIAL_KEYS):
             if self._config.get(key) is not None:
                 special[key] = self._config[key]
@@ -36,7 +36,7 @@ class TokenizerSettings:
     def with_generation_config(self, config: Config) -> Config:
         """config.json with the eos_token_id of generation_config.json, as in transformers."""
         file = self.path.with_name("generation_config.json")
-        ids = _read_optional(file).get("eos_token_id")
+        ids = read_optional_json(file).get("eos_token_id")
         if not isinstance(ids, int | list | None):
             raise ValueError(f"{file}: eos_token_id is {ids!r}, expected an id or a list of ids")
         return {**config, "eos_token_id": ids} if ids not in (None, []) else config
@@ -86,13 +86,10 @@ class TokenizerSettings:
         """One Jinja2 template, or a list of {"name", "template"}."""
         file = self.path.with_name("chat_template.jinja")
         if file.is_file():
-            try:
-                return file.read_text(encoding="utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{file}: not UTF-8 text ({error})") from error
+            return read_text(file)
         template = self._config.get("chat_template")
         if template is None:  # beside an encoder of images, it may be in a file of its own
-            template = _read_optional(file.with_suffix(".json")).get("chat_template")
+            template = read_optional_json(file.with_suffix(".json")).get("chat_template")
         if isinstance(template, list) and all(
             isinstance(choice, dict) and all(isinstance(text, str) for text in choice.values())
             for choice in template
@@ -107,10 +104,6 @@ def end_ids(config: Config) -> list[int]:
     """eos_token_id: one id, or a list of several."""
     ids = config.get("eos_token_id")
     return [id for id in (ids if isinstance(ids, list) else [ids]) if isinstance(id, int)]
-
-
-def _read_optional(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.exists() else {}
 
 
 def _token_texts(value: object) -> Iterator[str]:
