@@ -9,7 +9,7 @@ import numpy as np
 from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import Config, Metadata, check_fixed, dimension, flag, number, refuse
 from h2o_cpp.convert.family import Family, Module, whole_head
-from h2o_cpp.convert.gptneox import gelu_form, grouped_by_projection
+from h2o_cpp.convert.gptneox import gelu_form, layer_with_grouped_qkv
 from h2o_cpp.convert.sizes import Sizes
 
 
@@ -105,15 +105,7 @@ GPTJ = replace(
 
 # ---- BLOOM ----
 
-_QKV = "self_attention.query_key_value"
-_BLOOM_LAYER = (
-    _norm("attn_norm", "input_layernorm"),
-    Module("attn_qkv", _QKV, ("qkv", "embd"), bias=True, reorder=grouped_by_projection),
-    Module("attn_output", "self_attention.dense", ("embd", "embd"), bias=True),
-    _norm("ffn_norm", "post_attention_layernorm"),
-    Module("ffn_up", "mlp.dense_h_to_4h", ("ff", "embd"), bias=True),
-    Module("ffn_down", "mlp.dense_4h_to_h", ("embd", "ff"), bias=True),
-)
+_BLOOM_LAYER = layer_with_grouped_qkv("self_attention")
 _WORDS = Module("token_embd", "word_embeddings", ("vocab", "embd"))
 
 BLOOM = replace(
@@ -193,7 +185,8 @@ def _falcon_layer(config: Config, index: int) -> Iterator[Module]:
         parts = groups[:, :-2], groups[:, -2], groups[:, -1]
         return np.concatenate([part.reshape(-1, values.shape[-1]) for part in parts])
 
-    yield Module("attn_qkv", _QKV, ("qkv", "embd"), reorder=by_projection)
+    qkv = "self_attention.query_key_value"
+    yield Module("attn_qkv", qkv, ("qkv", "embd"), reorder=by_projection)
     yield Module("attn_output", "self_attention.dense", ("embd", "embd"))
     yield Module("ffn_up", "mlp.dense_h_to_4h", ("ff", "embd"))
     yield Module("ffn_down", "mlp.dense_4h_to_h", ("embd", "ff"))

@@ -17,15 +17,20 @@ def grouped_by_projection(values: Values, head_size: int) -> Values:
     return np.reshape(by_head.swapaxes(0, 1), values.shape)
 
 
-_QKV = "attention.query_key_value"
-_LAYER = (
-    Module("attn_norm", "input_layernorm", ("embd",), bias=True),
-    Module("attn_qkv", _QKV, ("qkv", "embd"), bias=True, reorder=grouped_by_projection),
-    Module("attn_output", "attention.dense", ("embd", "embd"), bias=True),
-    Module("ffn_norm", "post_attention_layernorm", ("embd",), bias=True),
-    Module("ffn_up", "mlp.dense_h_to_4h", ("ff", "embd"), bias=True),
-    Module("ffn_down", "mlp.dense_4h_to_h", ("embd", "ff"), bias=True),
-)
+def layer_with_grouped_qkv(attention: str) -> tuple[Module, ...]:
+    """A layer of GPT-NeoX or BLOOM; `attention` is the HF name of its attention."""
+    qkv = f"{attention}.query_key_value"
+    return (
+        Module("attn_norm", "input_layernorm", ("embd",), bias=True),
+        Module("attn_qkv", qkv, ("qkv", "embd"), bias=True, reorder=grouped_by_projection),
+        Module("attn_output", f"{attention}.dense", ("embd", "embd"), bias=True),
+        Module("ffn_norm", "post_attention_layernorm", ("embd",), bias=True),
+        Module("ffn_up", "mlp.dense_h_to_4h", ("ff", "embd"), bias=True),
+        Module("ffn_down", "mlp.dense_4h_to_h", ("embd", "ff"), bias=True),
+    )
+
+
+_LAYER = layer_with_grouped_qkv("attention")
 
 # config.json's activation -> h2o.activation, a key of our own that distinguishes exact GELU from
 # its tanh approximation. GGUF has no such key: llama.cpp always computes the approximation, and so

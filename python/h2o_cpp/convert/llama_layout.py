@@ -1,7 +1,7 @@
 """The layout of Llama's checkpoints: RMS norms, gated MLP, rotary positions."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -10,9 +10,16 @@ import numpy as np
 from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import Config, Fixed, Metadata, dimension, flag, refuse
 from h2o_cpp.convert.experts import Mixture
-from h2o_cpp.convert.family import EMBEDDING, Family, Module, gated_mlp, qkv
+from h2o_cpp.convert.family import EMBEDDING, Family, Module, TensorSpec, gated_mlp, qkv
 from h2o_cpp.convert.rope import rope_parameters, rotated_share
 from h2o_cpp.convert.sizes import Sizes
+
+_SILU: Fixed = (("hidden_act", "silu", "the MLP does not use SiLU"),)
+_RELU_SQUARED: Fixed = (("hidden_act", "relu2", "the MLP does not square ReLU"),)
+_NO_BIASES: Fixed = (
+    ("attention_bias", False, "the attention has biases that its official checkpoints lack"),
+    ("mlp_bias", False, "the MLP has biases"),
+)
 
 
 class LlamaLayout(NamedTuple):
@@ -63,94 +70,81 @@ class LlamaLayout(NamedTuple):
 
     def family(self) -> Family:
         """The family of such checkpoints."""
-        mixture = self.mixture
-
-        def details(config: Config, sizes: Sizes) -> Metadata:
-            experts = {} if mixture is None else mixture.metadata(config)
-            return experts | self.more(config)
-
-        def sizes(config: Config) -> Sizes:
-            if self.ff:
-                ff = dimension(config, self.ff)
-                return {"ff": ff, "gate_and_up": 2 * ff}
-            return {} if mixture is None else mixture.sizes(config)
-
         return Family(
             architecture=self.architecture,
             fixed=self._all_fixed(),
-            layer=lambda config, index: _layer(self, config, index),
-            details=details,
+            layer=self._layer,
+            details=self._details,
             epsilon=("rms_norm_eps", 1e-6),
             rms=True,
-            rotated=lambda config, sizes: _rotated(self, config, sizes),
+            rotated=self._rotated,
             embeddings=(EMBEDDING._replace(hf=self.embedding),),
-            output_norm=_norm(self, "output_norm", "norm"),
+            output_norm=self._norm("output_norm", "norm"),
             tied=self.tied,
             absent=self.absent,
-            more_sizes=sizes,
-            more_tensors=lambda config, index, sizes: (
-                mixture.bias_of(config, index, sizes) if mixture else ()
-            ),
+            more_sizes=self._more_sizes,
+            more_tensors=self._more_tensors,
             ignored=self.ignored,
         )
 
     def _all_fixed(self) -> Fixed:
-        activation = () if self.gemma else _RELU_SQUARED if self.relu_squared else _FIXED
-        biases = () if self.qkv_bias is None else _FIXED_QWEN
+        activation = () if self.gemma else _RELU_SQUARED if self.relu_squared else _SILU
+        biases = () if self.qkv_bias is None else _NO_BIASES
         return (*activation, *biases, *self.fixed)
+
+    def _details(self, config: Config, sizes: Sizes) -> Metadata:
+        experts = {} if self.mixture is None else self.mixture.metadata(config)
+        return experts | self.more(config)
+
+    def _more_sizes(self, config: Config) -> Sizes:
+        if self.ff:
+            ff = dimension(config, self.ff)
+            return {"ff": ff, "gate_and_up": 2 * ff}
+        return {} if self.mixture is None else self.mixture.sizes(config)
+
+    def _more_tensors(self, config: Config, index: int, sizes: Sizes) -> Iterable[TensorSpec]:
+        return () if self.mixture is None else self.mixture.bias_of(config, index, sizes)
+
+    def _norm(self, gguf: str, hf: str, size: str = "embd") -> Module:
+        return Module(gguf, hf, (size,), add=1.0 if self.gemma else 0.0)
+
+    def _layer(self, config: Config, index: int) -> Iterator[Module]:
+        yield from self.attention or self._attention(config)
+        for gguf, hf in self.norms.items():
+            yield self._norm(gguf, hf)
+        if self.mixture is not None and index >= self.mixture.dense_layers(config):
+            yield from self.mixture.modules(config)
+            return
+        mlp = self.mlp or gated_mlp("mlp", bias=flag(config, "mlp_bias", False))
+        yield from mlp[1:] if self.relu_squared else mlp
+
+    def _attention(self, config: Config) -> Iterator[Module]:
+        biases = self.qkv_bias is None and flag(config, "attention_bias", False)
+        reorder = pairs_from_halves if self.rotates_pairs else None
+        yield from qkv(self.qkv_bias or biases, reorder)
+        if self.qk_norm and (not self.qk_norm_key or flag(config, self.qk_norm_key, False)):
+            whole = self.qk_norm == "whole"
+            yield self._norm("attn_q_norm", "self_attn.q_norm", "q" if whole else "head")
+            yield self._norm("attn_k_norm", "self_attn.k_norm", "kv" if whole else "head")
+        output_bias = biases and self.output_bias
+        yield Module("attn_output", "self_attn.o_proj", ("embd", "q"), output_bias)
+
+    def _rotated(self, config: Config, sizes: Sizes) -> int:
+        """The number of rotated dimensions of a head."""
+        name, head = self.architecture, sizes["head"]
+        if self.partial is not None:
+            rotary = config.get("rotary_dim")  # MiniMax M2's first checkpoints
+            if rotary is not None and rope_parameters(config).get("partial_rotary_factor") is None:
+                config = {**config, "partial_rotary_factor": dimension(config, "rotary_dim") / head}
+            return rotated_share(name, config, head, self.partial)
+        key = "partial_rotary_factor"
+        share = rope_parameters(config).get(key, config.get(key, 1.0))
+        if share != 1 and name != "gemma3":
+            raise refuse(name, key, share, "only a part of a head is rotated")
+        return head
 
 
 def pairs_from_halves(values: Values, head_size: int) -> Values:
     """Permute rows of each head so that dimensions i and i + head_size / 2 become adjacent."""
     halves: Values = values.reshape(-1, 2, head_size // 2, *values.shape[1:])
     return np.reshape(halves.swapaxes(1, 2), values.shape)
-
-
-def _norm(layout: LlamaLayout, gguf: str, hf: str, size: str = "embd") -> Module:
-    return Module(gguf, hf, (size,), add=1.0 if layout.gemma else 0.0)
-
-
-def _layer(layout: LlamaLayout, config: Config, index: int) -> Iterator[Module]:
-    yield from layout.attention or _attention(layout, config)
-    for gguf, hf in layout.norms.items():
-        yield _norm(layout, gguf, hf)
-    if layout.mixture is not None and index >= layout.mixture.dense_layers(config):
-        yield from layout.mixture.modules(config)
-        return
-    mlp = layout.mlp or gated_mlp("mlp", bias=flag(config, "mlp_bias", False))
-    yield from mlp[1:] if layout.relu_squared else mlp
-
-
-def _attention(layout: LlamaLayout, config: Config) -> Iterator[Module]:
-    biases = layout.qkv_bias is None and flag(config, "attention_bias", False)
-    reorder = pairs_from_halves if layout.rotates_pairs else None
-    yield from qkv(layout.qkv_bias or biases, reorder)
-    if layout.qk_norm and (not layout.qk_norm_key or flag(config, layout.qk_norm_key, False)):
-        whole = layout.qk_norm == "whole"
-        yield _norm(layout, "attn_q_norm", "self_attn.q_norm", "q" if whole else "head")
-        yield _norm(layout, "attn_k_norm", "self_attn.k_norm", "kv" if whole else "head")
-    output_bias = biases and layout.output_bias
-    yield Module("attn_output", "self_attn.o_proj", ("embd", "q"), output_bias)
-
-
-_FIXED: Fixed = (("hidden_act", "silu", "the MLP does not use SiLU"),)
-_RELU_SQUARED: Fixed = (("hidden_act", "relu2", "the MLP does not square ReLU"),)
-_FIXED_QWEN: Fixed = (
-    ("attention_bias", False, "the attention has biases that its official checkpoints lack"),
-    ("mlp_bias", False, "the MLP has biases"),
-)
-
-
-def _rotated(layout: LlamaLayout, config: Config, sizes: Sizes) -> int:
-    """The number of rotated dimensions of a head."""
-    name, head = layout.architecture, sizes["head"]
-    if layout.partial is not None:
-        rotary = config.get("rotary_dim")  # MiniMax M2's first checkpoints
-        if rotary is not None and rope_parameters(config).get("partial_rotary_factor") is None:
-            config = {**config, "partial_rotary_factor": dimension(config, "rotary_dim") / head}
-        return rotated_share(name, config, head, layout.partial)
-    key = "partial_rotary_factor"
-    share = rope_parameters(config).get(key, config.get(key, 1.0))
-    if share != 1 and name != "gemma3":
-        raise refuse(name, key, share, "only a part of a head is rotated")
-    return head

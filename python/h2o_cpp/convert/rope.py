@@ -130,13 +130,9 @@ def rotated_share(
     return rotated
 
 
-def _original_length(config: Config, rope: Mapping[str, Any]) -> int:
-    key = "original_max_position_embeddings"
-    return dimension(rope if rope.get(key) is not None else config, key)
-
-
 def _longrope(config: Config, rope: Mapping[str, Any]) -> Metadata:
-    original = _original_length(config, rope)
+    key = "original_max_position_embeddings"
+    original = dimension(rope if rope.get(key) is not None else config, key)
     factor = number(rope, "factor", dimension(config, "max_position_embeddings") / original)
     own = sqrt(1 + log(factor) / log(original)) if factor > 1 else 1.0
     return {
