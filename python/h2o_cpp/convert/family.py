@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -85,31 +85,25 @@ class Module(NamedTuple):
     def tensors(self, sizes: Sizes) -> Iterator[TensorSpec]:
         """The weight, and the bias if there is one."""
         shape = tuple(sizes[name] for name in self.shape)
-        weight, bias = f"{self.gguf}.weight", f"{self.gguf}.bias"
         stack = sizes["experts"] if "{}" in self.hf else 0
+        weight = TensorSpec(
+            f"{self.gguf}.weight",
+            f"{self.hf}.weight",
+            shape,
+            rows=None if self.rows is None else (sizes[self.rows[0]], sizes[self.rows[1]]),
+            transform=self._added() if self.add else self._reordered(sizes),
+            stack=stack,
+        )
         if self.transposed:
-            yield TensorSpec(
-                weight, f"{self.hf}.weight", shape[::-1], transform=transposed, written=shape
-            )
-        else:
-            yield TensorSpec(
-                weight,
-                f"{self.hf}.weight",
-                shape,
-                transform=self._transform(sizes),
-                rows=None if self.rows is None else (sizes[self.rows[0]], sizes[self.rows[1]]),
-                stack=stack,
-            )
+            weight = replace(weight, shape=shape[::-1], transform=transposed, written=shape)
+        yield weight
         if self.bias:
-            yield TensorSpec(
-                bias, f"{self.hf}.bias", shape[:1], transform=self._reordered(sizes), stack=stack
-            )
+            bias, hf = f"{self.gguf}.bias", f"{self.hf}.bias"
+            yield TensorSpec(bias, hf, shape[:1], transform=self._reordered(sizes), stack=stack)
 
-    def _transform(self, sizes: Sizes) -> Callable[[Values], Values] | None:
-        add = self.add
-        if add:
-            return lambda values: values + np.float32(add)
-        return self._reordered(sizes)
+    def _added(self) -> Callable[[Values], Values]:
+        add = np.float32(self.add)
+        return lambda values: values + add
 
     def _reordered(self, sizes: Sizes) -> Callable[[Values], Values] | None:
         reorder = self.reorder
@@ -227,11 +221,9 @@ class Family:
     )
     """config.json, index, sizes -> tensors of a layer that do not belong to a module."""
 
-    # A tied checkpoint may repeat the embedding as head; old checkpoints have frequencies.
-    ignored: re.Pattern[str] = re.compile(
-        r"lm_head\.weight|layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
-    )
-    """Names of tensors that a checkpoint may have and that are not written."""
+    # Old checkpoints have frequencies.
+    ignored: re.Pattern[str] = re.compile(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+    """Names of tensors that a checkpoint may have and that are not written; see ignores()."""
 
     add_bos: bool = False
     """The default of tokenizer.ggml.add_bos_token."""
@@ -295,12 +287,16 @@ class Family:
             yield from self.head.tensors(sizes)
 
     def ignores(self, config: Config, name: str) -> bool:
-        """Whether a tensor is not written: also those of layers that predict further tokens."""
+        """Whether a tensor that no module uses may be there.
+
+        A tied checkpoint may repeat the embedding as head; some have layers that predict further
+        tokens.
+        """
         layer = re.match(rf"{re.escape(self.layers)}\.(\d+)\.", name)
         predicts = config.get("num_nextn_predict_layers") or config.get("num_mtp_layers")
         if layer and predicts and int(layer[1]) >= dimension(config, "num_hidden_layers"):
             return True
-        return self.ignored.fullmatch(name) is not None
+        return name == f"{self.head.hf}.weight" or self.ignored.fullmatch(name) is not None
 
     def is_tied(self, config: Config) -> bool:
         """Whether the head is the embedding."""

@@ -48,8 +48,8 @@ GPT2 = Family(
     output_norm=_norm("output_norm", "ln_f"),
     tied=True,
     defaults={"ff_ratio": 4, "context": 1024},
-    # A tied checkpoint may repeat the embedding as head; old checkpoints have causal masks.
-    ignored=re.compile(r"lm_head\.weight|h\.\d+\.attn\.(bias|masked_bias|embed_positions)"),
+    # Old checkpoints have causal masks.
+    ignored=re.compile(r"h\.\d+\.attn\.(bias|masked_bias|embed_positions)"),
 )
 
 # ---- StarCoder ----

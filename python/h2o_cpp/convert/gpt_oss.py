@@ -1,6 +1,5 @@
 """gpt-oss (`GptOssForCausalLM`) as architecture `gpt-oss`: attention sinks, experts in MXFP4."""
 
-import re
 from collections.abc import Callable, Iterator
 
 from h2o_cpp.convert.checkpoint import Values
@@ -86,7 +85,6 @@ GPT_OSS = Family(
     rms=True,
     more_sizes=lambda config: {"experts": expert_counts(config)[0]},
     more_tensors=_sinks_and_experts,
-    ignored=re.compile(r"lm_head\.weight"),
     mxfp4=True,
     absent={
         "rope_theta": 150000.0,

@@ -83,7 +83,7 @@ _ERNIE = LlamaLayout(  # rotates pairs in its checkpoints, too
         "moe_num_shared_experts": 2,
     },
     ignored=re.compile(
-        r"lm_head\.weight|mtp_(block|emb_norm|hidden_norm|linear_proj)\..*"
+        r"mtp_(block|emb_norm|hidden_norm|linear_proj)\..*"
         r"|layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
     ),
 )
@@ -147,7 +147,7 @@ _K_EXAONE = LlamaLayout(
         "norm_topk_prob": True,
         "routed_scaling_factor": 2.5,
     },
-    ignored=re.compile(r"lm_head\.weight|mtp\..*"),
+    ignored=re.compile(r"mtp\..*"),
 )
 _DEEPSEEK = LlamaLayout(
     "deepseek",

@@ -63,8 +63,7 @@ OPT = Family(
     output_norm=Module("output_norm", "decoder.final_layer_norm", ("embd",), bias=True),
     tied=True,
     more_sizes=_position_sizes,
-    # A tied checkpoint may repeat the embedding as head; fairseq adds a version number.
-    ignored=re.compile(r"lm_head\.weight|decoder\.version"),
+    ignored=re.compile(r"decoder\.version"),  # of fairseq
     add_bos=True,
     control_tokens=frozenset({"<s>", "<pad>", "</s>", "<unk>"}),
 )

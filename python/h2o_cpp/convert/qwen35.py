@@ -210,7 +210,7 @@ QWEN35 = Family(
     output_norm=_norm("output_norm", "norm", ("embd",)),
     more_sizes=lambda config: _Heads.of(config).sizes(),
     more_tensors=_delta_net_parameters,
-    ignored=re.compile(r"lm_head\.weight|mtp\..*"),  # MTP: a block that predicts further tokens
+    ignored=re.compile(r"mtp\..*"),  # MTP: a block that predicts further tokens
     absent={
         "head_dim": 256,
         "num_key_value_heads": 4,
