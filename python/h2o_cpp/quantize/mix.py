@@ -34,26 +34,24 @@ class Mix(NamedTuple):
         return LlamaFileType[f"MOSTLY_{self.name}"]
 
 
-MIXES = {
-    mix.name: mix
-    for mix in (
-        Mix("Q8_0", _Q8_0),
-        Mix("Q6_K", _Q6_K),
-        Mix("Q5_K_M", _Q5_K),
-        Mix("Q5_1", GGMLQuantizationType.Q5_1),
-        Mix("Q5_0", GGMLQuantizationType.Q5_0),
-        Mix("Q4_K_M", _Q4_K),
-        Mix("Q4_K_S", _Q4_K),
-        Mix("Q4_1", GGMLQuantizationType.Q4_1),
-        Mix("Q4_0", GGMLQuantizationType.Q4_0),
-        Mix("IQ4_NL", _IQ4_NL),
-        Mix("IQ4_XS", _IQ4_XS),
-        Mix("Q3_K_L", _Q3_K),
-        Mix("Q3_K_M", _Q3_K),
-        Mix("Q3_K_S", _Q3_K),
-        Mix("Q2_K", _Q2_K),
-    )
+_MOST = {
+    "Q8_0": _Q8_0,
+    "Q6_K": _Q6_K,
+    "Q5_K_M": _Q5_K,
+    "Q5_1": GGMLQuantizationType.Q5_1,
+    "Q5_0": GGMLQuantizationType.Q5_0,
+    "Q4_K_M": _Q4_K,
+    "Q4_K_S": _Q4_K,
+    "Q4_1": GGMLQuantizationType.Q4_1,
+    "Q4_0": GGMLQuantizationType.Q4_0,
+    "IQ4_NL": _IQ4_NL,
+    "IQ4_XS": _IQ4_XS,
+    "Q3_K_L": _Q3_K,
+    "Q3_K_M": _Q3_K,
+    "Q3_K_S": _Q3_K,
+    "Q2_K": _Q2_K,
 }
+MIXES = {name: Mix(name, type) for name, type in _MOST.items()}
 
 # Matrices that are not quantized: small ones and lookup tables.
 _KEPT = (
