@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
@@ -106,3 +107,13 @@ def test_docs_page_lists_every_field(server: Server) -> None:
             assert f"<code>{field}</code>" in page
             assert schema.get("description", "") in page
     assert "//" not in page
+
+
+def test_docs_page_names_the_types_of_unions(server: Server) -> None:
+    page = unescape(server.ask("/docs").body.decode())
+    fields = set(re.findall(r"<code>(\w+)</code>.*?</td><td>(.*?)</td>", page))
+    formats = "TextFormat or JsonObjectFormat or JsonSchemaFormat"
+    assert ("response_format", formats) in fields
+    assert ("content", "string or list of TextPart or RefusalPart") in fields
+    assert ("output_config", "OutputConfig") in fields  # ignored only where tokens are counted
+    assert "__" not in "".join(kind for _, kind in fields)

@@ -68,8 +68,8 @@ def _type(field: dict[str, Any], seen: list[str]) -> str:
         if name not in seen:
             seen.append(name)
         return name
-    if "anyOf" in field:
-        found = [_type(one, seen) for one in field["anyOf"] if one.get("type") != "null"]
+    if union := field.get("anyOf") or field.get("oneOf"):
+        found = [_type(one, seen) for one in union if one.get("type") != "null"]
         return " or ".join(found)
     if "enum" in field or "const" in field:
         return " or ".join(repr(value) for value in field.get("enum", [field.get("const")]))

@@ -22,7 +22,7 @@ from h2o_cpp.serve.sampling import TopP
 from h2o_cpp.serve.schema import ByType, ListOf, NonEmptyList, NonEmptyText, Schema
 
 
-class TextPart(Schema):
+class TextContent(Schema):
     """Text."""
 
     ignored = ("annotations", "logprobs", "parsed", "prompt_cache_breakpoint")
@@ -30,7 +30,7 @@ class TextPart(Schema):
     text: str
 
 
-_Parts = ListOf[ByType[TextPart | RefusalPart]]
+_Parts = ListOf[ByType[TextContent | RefusalPart]]
 
 
 class MessageItem(Schema):
@@ -122,7 +122,7 @@ class FunctionChoice(Schema):
     name: str
 
 
-class AllowedToolsChoice(Schema):
+class AllowedFunctions(Schema):
     """As if `tools` were only these; mode: as tool_choice."""
 
     type: Literal["allowed_tools"]
@@ -190,7 +190,7 @@ class ResponsesRequest(ModelRequest):
     top_p: TopP | None = None
     tools: ListOf[Tool] | None = Field(None, description="hosted tools are left out")
     tool_choice: (
-        Literal["none", "auto", "required"] | ByType[FunctionChoice | AllowedToolsChoice] | None
+        Literal["none", "auto", "required"] | ByType[FunctionChoice | AllowedFunctions] | None
     ) = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
@@ -296,11 +296,11 @@ def _choice(choice: Any) -> Any:
     """The equivalent tool_choice of a ChatRequest."""
     if isinstance(choice, FunctionChoice):
         return {"type": "function", "function": {"name": choice.name}}
-    if isinstance(choice, AllowedToolsChoice):
+    if isinstance(choice, AllowedFunctions):
         allowed = {"mode": choice.mode, "tools": [_choice(tool) for tool in choice.tools]}
         return {"type": "allowed_tools", "allowed_tools": allowed}
     return choice
 
 
-def _text(content: str | list[TextPart | RefusalPart]) -> str:
+def _text(content: str | list[TextContent | RefusalPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)

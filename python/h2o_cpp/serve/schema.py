@@ -62,9 +62,8 @@ class Schema(BaseModel):
     ) -> dict[str, Any]:
         """Include the ignored fields; other fields may be null, or anything if they are ignored."""
         found = handler.resolve_ref_schema(handler(schema))
-        found["properties"] = {
-            **found.get("properties", {}),
-            **{name: {"description": "ignored"} for name in cls.ignored},
-        }
+        properties = found.setdefault("properties", {})
+        for name in cls.ignored:  # a subclass may have a field of this name
+            properties.setdefault(name, {"description": "ignored"})
         found["additionalProperties"] = cls.ignores_unknown or {"type": "null"}
         return found
