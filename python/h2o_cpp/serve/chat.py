@@ -8,6 +8,7 @@ from typing import Literal
 from fastapi import APIRouter
 
 from h2o_cpp.reply import CallDelta, Content, Part, Reasoning
+from h2o_cpp.serve.chat_messages import CalledFunction, ToolCall
 from h2o_cpp.serve.conversation import submit_chat
 from h2o_cpp.serve.endpoint import post
 from h2o_cpp.serve.generation_response import EVENTS
@@ -16,7 +17,6 @@ from h2o_cpp.serve.openai_response import OpenAIResponse
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.requests import ChatRequest
 from h2o_cpp.serve.responses import (
-    CalledFunction,
     CalledFunctionDelta,
     ChatChoice,
     ChatChunk,
@@ -25,7 +25,6 @@ from h2o_cpp.serve.responses import (
     ChatLogprobs,
     ChatMessage,
     ChatResponse,
-    ToolCall,
     ToolCallDelta,
 )
 from h2o_cpp.serve.service import Service

@@ -52,7 +52,7 @@ class CalledFunction(Schema):
 
 
 class ToolCall(Schema):
-    """A tool call in an earlier turn."""
+    """A tool call, of an earlier turn or of a response."""
 
     ignored = ("index",)
     id: str

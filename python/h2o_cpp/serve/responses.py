@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from h2o_cpp import __version__
+from h2o_cpp.serve.chat_messages import ToolCall
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -109,21 +110,6 @@ class ChatLogprobs(BaseModel):
 
     content: list[ChatTokenLogprob]
     refusal: None = None
-
-
-class CalledFunction(BaseModel):
-    """The tool's name and its arguments, a JSON object as text."""
-
-    name: str
-    arguments: str
-
-
-class ToolCall(BaseModel):
-    """A tool call."""
-
-    id: str
-    type: Literal["function"] = "function"
-    function: CalledFunction
 
 
 class CalledFunctionDelta(BaseModel):
