@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Any
 
 from h2o_cpp.generation.request import ContextFullError
@@ -36,9 +37,7 @@ def _truncated(template: ChatTemplate, given: dict[str, Any], most: int) -> Chat
     A quarter is left for the output, unless the last turn alone takes more.
     """
     messages = given["messages"]
-    roles = [message["role"] for message in messages]
-    first = next((i for i, role in enumerate(roles) if role != "system"), 0)
-    begins = [i for i, role in enumerate(roles) if role == "user"] or [first]
+    first, begins = turns([message["role"] for message in messages])
 
     def prompt(begin: int, most: int) -> ChatPrompt:
         kept = [*messages[:first], *messages[begin:]]
@@ -52,6 +51,12 @@ def _truncated(template: ChatTemplate, given: dict[str, Any], most: int) -> Chat
         return True
 
     return prompt(begins[bisect_left(begins[:-1], True, key=fits)], most)
+
+
+def turns(roles: Sequence[str]) -> tuple[int, list[int]]:
+    """Where the first message after the system's is, and where each turn begins."""
+    first = next((i for i, role in enumerate(roles) if role != "system"), 0)
+    return first, [i for i, role in enumerate(roles) if role == "user"] or [first]
 
 
 def submit_chat(service: Service, body: ChatRequest, *, truncate: bool = False) -> list[Output]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Literal
@@ -20,7 +19,6 @@ from h2o_cpp.serve.responses import ErrorDetail, ErrorResponse
 Api = Literal["OpenAI", "Anthropic", "Ollama"]
 
 _JSON = "application/json"
-TOO_LONG = "context_length_exceeded"  # a code
 LINGER_SECONDS = 1.0  # before a connection closes, for the client to read an error
 _ANTHROPIC = {
     401: "authentication_error",
@@ -61,7 +59,7 @@ class ApiError(Exception):
             other = "api_error" if self.status >= 500 else "invalid_request_error"
             detail: dict[str, Any] = {
                 "type": _ANTHROPIC.get(self.status, other),
-                "message": self._for_anthropic(),
+                "message": self.for_anthropic,
             }
             if self.details is not None:
                 detail["details"] = self.details
@@ -72,19 +70,29 @@ class ApiError(Exception):
         shown = ErrorDetail(message=str(self), type=kind, param=self.param, code=self.code)
         return json.dumps(ErrorResponse(error=shown).model_dump())
 
-    def _for_anthropic(self) -> str:
-        """The message; clients recognize a prompt that is too long by these words."""
-        if self.code != TOO_LONG:
-            return str(self)
-        more = re.search(r"more than (\d+) tokens", str(self))
-        if more is None:
-            return f"prompt is too long: {self}"
-        most = int(more[1])
-        return f"prompt is too long: at least {most + 1} tokens > {most} maximum"
+    @property
+    def for_anthropic(self) -> str:
+        """The message for Anthropic's clients."""
+        return str(self)
 
     def response(self, headers: Mapping[str, str] | None = None, api: Api = "OpenAI") -> Response:
         """The complete response."""
         return Response(self.body(api), self.status, {**self.headers, **(headers or {})}, _JSON)
+
+
+class TooLongError(ApiError):
+    """The error for a prompt that is too long; most: the tokens that it may have, if known."""
+
+    def __init__(self, message: str, most: int | None = None) -> None:
+        super().__init__(400, message, code="context_length_exceeded")
+        self._most = most
+
+    @property
+    def for_anthropic(self) -> str:
+        """In the words by which clients recognize it."""
+        if self._most is None:
+            return f"prompt is too long: {self}"
+        return f"prompt is too long: at least {self._most + 1} tokens > {self._most} maximum"
 
 
 def api_of(scope: Scope) -> Api:
@@ -99,8 +107,9 @@ def api_of(scope: Scope) -> Api:
 
 def refusal(error: ValueError) -> ApiError:
     """The error for a request that the Engine rejects."""
-    code = TOO_LONG if isinstance(error, ContextFullError) else None
-    return ApiError(400, str(error), code=code)
+    if isinstance(error, ContextFullError):
+        return TooLongError(str(error))
+    return ApiError(400, str(error))
 
 
 def closed() -> ApiError:

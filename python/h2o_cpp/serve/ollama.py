@@ -14,7 +14,6 @@ from pydantic import BaseModel
 from h2o_cpp.generation.embedding import unit_length
 from h2o_cpp.reply import Reply
 from h2o_cpp.serve.catalog import Entry
-from h2o_cpp.serve.conversation import submit_chat
 from h2o_cpp.serve.embeddings import EmbeddingResponse
 from h2o_cpp.serve.endpoint import CatalogOf, post
 from h2o_cpp.serve.errors import ApiError
@@ -28,11 +27,7 @@ from h2o_cpp.serve.ollama_requests import (
     OllamaRequest,
     ShowRequest,
 )
-from h2o_cpp.serve.ollama_truncate import (
-    submit_after_reply,
-    submit_cut_chat,
-    submit_cut_prompt,
-)
+from h2o_cpp.serve.ollama_truncate import submit_after_reply, submit_cut_chat, submit_cut_prompt
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.parsing import check
 from h2o_cpp.serve.requests import ChatRequest, CompletionRequest
@@ -97,7 +92,7 @@ def chat(service: Service, body: OllamaChatRequest) -> _Lines | OllamaAnswer:
     messages = [message.plain() for message in body.messages]
     fields = body.own(service.max_tokens)
     request = check(ChatRequest, {**fields, "messages": messages, "tools": tools})
-    outputs = (submit_cut_chat if body.truncate else submit_chat)(service, request)
+    outputs = submit_cut_chat(service, request, truncate=body.truncate)
     return _Lines(service, outputs, body, chat=True)
 
 
@@ -129,9 +124,7 @@ def _continue(service: Service, body: OllamaGenerateRequest) -> list[Output]:
             prompt = body.context + service.generator.tokenizer.encode(
                 body.prompt, add_special=False, begins=False
             )
-    if body.truncate:
-        return submit_cut_prompt(service, prompt, request, body.n_keep)
-    return service.submit([prompt], request)
+    return submit_cut_prompt(service, prompt, request, body.n_keep)
 
 
 def _reply(service: Service, body: OllamaGenerateRequest) -> list[Output]:
@@ -141,9 +134,8 @@ def _reply(service: Service, body: OllamaGenerateRequest) -> list[Output]:
         messages.insert(0, {"role": "system", "content": body.system})
     chat = check(ChatRequest, {**body.own(service.max_tokens), "messages": messages})
     if body.context:
-        n_keep = body.n_keep if body.truncate else None
-        return submit_after_reply(service, body.context, chat, n_keep)
-    return (submit_cut_chat if body.truncate else submit_chat)(service, chat)
+        return submit_after_reply(service, body.context, chat, body.n_keep)
+    return submit_cut_chat(service, chat, truncate=body.truncate)
 
 
 @post(router, "/embed", OllamaEmbedRequest)

@@ -96,18 +96,12 @@ class OllamaRequest(OllamaModelRequest):
         fields |= {"stream": self.stream, "logprobs": self.logprobs}
         fields["top_logprobs"] = self.top_logprobs
         if self.format:
-            fields["response_format"] = _response_format(self.format)
+            fields["json_schema"] = {"type": "object"} if self.format == "json" else self.format
         if isinstance(self.think, bool):
             fields["chat_template_kwargs"] = {"enable_thinking": self.think}
         elif self.think is not None:
             fields["reasoning_effort"] = self.think
         return fields
-
-
-def _response_format(form: Literal["json"] | dict[str, Any]) -> dict[str, Any]:
-    if form == "json":
-        return {"type": "json_object"}
-    return {"type": "json_schema", "json_schema": {"schema": form}}
 
 
 class OllamaFunction(OllamaSchema):
@@ -204,8 +198,11 @@ class OllamaGenerateRequest(OllamaRequest):
         return not self.prompt
 
     @property
-    def n_keep(self) -> int:
-        """The first tokens to keep of a raw prompt that is cut; the default is Ollama's."""
+    def n_keep(self) -> int | None:
+        """The first tokens to keep of a raw prompt that is cut, by default Ollama's; None: do not
+        cut it."""
+        if not self.truncate:
+            return None
         given = None if self.options is None else self.options.num_keep
         return 4 if given is None else given
 

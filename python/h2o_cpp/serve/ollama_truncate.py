@@ -4,38 +4,38 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from h2o_cpp.serve.conversation import prompt_of, submit_chat, submit_prompt
-from h2o_cpp.serve.errors import TOO_LONG, ApiError
+from h2o_cpp.serve.conversation import prompt_of, submit_chat, submit_prompt, turns
+from h2o_cpp.serve.errors import TooLongError
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.requests import ChatRequest, CompletionRequest
 from h2o_cpp.serve.service import Service
 
 
-def submit_cut_chat(service: Service, chat: ChatRequest) -> list[Output]:
-    """Submit a conversation; if it is too long, without its oldest turns.
+def submit_cut_chat(service: Service, chat: ChatRequest, *, truncate: bool) -> list[Output]:
+    """Submit a conversation; truncate: if it is too long, without its oldest turns.
 
     If its last turn alone is too long, the longest message of it loses its beginning. Raises
     ApiError.
     """
     try:
-        return submit_chat(service, chat, truncate=True)
-    except ApiError as error:
-        if error.code != TOO_LONG:
+        return submit_chat(service, chat, truncate=truncate)
+    except TooLongError:
+        if not truncate:
             raise
     return submit_chat(service, _last_turn(service, chat))
 
 
 def submit_cut_prompt(
-    service: Service, prompt: str | list[int], request: CompletionRequest, n_keep: int
+    service: Service, prompt: str | list[int], request: CompletionRequest, n_keep: int | None
 ) -> list[Output]:
     """Submit a prompt; if it is too long, its first n_keep tokens (-1: most) and its last ones.
 
-    Raises ApiError.
+    n_keep: None: refuse it. Raises ApiError.
     """
     try:
         return service.submit([prompt], request)
-    except ApiError as error:
-        if error.code != TOO_LONG:
+    except TooLongError:
+        if n_keep is None:
             raise
     with service.refusals():
         tokens = service.generator.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -47,7 +47,7 @@ def submit_after_reply(
 ) -> list[Output]:
     """Submit messages that follow a reply; before: the tokens up to its end.
 
-    n_keep: if the prompt is too long, as for submit_cut_prompt; None: refuse it. Raises ApiError.
+    n_keep: as for submit_cut_prompt. Raises ApiError.
     """
     given = chat.conversation()
     first = {"role": "user", "content": "Hello"}  # before the reply, which is only a place
@@ -73,10 +73,8 @@ def _cut(service: Service, tokens: list[int], n_keep: int) -> list[int]:
 
 def _last_turn(service: Service, chat: ChatRequest) -> ChatRequest:
     """The system's messages and the last turn, with as much of its longest message as fits."""
-    roles = [message.role for message in chat.messages]
-    first = next((i for i, role in enumerate(roles) if role != "system"), 0)
-    begin = max((i for i, role in enumerate(roles) if role == "user"), default=first)
-    turn = chat.messages[begin:]
+    first, begins = turns([message.role for message in chat.messages])
+    turn = chat.messages[begins[-1] :]
     long = max(turn, key=lambda message: len(message.plain()["content"]))
     text = long.plain()["content"]
 
@@ -88,10 +86,8 @@ def _last_turn(service: Service, chat: ChatRequest) -> ChatRequest:
     def fits(n: int) -> bool:
         try:
             return len(prompt_of(service, without(n)).tokens) <= _most_tokens(service)
-        except ApiError as error:
-            if error.code != TOO_LONG:
-                raise
-        return False
+        except TooLongError:
+            return False
 
     return without(bisect_left(range(len(text)), True, key=fits))
 

@@ -18,7 +18,7 @@ from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.chat_template import ChatTemplate
 from h2o_cpp.model.policy import choose_policy
 from h2o_cpp.serve.cache_view import policy_counts
-from h2o_cpp.serve.errors import TOO_LONG, ApiError, closed, refusal
+from h2o_cpp.serve.errors import ApiError, TooLongError, closed, refusal
 from h2o_cpp.serve.logprobs import TextOffset
 from h2o_cpp.serve.outputs import Output, Outputs
 from h2o_cpp.serve.requests import GenerationRequest
@@ -227,7 +227,7 @@ class Service:
             # Twice as many, because the last tokens depend on the text after them.
             return generator.tokenizer.encode(text[: 2 * n_characters])[:most]
 
-    def _too_long(self) -> ApiError:
+    def _too_long(self) -> TooLongError:
         most = self.max_prompt
         message = f"the prompt has more than {most} tokens, the server's --max-prompt"
         if most == self.generator.n_ctx:  # in OpenAI's words, which clients compare
@@ -235,7 +235,7 @@ class Service:
                 f"This model's maximum context length is {most} tokens (n_ctx). However, your "
                 f"prompt has more than {most} tokens"
             )
-        return ApiError(400, message, code=TOO_LONG)
+        return TooLongError(message, most)
 
 
 @contextmanager
