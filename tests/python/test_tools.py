@@ -159,5 +159,5 @@ def test_tool_parser(tmp_path: Path) -> None:
         hi: Any = {"messages": user("Hi"), "tools": [WEATHER], "temperature": 0}
         assert generator.reply(**hi) == Reply(output)
         assert generator.reply(**hi, tool_parser="llama3").calls[0].name == "weather"
-        with pytest.raises(ValueError, match="tool_parser='x', expected one of hermes, "):
+        with pytest.raises(ValueError, match="tool_parser='x', expected one of harmony, "):
             generator.reply(**hi, tool_parser="x")

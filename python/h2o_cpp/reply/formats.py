@@ -20,7 +20,7 @@ class ReplyFormat:
     Attributes: `name`; `markers`, texts that must be visible though they may be special tokens;
     `think`, the markers around reasoning, or None; `parse` and `grammar`, the parser and the
     grammar of tool calls, or None without tools; `before_form`, the grammar of what precedes
-    content of a given form.
+    content of a given form; `signs`, the parts of a chat template that identify the format.
     """
 
     name: str
@@ -29,34 +29,27 @@ class ReplyFormat:
     parse: Callable[[Scanner, Tools], Steps[None]] | None = None
     grammar: Callable[[Rules], str] | None = None
     before_form: Callable[[Rules], str] | None = None
+    signs: tuple[str, ...] = ()
 
 
-def _format(name: str, module: ModuleType) -> ReplyFormat:
+def _format(name: str, module: ModuleType, *signs: str) -> ReplyFormat:
     before_form = getattr(module, "before_form", None)
-    return ReplyFormat(name, module.MARKERS, None, module.parse, module.grammar, before_form)
+    return ReplyFormat(name, module.MARKERS, None, module.parse, module.grammar, before_form, signs)
 
 
+# In the order in which a template is searched for their signs.
 FORMATS: Final = {
-    name: _format(name, module)
-    for name, module in {
-        "hermes": hermes,
-        "qwen3-coder": qwen_coder,
-        "llama3": llama3,
-        "mistral": mistral,
-        "harmony": harmony,
-    }.items()
+    known.name: known
+    for known in (
+        _format("harmony", harmony, "<|channel|>", "<|message|>"),
+        _format("mistral", mistral, "[TOOL_CALLS]"),
+        _format("qwen3-coder", qwen_coder, "<tool_call>", "<function=", "<parameter="),
+        _format("hermes", hermes, "<tool_call>"),
+        _format("llama3", llama3, "<|start_header_id|>", "tools"),
+    )
 }
 
 _PLAIN = ReplyFormat("plain")
-
-# Parts of a chat template that identify a format, in the order of the search.
-_SIGNS = (
-    ("harmony", ("<|channel|>", "<|message|>")),
-    ("mistral", ("[TOOL_CALLS]",)),
-    ("qwen3-coder", ("<tool_call>", "<function=", "<parameter=")),
-    ("hermes", ("<tool_call>",)),
-    ("llama3", ("<|start_header_id|>", "tools")),
-)
 _THINK = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
 
@@ -69,9 +62,9 @@ def format_named(name: str, template: str = "") -> ReplyFormat:
 
 def format_of(template: str) -> ReplyFormat:
     """The format of a chat template; without tools if the template has none."""
-    for name, signs in _SIGNS:
-        if all(sign in template for sign in signs):
-            return _with_thinking(FORMATS[name], template)
+    for known in FORMATS.values():
+        if all(sign in template for sign in known.signs):
+            return _with_thinking(known, template)
     return _with_thinking(_PLAIN, template)
 
 
