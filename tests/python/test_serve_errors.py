@@ -42,7 +42,7 @@ CHOICES = "Input should be 'none', 'auto' or 'required'"
         (CompletionRequest, {"stop": ""}, "stop", SHORT),
         (CompletionRequest, {"stop": ["a", ""]}, "stop.1", SHORT),
         (CompletionRequest, {"suffix": "x"}, "suffix", "this field is not supported"),
-        (CompletionRequest, {"best_of": 2}, "best_of", "only 1 is supported"),
+        (CompletionRequest, {"best_of": 2}, "best_of", "Input should be 1"),
         (CompletionRequest, {"foo": 1}, "foo", "there is no such field"),
         (ChatRequest, {"messages": None}, "messages", REQUIRED),
         (ChatRequest, {"messages": [{"role": None, "content": "a"}]}, "messages.0.role", REQUIRED),

@@ -51,7 +51,9 @@ class Blocks:
         for part in output.parts(piece, deltas=deltas, more=more):
             yield from self._add(output, part)
         if output.generation is not None and not more:
-            yield from self._finish(output)
+            if self._open and output.finish_reason == "length":
+                self.all[-1].complete = False
+            yield from self._end()
 
     def _add(self, output: Output, part: Part) -> Iterator[tuple[Step, Block, str]]:
         if isinstance(part, NoCall):
@@ -81,11 +83,6 @@ class Blocks:
     def _more(self, text: str) -> Iterator[tuple[Step, Block, str]]:
         self.all[-1].text += text
         yield "more", self.all[-1], text
-
-    def _finish(self, output: Output) -> Iterator[tuple[Step, Block, str]]:
-        if self._open and output.finish_reason == "length":
-            self.all[-1].complete = False
-        yield from self._end()
 
     def _end(self) -> Iterator[tuple[Step, Block, str]]:
         if self._open:

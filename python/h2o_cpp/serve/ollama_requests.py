@@ -10,8 +10,8 @@ from pydantic_core import PydanticCustomError
 
 from h2o_cpp.serve.chat_messages import FunctionDefinition, tool_call
 from h2o_cpp.serve.requests import ModelRequest, Token
-from h2o_cpp.serve.sampling import Sampling
-from h2o_cpp.serve.schema import Empty, ListOf, Schema
+from h2o_cpp.serve.sampling import Sampling, TopLogprobs
+from h2o_cpp.serve.schema import Empty, ListOf, NoText, Schema
 
 
 class OllamaSchema(Schema):
@@ -68,9 +68,7 @@ class OllamaRequest(OllamaModelRequest):
         None, description="json: any object; or a JSON Schema"
     )
     logprobs: bool = Field(False, description="return log-probabilities")
-    top_logprobs: int | None = Field(
-        None, ge=0, le=20, description="also for the N most likely tokens at each position"
-    )
+    top_logprobs: TopLogprobs = None
     think: bool | Literal["low", "medium", "high", "max"] | None = Field(
         None, description="passed to the chat template"
     )
@@ -186,8 +184,8 @@ class OllamaGenerateRequest(OllamaRequest):
     prompt: str = ""
     system: str | None = None
     raw: bool = False
-    suffix: Annotated[str, Field(max_length=0)] | None = None
-    template: Annotated[str, Field(max_length=0)] | None = None
+    suffix: NoText | None = None
+    template: NoText | None = None
     context: ListOf[Token] | None = Field(
         None, description="of an earlier response, which the prompt follows; it includes `system`"
     )

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from h2o_cpp import __version__
 from h2o_cpp.serve.catalog import Entry
 from h2o_cpp.serve.endpoint import CatalogOf
+from h2o_cpp.serve.errors import api_of
 from h2o_cpp.serve.responses import Model, ModelLimits, ModelList
 
 router = APIRouter()
@@ -68,7 +69,7 @@ class AnthropicModels(BaseModel):
 async def list_models(request: Request, catalog: CatalogOf) -> ModelList | AnthropicModels:
     """The served models; loaded ones with their limits. Anthropic's clients get their own form."""
     entries = [*catalog.entries.values()]
-    if not _is_anthropic(request):
+    if api_of(request.scope) != "Anthropic":
         return ModelList(data=[_model(entry) for entry in entries])
     data = [_anthropic_model(entry) for entry in entries]
     first, last = (data[0].id, data[-1].id) if data else (None, None)
@@ -79,11 +80,7 @@ async def list_models(request: Request, catalog: CatalogOf) -> ModelList | Anthr
 async def retrieve_model(name: str, request: Request, catalog: CatalogOf) -> Model | AnthropicModel:
     """A served model."""
     entry = catalog.find(name)
-    return _anthropic_model(entry) if _is_anthropic(request) else _model(entry)
-
-
-def _is_anthropic(request: Request) -> bool:
-    return "anthropic-version" in request.headers
+    return _anthropic_model(entry) if api_of(request.scope) == "Anthropic" else _model(entry)
 
 
 def _anthropic_model(entry: Entry) -> AnthropicModel:
@@ -98,9 +95,9 @@ def _model(entry: Entry) -> Model:
 
 
 @router.get("/props")
-async def properties(request: Request, catalog: CatalogOf) -> Properties:
+async def properties(catalog: CatalogOf, model: str | None = None) -> Properties:
     """Properties of a model, named by ?model=NAME."""
-    service = await catalog.take(request.query_params.get("model"))
+    service = await catalog.take(model)
     catalog.give_back(service)
     generator, tokenizer = service.generator, service.generator.tokenizer
     return Properties(
@@ -118,9 +115,9 @@ async def properties(request: Request, catalog: CatalogOf) -> Properties:
 
 
 @router.get("/slots")
-async def slots(request: Request, catalog: CatalogOf) -> list[Slot]:
+async def slots(catalog: CatalogOf, model: str | None = None) -> list[Slot]:
     """The sequences of a model, named by ?model=NAME."""
-    service = await catalog.take(request.query_params.get("model"))
+    service = await catalog.take(model)
     catalog.give_back(service)
     n_active = service.engine.stats().n_active
     return [

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from h2o_cpp.generation.request import StreamOptions
@@ -17,8 +17,8 @@ from h2o_cpp.serve.chat_messages import (
     NamedTool,
     ToolDefinition,
 )
-from h2o_cpp.serve.sampling import Sampling
-from h2o_cpp.serve.schema import ByType, Empty, ListOf, NonEmptyList, NonEmptyText, Schema
+from h2o_cpp.serve.sampling import Sampling, TopLogprobs
+from h2o_cpp.serve.schema import ByType, Empty, ListOf, NonEmptyList, NonEmptyText, NoText, Schema
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -231,15 +231,8 @@ class CompletionRequest(GenerationRequest):
         description="log-probabilities of the tokens and of the N most likely at each",
     )
     echo: bool = Field(False, description="return the prompt in front of the text")
-    best_of: int | None = Field(None, description="only 1 is supported")
-    suffix: Annotated[str, Field(max_length=0)] | None = None
-
-    @field_validator("best_of")
-    @classmethod
-    def _is_one(cls, best_of: int) -> int:
-        if best_of != 1:
-            raise PydanticCustomError("best_of", "only 1 is supported")
-        return best_of
+    best_of: Literal[1] | None = None
+    suffix: NoText | None = None
 
     @property
     def n_top(self) -> int | None:
@@ -258,9 +251,7 @@ class ChatRequest(GenerationRequest):
         None, description="the newer name of max_tokens"
     )
     logprobs: bool = Field(False, description="return log-probabilities")
-    top_logprobs: int | None = Field(
-        None, ge=0, le=20, description="also for the N most likely tokens at each position"
-    )
+    top_logprobs: TopLogprobs = None
 
     tools: ListOf[ToolDefinition] | None = Field(
         None, description="tools that the model may call, if its chat template supports tools"

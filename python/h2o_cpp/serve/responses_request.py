@@ -18,7 +18,7 @@ from h2o_cpp.serve.requests import (
     ModelRequest,
     TextFormat,
 )
-from h2o_cpp.serve.sampling import TopP
+from h2o_cpp.serve.sampling import TopLogprobs, TopP
 from h2o_cpp.serve.schema import ByType, ListOf, NonEmptyList, NonEmptyText, Schema
 
 
@@ -195,7 +195,7 @@ class ResponsesRequest(ModelRequest):
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     text: TextSettings | None = None
-    background: Annotated[bool, Field(description="false")] | None = None
+    background: Literal[False] | None = None
     truncation: Literal["auto", "disabled"] = Field(
         "disabled", description="auto: leave out the oldest turns if the prompt is too long"
     )
@@ -203,9 +203,7 @@ class ResponsesRequest(ModelRequest):
     include: ListOf[Included] | None = Field(
         None, description=f"only {_LOGPROBS} has an effect: log-probabilities of the text"
     )
-    top_logprobs: int | None = Field(
-        None, ge=0, le=20, description="also for the N most likely tokens at each position"
-    )
+    top_logprobs: TopLogprobs = None
 
     def functions(self) -> Iterator[tuple[str | None, FunctionTool]]:
         """The functions that the model may call, each with its namespace."""
@@ -218,10 +216,6 @@ class ResponsesRequest(ModelRequest):
 
     def chat(self) -> ChatRequest:
         """The equivalent ChatRequest. Raises ApiError."""
-        if self.background:
-            raise ApiError(
-                400, "background is true, but only false is supported", param="background"
-            )
         logprobs = _LOGPROBS in (self.include or ())
         if self.top_logprobs and not logprobs:
             message = f"top_logprobs needs {_LOGPROBS} in include"

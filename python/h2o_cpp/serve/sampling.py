@@ -13,6 +13,10 @@ _LEAST_P = 2.0**-126  # the smallest normal float32
 _TokenKey = Annotated[str, Field(pattern=r"^\d{1,9}$")]
 TopK = Annotated[int, Field(ge=-(2**31), lt=2**31), AfterValidator(lambda k: max(k, 0))]
 TopP = Annotated[float, Field(ge=0, le=1), AfterValidator(lambda p: max(p, _LEAST_P))]
+TopLogprobs = Annotated[
+    int | None,
+    Field(ge=0, le=20, description="also for the N most likely tokens at each position"),
+]
 StopStrings = Annotated[list[NonEmptyText], Field(max_length=16)]
 Seed = Annotated[
     int, Field(ge=-(2**63), lt=2**63), AfterValidator(lambda seed: None if seed == -1 else seed)

@@ -14,8 +14,9 @@ NonEmptyText = Annotated[str, Field(min_length=1)]
 ListOf = Annotated[list[_T], Field(fail_fast=True)]
 NonEmptyList = Annotated[list[_T], Field(min_length=1, fail_fast=True)]
 
-# A list that is accepted only with no elements, which would have an effect.
+# Accepted only if they are empty: elements or characters would have an effect.
 Empty = Annotated[list[Any], Field(max_length=0)]
+NoText = Annotated[str, Field(max_length=0)]
 
 ByType = Annotated[_T, Field(discriminator="type")]  # a union of classes with different types
 
