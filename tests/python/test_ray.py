@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -32,10 +33,12 @@ pytest.importorskip("ray.data", reason="Ray Data is not installed (extra: ray)")
 import pyarrow  # noqa: E402
 from ray import cloudpickle, serve  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
+from starlette.requests import Request  # noqa: E402
 
 import h2o_cpp.ray.data  # noqa: E402
 from h2o_cpp.ray import Continue, application, deployment, generate  # noqa: E402
 from h2o_cpp.ray.routing import beginning_of  # noqa: E402
+from h2o_cpp.ray.serving import Front  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")  # Ray emits warnings
 
@@ -200,6 +203,62 @@ def test_killed_replica_loses_no_request(port: int) -> None:
     for connection in connections:
         connection.close()
     wait_until(lambda: len(replicas() - {min(before)}) == 2)
+
+
+class DyingReplica:
+    """The handle of a replica that dies after some messages."""
+
+    def __init__(self, *messages: Any) -> None:
+        self._messages = messages
+
+    def options(self, **_: object) -> DyingReplica:
+        return self
+
+    def remote(self, *_: object, **__: object) -> DyingReplica:
+        self._left = iter(self._messages)
+        return self
+
+    def __aiter__(self) -> DyingReplica:
+        return self
+
+    async def __anext__(self) -> Any:
+        for message in self._left:
+            return message
+        raise ray.exceptions.RayActorError
+
+    def cancel(self) -> None:
+        """As of Ray's responses."""
+
+
+@pytest.mark.parametrize(
+    ("path", "begin", "end"),
+    [
+        ("/v1/completions", b'data: {"error": {"message"', b"}\n\n"),
+        ("/v1/messages", b'event: error\ndata: {"type": "error"', b"}\n\n"),
+        ("/api/chat", b'{"error": "the server is not taking requests"', b"}\n"),
+    ],
+)
+def test_errors_have_the_form_of_the_api(path: str, begin: bytes, end: bytes) -> None:
+    """Of a replica that dies within a stream, and of replicas that cannot be reached."""
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def answer(replica: Any) -> Any:
+        return await Front(replica, 2**20)(Request(scope, receive))
+
+    async def parts() -> list[bytes]:
+        response = await answer(DyingReplica((200, []), b"first"))
+        return [part async for part in response.body_iterator]
+
+    first, last = asyncio.run(parts())
+    assert first == b"first"
+    assert last.startswith(begin)
+    assert last.endswith(end)
+    unreached = asyncio.run(answer(DyingReplica()))
+    assert unreached.status_code == 503
+    assert unreached.body == last[last.index(b"{") :].strip()
 
 
 def dying_once(killed: Path) -> type[Continue]:

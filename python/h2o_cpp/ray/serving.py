@@ -20,7 +20,8 @@ from h2o_cpp.generator import Generator
 from h2o_cpp.ray.options import actor_options
 from h2o_cpp.ray.routing import BeginningRouter, beginning_of
 from h2o_cpp.serve.app import MAX_BODY_BYTES, create_app
-from h2o_cpp.serve.errors import ApiError, closed
+from h2o_cpp.serve.errors import Api, ApiError, api_of, closed
+from h2o_cpp.serve.generation_response import error_event
 
 Head = tuple[int, list[tuple[bytes, bytes]]]  # status and headers
 
@@ -99,7 +100,7 @@ class Front:
         prefix: str = request.scope.get("root_path", "")  # the route_prefix
         scope["path"] = request.scope["path"].removeprefix(prefix)
         scope["raw_path"] = scope["path"].encode()
-        beginning = beginning_of(body)
+        beginning, api = beginning_of(body), api_of(scope)
         for _ in range(_ATTEMPTS):
             messages = self._model.remote(scope, body, beginning=beginning)
             try:
@@ -109,20 +110,20 @@ class Front:
             except BaseException:
                 messages.cancel()
                 raise
-            response = StreamingResponse(_body(first, messages), status)
+            response = StreamingResponse(_body(first, messages, api), status)
             response.raw_headers = list(headers)
             return response
-        return closed().response()
+        return closed().response(api=api)
 
 
-async def _body(first: bytes, messages: Any) -> AsyncIterator[bytes]:
+async def _body(first: bytes, messages: Any, api: Api) -> AsyncIterator[bytes]:
     """The rest of a response, which no other replica can continue."""
     try:
         yield first
         async for part in messages:
             yield part
     except RayActorError:  # only streams have several parts
-        yield f"data: {closed().body()}\n\n".encode()
+        yield error_event(closed(), api)
     finally:
         messages.cancel()
 

@@ -12,7 +12,7 @@ from fastapi import Response
 from pydantic import BaseModel
 from starlette.types import Message, Receive, Scope, Send
 
-from h2o_cpp.serve.errors import ApiError, internal_error
+from h2o_cpp.serve.errors import Api, ApiError, internal_error
 from h2o_cpp.serve.outputs import Output, Outputs
 
 # Describes streams of server-sent events in the OpenAPI document.
@@ -81,6 +81,7 @@ class GenerationResponse(OutputsResponse):
     is the last event of the stream.
     """
 
+    api: Api = "OpenAI"  # decides the form of errors
     stream_type = "text/event-stream; charset=utf-8"
 
     def __init__(self, outputs: list[Output], *, stream: bool) -> None:
@@ -99,9 +100,9 @@ class GenerationResponse(OutputsResponse):
     def end(self) -> bytes:
         """The last bytes of a stream."""
 
-    @abstractmethod
     def failed(self, error: ApiError) -> bytes:
         """The last bytes of a stream that failed."""
+        return error_event(error, self.api)
 
     async def _answer(self, pieces: Pieces, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._stream:
@@ -134,3 +135,10 @@ def sse(data: str, event: str | None = None) -> bytes:
     """A server-sent event."""
     name = "" if event is None else f"event: {event}\n"
     return f"{name}data: {data}\n\n".encode()
+
+
+def error_event(error: ApiError, api: Api) -> bytes:
+    """The last bytes of a stream that failed."""
+    if api == "Ollama":
+        return error.body(api).encode() + b"\n"
+    return sse(error.body(api), "error" if api == "Anthropic" else None)

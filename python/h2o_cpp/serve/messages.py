@@ -12,7 +12,6 @@ from pydantic import BaseModel
 from h2o_cpp.serve.blocks import Block, Blocks
 from h2o_cpp.serve.conversation import prompt_of, submit_chat
 from h2o_cpp.serve.endpoint import post
-from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.generation_response import EVENTS, GenerationResponse, sse
 from h2o_cpp.serve.messages_request import CountRequest, MessagesRequest
 from h2o_cpp.serve.outputs import Output
@@ -78,6 +77,8 @@ def create_message(service: Service, body: MessagesRequest) -> _Message:
 
 
 class _Message(GenerationResponse):
+    api = "Anthropic"
+
     def __init__(self, model: str, outputs: list[Output], *, stream: bool) -> None:
         super().__init__(outputs, stream=stream)
         self._id, self._model = f"msg_{uuid4().hex}", model
@@ -108,9 +109,6 @@ class _Message(GenerationResponse):
         [output] = self._outputs.all
         usage = _usage(output, output.ended.completion_tokens).model_dump()
         return _event("message_delta", delta=_ending(output), usage=usage) + _event("message_stop")
-
-    def failed(self, error: ApiError) -> bytes:
-        return sse(error.body("Anthropic"), "error")
 
 
 def _usage(output: Output, n_generated: int) -> MessageUsage:

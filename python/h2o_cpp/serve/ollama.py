@@ -209,6 +209,7 @@ def _loaded(service: Service, body: OllamaRequest, **fields: Any) -> OllamaAnswe
 
 
 class _Lines(GenerationResponse):
+    api = "Ollama"
     stream_type = "application/x-ndjson"
 
     def __init__(
@@ -234,9 +235,6 @@ class _Lines(GenerationResponse):
 
     def end(self) -> bytes:
         return b""
-
-    def failed(self, error: ApiError) -> bytes:
-        return error.body("Ollama").encode() + b"\n"
 
     def _line(self, output: Output, piece: str) -> OllamaAnswer:
         n_before = len(output.reply.calls)

@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from h2o_cpp.reply import Content, Part
 from h2o_cpp.serve.cache_view import CacheView
-from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.generation_response import GenerationResponse, sse
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.requests import GenerationRequest
@@ -87,9 +86,6 @@ class OpenAIResponse(GenerationResponse):
         if not self._streams_usage:
             return sse("[DONE]")
         return self._chunk([], self._usage()) + sse("[DONE]")
-
-    def failed(self, error: ApiError) -> bytes:
-        return sse(error.body())
 
     def _chunk(self, choices: list[BaseModel], usage: Usage | None = None) -> bytes:
         chunk = self.chunk_type(**self._head, choices=choices, usage=usage)
