@@ -193,13 +193,13 @@ class _Application(FastAPI):
         A slash at the end of an API's path has no effect. HEAD is answered as GET; the server
         leaves the body out.
         """
-        if scope["type"] == "http" and scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}
         if scope["type"] == "http":
-            scope = _origin_form(scope)
+            scope = {**scope, **_origin_form(scope)}
+            if scope["method"] == "HEAD":
+                scope["method"] = "GET"
             path = scope["path"].rstrip("/") or "/"
             if path not in _PAGES:
-                scope = {**scope, "path": f"/v1{path}" if path in _WITHOUT_V1 else path}
+                scope["path"] = f"/v1{path}" if path in _WITHOUT_V1 else path
         await super().__call__(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
@@ -211,15 +211,14 @@ class _Application(FastAPI):
 
 
 def _origin_form(scope: Scope) -> Scope:
-    """The scope of a request whose target may be a whole URL; its host counts (RFC 9112, 3.2.2)."""
+    """What changes if a request's target is a whole URL, whose host counts (RFC 9112, 3.2.2)."""
     scheme, mark, rest = (scope.get("raw_path") or b"").partition(b"://")
     if not mark or scheme.lower() not in (b"http", b"https"):
-        return scope
+        return {}
     host, _, path = rest.partition(b"/")
     others = [(name, value) for name, value in scope["headers"] if name != b"host"]
     path = b"/" + path
     return {
-        **scope,
         "headers": [(b"host", host), *others],
         "raw_path": path,
         "path": unquote(path.decode("ascii")),

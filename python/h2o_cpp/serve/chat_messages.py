@@ -33,6 +33,11 @@ class RefusalPart(Schema):
 ContentPart = ByType[TextPart | RefusalPart]
 
 
+def text_of(content: str | list[Any]) -> str:
+    """A message's text, of which its parts may have a piece each."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
 class CalledFunction(Schema):
     """The called function and its arguments."""
 
@@ -104,9 +109,7 @@ class Message(Schema):
     def plain(self) -> dict[str, Any]:
         """In the form of chat templates."""
         role = "system" if self.role == "developer" else self.role
-        content = self.content or self.refusal or ""
-        if not isinstance(content, str):
-            content = "".join(part.text for part in content)
+        content = text_of(self.content or self.refusal or "")
         message: dict[str, Any] = {"role": role, "content": content}
         for name in ("name", "tool_call_id", "reasoning_content"):
             if (value := getattr(self, name)) is not None:

@@ -90,7 +90,7 @@ def chat(service: Service, body: OllamaChatRequest) -> _Lines | OllamaAnswer:
         return _loaded(service, body, message={"role": "assistant", "content": ""})
     tools = [tool.plain() for tool in body.tools or ()]
     messages = [message.plain() for message in body.messages]
-    fields = body.own(service.max_tokens)
+    fields = body.chat(service.max_tokens)
     request = check(ChatRequest, {**fields, "messages": messages, "tools": tools})
     outputs = submit_cut_chat(service, request, truncate=body.truncate)
     return _Lines(service, outputs, body, chat=True)
@@ -113,9 +113,7 @@ def _continue(service: Service, body: OllamaGenerateRequest) -> list[Output]:
         reason = "raw is set" if body.raw else "the model has no chat template"
         message = f"system is given, but {reason}; expected its text in prompt"
         raise ApiError(400, message, param="system")
-    fields = body.own(service.max_tokens)
-    for name in ("chat_template_kwargs", "reasoning_effort", "top_logprobs"):
-        fields.pop(name, None)
+    fields = body.generation(service.max_tokens)
     fields["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     request = check(CompletionRequest, {"max_tokens": -1, **fields, "prompt": body.prompt})
     prompt: str | list[int] = body.prompt
@@ -132,7 +130,7 @@ def _reply(service: Service, body: OllamaGenerateRequest) -> list[Output]:
     messages = [{"role": "user", "content": body.prompt}]
     if body.system and not body.context:
         messages.insert(0, {"role": "system", "content": body.system})
-    chat = check(ChatRequest, {**body.own(service.max_tokens), "messages": messages})
+    chat = check(ChatRequest, {**body.chat(service.max_tokens), "messages": messages})
     if body.context:
         return submit_after_reply(service, body.context, chat, body.n_keep)
     return submit_cut_chat(service, chat, truncate=body.truncate)

@@ -88,13 +88,18 @@ class OllamaRequest(OllamaModelRequest):
     def unloads(self) -> bool:
         return self.is_empty and self.keep_alive in (0, "0", "0s")
 
-    def own(self, most: int) -> dict[str, Any]:
-        """The equivalent fields of a ChatRequest; at most `most` tokens."""
+    def generation(self, most: int) -> dict[str, Any]:
+        """The equivalent fields of a GenerationRequest; at most `most` tokens."""
         fields: dict[str, Any] = {} if self.options is None else self.options.generation(most)
-        fields |= {"stream": self.stream, "logprobs": self.logprobs}
-        fields["top_logprobs"] = self.top_logprobs
+        fields["stream"] = self.stream
         if self.format:
             fields["json_schema"] = {"type": "object"} if self.format == "json" else self.format
+        return fields
+
+    def chat(self, most: int) -> dict[str, Any]:
+        """The equivalent fields of a ChatRequest; at most `most` tokens."""
+        fields = self.generation(most)
+        fields |= {"logprobs": self.logprobs, "top_logprobs": self.top_logprobs}
         if isinstance(self.think, bool):
             fields["chat_template_kwargs"] = {"enable_thinking": self.think}
         elif self.think is not None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from h2o_cpp.serve.chat_messages import FunctionDefinition, RefusalPart, tool_call
+from h2o_cpp.serve.chat_messages import FunctionDefinition, RefusalPart, text_of, tool_call
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.parsing import check
 from h2o_cpp.serve.requests import (
@@ -270,13 +270,13 @@ def _add(
     """
     if isinstance(item, MessageItem):
         role = "system" if item.role == "developer" else item.role
-        text = _text(item.content)
+        text = text_of(item.content)
         if role == "system" and [message["role"] for message in messages] == ["system"]:
             messages[0]["content"] += f"\n\n{text}"
         else:
             messages.append({"role": role, "content": text})
     elif isinstance(item, ResultItem):
-        content = _text(item.output)
+        content = text_of(item.output)
         messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
     elif isinstance(item, CallItem):
         if not messages or messages[-1]["role"] != "assistant":
@@ -294,7 +294,3 @@ def _choice(choice: Any) -> Any:
         allowed = {"mode": choice.mode, "tools": [_choice(tool) for tool in choice.tools]}
         return {"type": "allowed_tools", "allowed_tools": allowed}
     return choice
-
-
-def _text(content: str | list[TextContent | RefusalPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)

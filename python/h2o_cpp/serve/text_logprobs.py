@@ -32,7 +32,8 @@ class TextLogprobs:
             yield *step, self._logprobs(*step)
 
     def _take(self, n: int) -> str:
-        taken, self._text = self._text[: max(n, 0)], self._text[max(n, 0) :]
+        n = max(n, 0)
+        taken, self._text = self._text[:n], self._text[n:]
         self._n_added += len(taken)
         return taken
 
