@@ -18,7 +18,6 @@ from h2o_cpp.model.arguments import (
     prefix_disk_bytes,
     thread_count,
 )
-from h2o_cpp.model.capacity import shape_if_known
 from h2o_cpp.model.chat_template import read_template
 from h2o_cpp.model.device import model_and_cache_bytes
 from h2o_cpp.model.gguf_names import model_stem
@@ -128,9 +127,7 @@ def _check(model: str | None, options: Mapping[str, Any]) -> None:
     prefix_disk_bytes(*map(given.get, ("prefix_cache_disk", "prefix_cache_disk_bytes")))
     if "tool_parser" in given:
         format_named(given["tool_parser"])
-    if model is None or not os.path.isfile(model):
-        return
-    if shape_if_known(model):
+    if model is not None and os.path.isfile(model):
         model_and_cache_bytes(model, **{key: given[key] for key in _OF_CACHE if key in given})
 
 
