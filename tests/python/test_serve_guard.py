@@ -114,6 +114,15 @@ def test_api_key_replaces_host_and_origin_checks() -> None:
         assert ask(server, **foreign, Authorization="Bearer sesame").status == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "status"), [("/docs", 200), ("/docs/", 307), ("/health/", 200), ("/v1/models/", 401)]
+)
+def test_public_pages_need_no_key(path: str, status: int) -> None:
+    """Also with a slash at the end."""
+    with small_server(api_key="sesame") as server:
+        assert server.ask(path).status == status
+
+
 def test_any_host() -> None:
     with small_server(allowed_hosts=["*"]) as server:
         assert ask(server, Host="example.org", Origin="https://other.example.org").status == 200

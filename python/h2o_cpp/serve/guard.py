@@ -13,7 +13,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from h2o_cpp.serve.errors import ApiError, refuse
 
-_PUBLIC = ("/", "/docs", "/health", "/metrics", "/openapi.json")  # allowed without a key
+# Allowed without a key.
+_PUBLIC = ("/", "/docs", "/docs/", "/health", "/metrics", "/openapi.json")
 _STATIC = "/static/"
 
 # Only the local network resolves these names, so no website can use one for this server.
