@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter
 
-from h2o_cpp import Advice, Generator, Policy, _core, advise, capacity
+from h2o_cpp import Advice, Generator, Policy, _core, advise, capacity, plan
 from h2o_cpp.cli import main
 from h2o_cpp.measure.advice import Needle
 from h2o_cpp.measure.perplexity import perplexity
@@ -250,6 +250,32 @@ def test_command_with_archive(
     with Generator(tmp_path / "model.gguf", hh="auto", n_ctx=200, threads=1) as generator:
         generator.read(text[:400])
         assert generator.stats().archive_bytes == 0
+
+
+def test_auto_of_commands_that_measure_has_the_stored_types(
+    tiny_opt: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tmp_path / "model.gguf"
+    store_budget(tiny_opt, model, **STORED)
+    bench = ["bench", str(model), "-p", "8", "-d", "4", "-n", "2", "-r", "1", "--hh", "auto"]
+    for options, expected in (([], "q8_0"), (["--kv-dtype", "f32"], "f32")):
+        assert main([*bench, *options, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["kv_dtype"] == expected
+    sizes: Any = {"prompt": 8, "n": 8, "memory_bandwidth": 4e10, "storage_bandwidth": 1e9}
+    found = plan(model, "1GiB", **sizes, flops=2e11, hh="auto")
+    assert found.arguments["kv_dtype"] == "q8_0"
+    stored = {"hh": STORED["hh"], "policy": STORED["policy"], "kv_dtype": STORED["kv_dtype"]}
+    assert found.job == plan(model, "1GiB", **sizes, flops=2e11, **stored).job
+
+    def inspect(*_: object, kv_dtype: str, **options: object) -> None:
+        raise ValueError(f"the cache is in {kv_dtype}")
+
+    monkeypatch.setattr("h2o_cpp.cli.inspect.inspect", inspect)
+    assert main(["inspect", "The", "-m", str(model), "--hh", "auto"]) == 1
+    assert capsys.readouterr().err == "error: the cache is in q8_0\n"
 
 
 @pytest.mark.parametrize("alignment", [32, 256])

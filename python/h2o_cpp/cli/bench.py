@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict
 
 from h2o_cpp.cli.argument_types import integer
-from h2o_cpp.cli.cache_options import add_cache
+from h2o_cpp.cli.cache_options import add_cache, cache_options
 from h2o_cpp.cli.options import add_json, add_machine, add_max_tokens, add_model
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.tables import mebibytes, print_table
@@ -47,13 +47,8 @@ def run(args: argparse.Namespace) -> int:
         rounds=args.rounds,
         device=args.device,
         threads=args.threads,
-        hh=args.hh,
-        recent=args.recent,
-        policy=args.policy,
-        n_ctx=args.n_ctx,
         n_batch=args.n_batch,
-        positions=args.positions,
-        kv_dtype=args.kv_dtype,
+        **cache_options(args),
     )
     if args.json:
         print(json.dumps(asdict(found), indent=2))

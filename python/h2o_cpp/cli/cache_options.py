@@ -12,6 +12,9 @@ from h2o_cpp.model.policy import POLICIES
 
 MAX_SEQUENCES = 8
 
+# Arguments of Generator that add_cache() always adds, except n_batch.
+CACHE = ("hh", "recent", "policy", "n_ctx", "positions", "kv_dtype")
+
 
 def add_n_ctx(parser: Arguments, meaning: str, default: str, *aliases: str) -> None:
     parser.add_argument(
@@ -47,8 +50,7 @@ def add_max_sequences(parser: Arguments, meaning: str, *aliases: str) -> None:
 def add_cache(parser: Parser, *, n_batch: int = 512, memory: bool = False) -> None:
     """Add the options of the cache; n_batch is the default of --n-batch.
 
-    memory: add --cache-memory and the archive, for open_generator; --kv-dtype is then None unless
-        given.
+    memory: add --cache-memory and the archive, for open_generator.
     """
     cache = parser.add_argument_group("cache")
     if memory:
@@ -92,7 +94,7 @@ def add_cache(parser: Parser, *, n_batch: int = 512, memory: bool = False) -> No
         "(rolling); auto: rolling past the trained length (default: %(default)s)",
     )
     add_n_batch(cache, n_batch)
-    add_kv_dtype(cache, None if memory else "f16")
+    add_kv_dtype(cache)
     if memory:
         add_archive(cache)
         cache.add_argument(
@@ -101,6 +103,11 @@ def add_cache(parser: Parser, *, n_batch: int = 512, memory: bool = False) -> No
             help="keep the archive in files in DIR, with disk space for n-ctx tokens per sequence "
             "(default: in memory)",
         )
+
+
+def cache_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments named by CACHE."""
+    return {name: getattr(args, name) for name in CACHE}
 
 
 def add_sequences(parser: Parser | argparse._ArgumentGroup, meaning: str) -> None:
@@ -114,7 +121,7 @@ def add_sequences(parser: Parser | argparse._ArgumentGroup, meaning: str) -> Non
     )
 
 
-def add_kv_dtype(parser: Arguments, default: str | None = "f16") -> None:
+def add_kv_dtype(parser: Arguments, default: str | None = None) -> None:
     parser.add_argument(
         "--kv-dtype",
         type=kv_types,

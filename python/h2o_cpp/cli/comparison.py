@@ -49,7 +49,7 @@ def add_budgets(parser: Arguments, default: Sequence[float]) -> None:
 
 def add_comparison(parser: Arguments, plot: str) -> None:
     """Add the other common options; plot: help of --plot."""
-    add_kv_dtype(parser, None)
+    add_kv_dtype(parser)
     parser.add_argument(
         "--equal-bytes",
         action="store_true",

@@ -50,7 +50,7 @@ def add_arguments(parser: Parser) -> None:
         "tokens per chunk, each followed by eviction (default: the whole context)",
         "--chunk",
     )  # fmt: skip
-    add_kv_dtype(parser)
+    add_kv_dtype(parser, "f16")
     parser.add_argument(
         "--json",
         type=Path,

@@ -20,7 +20,7 @@ from time import perf_counter
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp import Generator
-from h2o_cpp.cli.cache_options import add_sequences
+from h2o_cpp.cli.cache_options import CACHE, add_sequences
 from h2o_cpp.cli.files import STANDARD
 from h2o_cpp.cli.options import add_generation, add_model, open_generator, stream_options
 from h2o_cpp.cli.parser import Parser
@@ -29,8 +29,7 @@ from h2o_cpp.jobs import Output, StdoutOutput, generate_lines
 
 # What an output depends on, besides its line and the model.
 _SETTINGS = (
-    *("field", "hh", "cache_memory", "recent", "policy", "n_ctx", "positions", "n_batch"),
-    *("kv_dtype", "archive", "archive_pages", "archive_heads"),
+    *(*CACHE, "cache_memory", "n_batch", "archive", "archive_pages", "archive_heads", "field"),
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n"),
     *("seed", "stop", "ignore_eos"),
 )

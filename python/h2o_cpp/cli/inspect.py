@@ -15,17 +15,18 @@ from pathlib import Path
 import numpy as np
 
 from h2o_cpp.cli.argument_types import integer
-from h2o_cpp.cli.cache_options import add_cache
+from h2o_cpp.cli.cache_options import add_cache, cache_options
 from h2o_cpp.cli.files import STANDARD, check_outputs, write_text
 from h2o_cpp.cli.options import add_machine, add_max_tokens, add_prompt, read_prompt
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.token_colors import color_wanted, legend, styled, token_styles
 from h2o_cpp.measure.inspection import Inspection, inspect
 from h2o_cpp.model.arguments import check_context, check_int
+from h2o_cpp.model.cache_memory import choose_cache
+from h2o_cpp.model.capacity import ModelShape
 from h2o_cpp.model.device import model_and_cache_bytes, open_on_device
-from h2o_cpp.model.policy import budget_policy
+from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import open_model
-from h2o_cpp.model.stored_budget import resolve_budget
 from h2o_cpp.model.tokenizer import Tokenizer
 
 
@@ -56,10 +57,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the text with the kept tokens marked, and a table; write the requested files."""
-    needed = partial(
-        model_and_cache_bytes, args.model, hh=args.hh, recent=args.recent, policy=args.policy,
-        n_ctx=args.n_ctx, kv_dtype=args.kv_dtype, positions=args.positions,
-    )  # fmt: skip
+    needed = partial(model_and_cache_bytes, args.model, **cache_options(args))
     check_outputs(html=args.html, json=args.json)
     found = open_on_device(args.device, partial(_inspected, args, read_prompt(args)), needed)
     if args.html is not None:
@@ -86,19 +84,20 @@ def _inspected(args: argparse.Namespace, text: str, device: str) -> Inspection:
         check_int("layer", args.layer, 0, model.n_layers - 1)
     if args.head is not None:
         check_int("head", args.head, 0, model.n_kv_heads - 1)
-    n_ctx = check_context(args.n_ctx, model.n_ctx_train)
-    hh, policy = resolve_budget(args.hh, args.policy, model.file, recent=args.recent)
+    cache = cache_options(args) | {"n_ctx": check_context(args.n_ctx, model.n_ctx_train)}
+    policy, kv_dtype = choose_cache(model.file, ModelShape.of(model), **cache)
+    assert isinstance(policy, Policy)  # of one name
     tokenizer = Tokenizer.of_model(model)
     return inspect(
         model,
         tokenizer,
         tokenizer.encode(text),
-        budget_policy(hh, args.recent, n_ctx, policy),
-        n_ctx=n_ctx,
+        policy,
+        n_ctx=cache["n_ctx"],
         positions=args.positions,
         n_batch=args.n_batch,
         max_tokens=args.max_tokens,
-        kv_dtype=args.kv_dtype,
+        kv_dtype=kv_dtype,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from h2o_cpp import BUNDLED_MODEL, Generator
 from h2o_cpp.cli.argument_types import gguf_output, integer
-from h2o_cpp.cli.cache_options import MAX_SEQUENCES, add_cache
+from h2o_cpp.cli.cache_options import CACHE, MAX_SEQUENCES, add_cache
 from h2o_cpp.cli.files import STANDARD, read_text
 from h2o_cpp.cli.parser import Arguments, Once, Parser
 from h2o_cpp.cli.sampling import add_sampling, sampling_options
@@ -225,8 +225,7 @@ def generator_options(args: argparse.Namespace, *, many: bool) -> dict[str, Any]
     if many and max_sequences is None and memory is None:
         max_sequences = MAX_SEQUENCES
     same = (
-        *("hh", "cache_memory", "recent", "policy", "positions", "n_ctx", "n_batch", "kv_dtype"),
-        *("device", "threads", "max_resident", "exact"),
+        *(*CACHE, "cache_memory", "n_batch", "device", "threads", "max_resident", "exact"),
         *("archive", "archive_pages", "archive_dir", "archive_heads"),
     )
     options = {name: getattr(args, name) for name in same}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from h2o_cpp.measure.prediction import (
     least_bytes,
     placements,
 )
+from h2o_cpp.measure.speed import prefill_seconds
 from h2o_cpp.measure.traffic import (
     decode_weight_bytes,
     kv_bytes,
@@ -35,7 +35,7 @@ from h2o_cpp.model.capacity import ModelShape, slab_bytes
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.model.session import open_model, open_session
-from h2o_cpp.model.stored_budget import Budget, resolve_budget
+from h2o_cpp.model.stored_budget import Budget, resolve_budget, resolve_types
 
 _MANY = 1024  # rows, so that the padding of arrays counts little
 
@@ -66,7 +66,7 @@ def plan(
     recent: float | None = None,
     policy: str | Policy | Sequence[Policy] | None = None,
     n_batch: int = 512,
-    kv_dtype: str | tuple[str, str] = "f16",
+    kv_dtype: str | tuple[str, str] | None = None,
     threads: int | None = None,
     memory_bandwidth: float | None = None,
     storage_bandwidth: float | None = None,
@@ -111,7 +111,8 @@ def plan(
             f"prompt={prompt} and n={n} are {prompt + n} tokens, "
             f"expected at most the trained {shape.n_ctx_train}"
         )
-    hh, policy = resolve_budget(hh, policy, model.files[0])
+    kv_dtype = resolve_types(hh, kv_dtype, model.files[0])
+    hh, policy = resolve_budget(hh, policy, model.files[0], recent=recent)
     chosen = choose_policy(hh, recent, policy, prompt + n)
     sizes = sizes_of(model, config)
     job = _job(shape, chosen, prompt, n, n_batch=n_batch, kv_dtype=kv_dtype)
@@ -263,10 +264,5 @@ def _flops(file: str, sizes: Sizes, rows: int, memory: int, threads: int | None)
     model = open_model(file, device="cpu", threads=threads, max_resident=resident)
     session = open_session(model, Policy.full(), n_ctx=rows, n_batch=rows)
     tokens = np.random.default_rng(0).integers(0, model.n_vocab, rows, np.int32)
-    seconds = 0.0
-    for _ in range(2):
-        session.reset(0)
-        begun = perf_counter()
-        session.greedy([(0, tokens)])
-        seconds = perf_counter() - begun
-    return (rows * sizes.layer_flops + sizes.output_flops) / seconds
+    prefill_seconds(session, tokens)
+    return (rows * sizes.layer_flops + sizes.output_flops) / prefill_seconds(session, tokens)

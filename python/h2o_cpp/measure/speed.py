@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +24,12 @@ from h2o_cpp.measure.traffic import (
     weights,
 )
 from h2o_cpp.model.arguments import KvDType, check_context, check_int, types_text
+from h2o_cpp.model.cache_memory import choose_cache
+from h2o_cpp.model.capacity import ModelShape
 from h2o_cpp.model.device import model_and_cache_bytes, open_on_device
 from h2o_cpp.model.model_files import find_model
-from h2o_cpp.model.policy import Policy, budget_policy
 from h2o_cpp.model.session import Positions, open_model, open_session, read_tokens
-from h2o_cpp.model.stored_budget import Budget, resolve_budget
+from h2o_cpp.model.stored_budget import Budget
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def measure(
     n_ctx: int | None = None,
     n_batch: int = 512,
     positions: Positions = "auto",
-    kv_dtype: KvDType = "f16",
+    kv_dtype: KvDType | None = None,
 ) -> Measurement:
     """Measure a model.
 
@@ -110,21 +112,20 @@ def measure(
     begun = perf_counter()
     path = find_model(path)
 
-    def open_on(name: str) -> tuple[_core.Model, Policy, _core.Session]:
+    cache: Any = {"hh": hh, "recent": recent, "policy": policy, "kv_dtype": kv_dtype}
+    cache["positions"] = positions
+
+    def open_on(name: str) -> tuple[_core.Model, str, KvDType, _core.Session]:
         model = open_model(path, device=name, threads=threads)
         most = check_context(n_ctx, model.n_ctx_train)
-        budget, chosen_name = resolve_budget(hh, policy, model.file, recent=recent)
-        chosen = budget_policy(budget, recent, most, chosen_name)
+        chosen, types = choose_cache(model.file, ModelShape.of(model), n_ctx=most, **cache)
         session = open_session(
-            model, chosen, n_ctx=most, n_batch=n_batch, kv_dtype=kv_dtype, positions=positions
+            model, chosen, n_ctx=most, n_batch=n_batch, kv_dtype=types, positions=positions
         )
-        return model, chosen, session
+        return model, str(chosen), types, session
 
-    needed = partial(
-        model_and_cache_bytes, path, hh=hh, recent=recent, policy=policy, n_ctx=n_ctx,
-        kv_dtype=kv_dtype, positions=positions,
-    )  # fmt: skip
-    model, chosen, session = open_on_device(device, open_on, needed)
+    needed = partial(model_and_cache_bytes, path, n_ctx=n_ctx, **cache)
+    model, chosen, types, session = open_on_device(device, open_on, needed)
     load_seconds = perf_counter() - begun
     random = np.random.default_rng(0)
     prefill, decode = [], []
@@ -141,7 +142,7 @@ def measure(
     kept = sum(min(session.tokens_kept(0, layer), n_seen) for layer in range(model.n_layers))
     used = experts_used(model.file)
     weight_bytes = decode_weight_bytes(tensors, used)
-    cached_bytes = round(kept * kv_bytes(model.n_kv_heads, model.head_dim, kv_dtype))
+    cached_bytes = round(kept * kv_bytes(model.n_kv_heads, model.head_dim, types))
     flops = prefill_flops(tensors, used)
     bandwidth, matmul_flops = _limits(model.backend)
     return Measurement(
@@ -151,8 +152,8 @@ def measure(
         version=_core.__version__,
         machine=machine.processor(),
         backend=model.backend,
-        policy=str(chosen),
-        kv_dtype=types_text(kv_dtype),
+        policy=chosen,
+        kv_dtype=types_text(types),
         n_ctx=session.n_ctx,
         n_batch=session.n_batch,
         rounds=rounds,

@@ -32,7 +32,7 @@ def choose_cache(
     shape: ModelShape,
     *,
     hh: Budget,
-    cache_memory: float | str | None,
+    cache_memory: float | str | None = None,
     recent: float | None,
     policy: str | Policy | Sequence[Policy] | None,
     n_ctx: int,
