@@ -199,14 +199,12 @@ def sizes_of(model: _core.GgufShards, config: _core.Config) -> Sizes:
     layers, of_experts = [0] * config.n_layers, [0] * config.n_layers
     others = 0
     for tensor in tensors:
-        prefix, _, rest = tensor.name.partition(".")
-        layer = rest.partition(".")[0]
-        if prefix == "blk" and layer.isdecimal() and int(layer) < config.n_layers:
-            layers[int(layer)] += tensor.nbytes
-            if len(tensor.shape) == 3:  # one matrix per expert
-                of_experts[int(layer)] += tensor.nbytes
-        else:
+        if tensor.layer < 0:
             others += tensor.nbytes
+            continue
+        layers[tensor.layer] += tensor.nbytes
+        if tensor.has_experts:
+            of_experts[tensor.layer] += tensor.nbytes
     (n_vocab, width), *_ = (t.shape for t in tensors if t.name == "token_embd.weight")
     metadata = model.files[0].metadata()
     n_experts = int(metadata.get(f"{config.architecture}.expert_count", 0))

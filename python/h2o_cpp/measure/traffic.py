@@ -22,6 +22,17 @@ class Weight(NamedTuple):
     shape: tuple[int, ...]
     nbytes: int
 
+    @property
+    def layer(self) -> int:
+        """The layer that it is in; -1 outside of layers."""
+        found = re.match(r"blk\.(\d+)\.", self.name)
+        return int(found[1]) if found else -1
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether it has a matrix per expert."""
+        return len(self.shape) == 3
+
 
 def weights(files: Iterable[_core.GgufFile]) -> list[Weight]:
     """The tensors of all files of a model, without the layers that predict further tokens."""
@@ -31,13 +42,7 @@ def weights(files: Iterable[_core.GgufFile]) -> list[Weight]:
     n_layers = int(metadata[f"{architecture}.block_count"])
     n_unused = int(metadata.get(f"{architecture}.nextn_predict_layers", 0))
     tensors = [Weight(*tensor) for file in (first, *others) for tensor in file.tensors()]
-    return [tensor for tensor in tensors if _layer(tensor.name) < n_layers - n_unused]
-
-
-def _layer(name: str) -> int:
-    """The layer of a tensor; -1 for those outside of layers."""
-    found = re.match(r"blk\.(\d+)\.", name)
-    return int(found[1]) if found else -1
+    return [tensor for tensor in tensors if tensor.layer < n_layers - n_unused]
 
 
 def experts_used(file: _core.GgufFile) -> float:
@@ -69,13 +74,13 @@ def prefill_flops(tensors: Sequence[Weight], used: float = 1.0) -> int:
     Two per weight of the layers. Excludes the output matrix, which only the last token of a chunk
     needs, and attention, a few per cent of a prompt of 512 tokens.
     """
-    layers = [t for t in tensors if t.name.startswith("blk.") and len(t.shape) >= 2]
+    layers = [t for t in tensors if t.layer >= 0 and len(t.shape) >= 2]
     return round(sum(2 * prod(t.shape) * _share(t, used) for t in layers))
 
 
 def _share(tensor: Weight, used: float) -> float:
-    """The share of a tensor that a token uses; experts are one tensor."""
-    return used if len(tensor.shape) == 3 else 1.0
+    """The share of a tensor that a token uses."""
+    return used if tensor.has_experts else 1.0
 
 
 def kv_bytes(n_kv_heads: int, head_dim: int, kv_dtype: KvDType) -> float:
