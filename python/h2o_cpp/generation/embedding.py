@@ -22,7 +22,8 @@ def embed(
     normalize: bool,
 ) -> NDArray[np.float32]:
     """As Generator.embed."""
-    check_pooling(pooling)
+    if pooling not in get_args(Pooling):
+        raise ValueError(f"pooling={pooling!r}, expected 'mean' or 'last'")
     check_bool("normalize", normalize)
     many = is_batch(text)
     texts: Sequence[str | Sequence[int]] = text if many else [text]  # type: ignore[list-item, assignment]
@@ -49,12 +50,6 @@ def embed(
     if normalize:
         vectors = unit_length(vectors)
     return vectors if many else vectors[0]
-
-
-def check_pooling(pooling: object) -> None:
-    """Raises ValueError for anything but "mean" and "last"."""
-    if pooling not in get_args(Pooling):
-        raise ValueError(f"pooling={pooling!r}, expected 'mean' or 'last'")
 
 
 def unit_length(vectors: NDArray[np.float32]) -> NDArray[np.float32]:

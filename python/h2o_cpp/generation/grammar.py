@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp.generation.gbnf import gbnf_to_lark, is_gbnf
-from h2o_cpp.model.arguments import check_str, short
+from h2o_cpp.model.arguments import check_str, check_strings, short
 from h2o_cpp.reply.json_schema import without_defaults
 
 if TYPE_CHECKING:
@@ -206,10 +206,7 @@ def _schema(value: Any) -> str:
 
 
 def _choice(value: Any) -> str:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError(f"choice={short(value)}, expected a list of strings")
-    if not all(isinstance(one, str) for one in value):
-        raise TypeError(f"choice={short(value)}, expected strings")
-    if not value or not all(value):
+    strings = check_strings("choice", value)
+    if not strings or not all(strings):
         raise ValueError(f"choice={short(value)}, expected one or more non-empty strings")
-    return "start: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in value)
+    return "start: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in strings)

@@ -18,7 +18,7 @@ from h2o_cpp.generation.grammar import form_of, make_constraint
 from h2o_cpp.generation.sampling import NUMBERS, default, make_sampling
 from h2o_cpp.generation.snapshot import Snapshot
 from h2o_cpp.generation.trace import Record
-from h2o_cpp.model.arguments import INT32_MAX, check_bool, check_int, short
+from h2o_cpp.model.arguments import INT32_MAX, check_bool, check_int, check_strings, short
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import core_policies
 
@@ -330,9 +330,8 @@ def _token_limit(max_tokens: int | None) -> int | None:
 def _stop_strings(stop: object) -> list[str]:
     if stop is None:
         return []
-    strings = [stop] if isinstance(stop, str) else stop
-    if not isinstance(strings, Sequence) or not all(isinstance(s, str) for s in strings):
-        raise TypeError(f"stop={stop!r}, expected a string or a list of strings")
+    expected = "a string or a list of strings"
+    strings = [stop] if isinstance(stop, str) else check_strings("stop", stop, expected)
     if not all(strings):
         raise ValueError("stop has an empty string, expected non-empty strings")
     for string in strings:

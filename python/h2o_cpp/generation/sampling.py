@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import check_float, check_int, short
+from h2o_cpp.model.arguments import check_float, check_int, check_strings, short
 
 FLOATS: Final = (
     "temperature",
@@ -71,26 +71,15 @@ def make_sampling(given: Mapping[str, Any]) -> _core.Sampling:
     for name, least in INTEGERS.items():
         if name in given:
             setattr(sampling, name, check_int(name, given[name], least))
-    sampling.dry_sequence_breakers = _strings(given, "dry_sequence_breakers")
-    if given.get("samplers") == "llama.cpp":
-        sampling.set_samplers(LLAMA_CPP)
-    else:
-        sampling.set_samplers(_strings(given, "samplers"))
+    if (breakers := given.get("dry_sequence_breakers")) is not None:
+        sampling.dry_sequence_breakers = check_strings("dry_sequence_breakers", breakers)
+    if (samplers := given.get("samplers")) is not None:
+        names = LLAMA_CPP if samplers == "llama.cpp" else check_strings("samplers", samplers)
+        sampling.set_samplers(names)
     if (biases := given.get("logit_bias")) is not None:
         sampling.set_logit_bias(_biases(biases))
     sampling.check()
     return sampling
-
-
-def _strings(given: Mapping[str, Any], name: str) -> Sequence[str] | None:
-    value = given.get(name)
-    if value is None:
-        return None
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError(f"{name}={short(value)}, expected a list of strings")
-    if not all(isinstance(one, str) for one in value):
-        raise TypeError(f"{name}={short(value)}, expected a list of strings")
-    return value
 
 
 def _biases(biases: object) -> dict[int, float]:

@@ -54,6 +54,17 @@ def check_str(name: str, value: object) -> str:
     return value
 
 
+def check_strings(name: str, value: object, expected: str = "a list of strings") -> Sequence[str]:
+    """`value` if it is a list of strings. Raises TypeError naming the argument."""
+    if (
+        not isinstance(value, Sequence)
+        or isinstance(value, str)
+        or not all(isinstance(one, str) for one in value)
+    ):
+        raise TypeError(f"{name}={short(value)}, expected {expected}")
+    return value
+
+
 def check_bool(name: str, value: object) -> bool:
     """`value` as a bool. Raises TypeError naming the argument."""
     if isinstance(value, Collection) or value not in (False, True):  # an array is not comparable
