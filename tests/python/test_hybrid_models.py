@@ -15,7 +15,7 @@ from desktop.look import Looks
 from h2o_cpp import Generator, Policy, capacity
 from h2o_cpp._core import GgufFile
 from h2o_cpp.cli import main
-from h2o_cpp.cli.inspect import _shares
+from h2o_cpp.cli.token_colors import keeper_shares
 from h2o_cpp.convert import convert
 from h2o_cpp.measure.heads import RETRIEVAL_HEADS
 from h2o_cpp.measure.inspection import inspect
@@ -71,7 +71,7 @@ def test_shares_are_of_layers_with_a_cache(hybrid: Path) -> None:
     tokens = list(range(3, 23))
     found = inspect(model, Tokenizer.of_model(model), tokens, Policy.window(5))
     expected = [0.0] * 15 + [1.0] * 5
-    assert _shares(found, None, None) == expected
+    assert keeper_shares(found.kept()) == expected
     with Generator(hybrid, policy=Policy.window(5), threads=1) as generator:
         generator.generate([tokens], max_tokens=1)
         assert Looks(generator).take(tokens, 1.0).shares.tolist() == expected

@@ -14,7 +14,7 @@ from h2o_cpp.chat import Chat
 from h2o_cpp.cli.argument_types import budget
 from h2o_cpp.cli.options import open_generator, read_template, stream_options
 from h2o_cpp.cli.run import cache_size
-from h2o_cpp.cli.token_colors import color_wanted, legend, styled, token_styles
+from h2o_cpp.cli.token_colors import color_wanted, marked
 from h2o_cpp.generation.stream import Stream
 from h2o_cpp.measure.inspection import VisiblePieces
 from h2o_cpp.model.atomic import check_output
@@ -127,14 +127,10 @@ class Conversation:
         for layer, head in np.ndindex(kept.shape[:2]):
             kept[layer, head, self.generator.kept(layer, head)[0]] = True
         policy = self.generator.policy
-        kept = kept[kept.any(axis=(1, 2))]  # others have a recurrent state
-        shown = token_styles(
-            kept.mean(axis=(0, 1)).tolist(), policy if isinstance(policy, Policy) else policy[0]
-        )
-        pieces = VisiblePieces(self.generator.tokenizer)
-        color = color_wanted(sys.stderr)
-        _print("".join(styled(shown, [pieces.push(token) for token in tokens], color=color)))
-        _print(legend(set(shown), color=color, one_head=False))
+        policy = policy if isinstance(policy, Policy) else policy[0]
+        pieces = map(VisiblePieces(self.generator.tokenizer).push, tokens)
+        for part in marked(kept, pieces, policy, color=color_wanted(sys.stderr)):
+            _print(part)
 
     def _reset(self, _: str) -> None:
         self._chat = self._new_chat()

@@ -13,13 +13,14 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from h2o_cpp.cli.argument_types import integer
 from h2o_cpp.cli.cache_options import add_cache, cache_options
 from h2o_cpp.cli.files import STANDARD, check_outputs, write_text
 from h2o_cpp.cli.options import add_machine, add_max_tokens, add_prompt, read_prompt
 from h2o_cpp.cli.parser import Parser
-from h2o_cpp.cli.token_colors import color_wanted, legend, styled, token_styles
+from h2o_cpp.cli.token_colors import color_wanted, marked
 from h2o_cpp.measure.inspection import Inspection, inspect
 from h2o_cpp.model.arguments import check_context, check_int
 from h2o_cpp.model.cache_memory import choose_cache
@@ -67,12 +68,10 @@ def run(args: argparse.Namespace) -> int:
     if STANDARD in (args.html, args.json):
         return 0
     color = args.color == "always" or (args.color == "auto" and color_wanted(sys.stdout))
-    shown = token_styles(_shares(found, args.layer, args.head), found.policy)
-    for run_of_text in styled(shown, found.pieces, color=color):
-        print(run_of_text, end="")
-    print("\n")
     one_head = args.layer is not None and args.head is not None
-    print(legend(set(shown), color=color, one_head=one_head), end="\n\n")
+    kept = _kept(found, args.layer, args.head)
+    for part in marked(kept, found.pieces, found.policy, color=color, one_head=one_head):
+        print(part, end="\n\n")
     for line in _table(found, args.layer, args.head):
         print(line)
     return 0
@@ -101,14 +100,11 @@ def _inspected(args: argparse.Namespace, text: str, device: str) -> Inspection:
     )
 
 
-def _shares(found: Inspection, layer: int | None, kv_head: int | None) -> list[float]:
-    """The share of heads that keep each token at the end, of layers with a cache."""
+def _kept(found: Inspection, layer: int | None, kv_head: int | None) -> NDArray[np.bool_]:
+    """Whether these layers and heads keep each token at the end."""
     kept = found.kept()
     kept = kept if layer is None else kept[layer : layer + 1]
-    kept = kept if kv_head is None else kept[:, kv_head : kv_head + 1]
-    kept = kept[kept.any(axis=(1, 2))] if kept.any() else kept
-    shares: list[float] = np.mean(kept, axis=(0, 1)).tolist()
-    return shares
+    return kept if kv_head is None else kept[:, kv_head : kv_head + 1]
 
 
 def _table(found: Inspection, layer: int | None, kv_head: int | None) -> Iterator[str]:

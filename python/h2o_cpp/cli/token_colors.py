@@ -9,6 +9,9 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TextIO
 
+import numpy as np
+from numpy.typing import NDArray
+
 from h2o_cpp.model.policy import Policy
 
 
@@ -38,7 +41,34 @@ def color_wanted(file: TextIO) -> bool:
     return file.isatty() and not plain
 
 
-def token_styles(shares: Sequence[float], policy: Policy) -> list[TokenStyle]:
+def marked(
+    kept: NDArray[np.bool_],
+    pieces: Iterable[str],
+    policy: Policy,
+    *,
+    color: bool,
+    one_head: bool = False,
+) -> tuple[str, str]:
+    """A text with its kept tokens marked, and the legend.
+
+    kept: as for keeper_shares(). one_head: the legend does not say how many heads keep a token.
+    """
+    styles = _token_styles(keeper_shares(kept), policy)
+    return "".join(_styled(styles, pieces, color)), _legend(set(styles), color, one_head)
+
+
+def keeper_shares(kept: NDArray[np.bool_]) -> list[float]:
+    """The share of heads that keep each token, in layers with a cache.
+
+    kept: [n_layers, n_kv_heads, n], whether a head keeps the token. Layers that keep none have a
+        recurrent state.
+    """
+    kept = kept[kept.any(axis=(1, 2))] if kept.any() else kept
+    shares: list[float] = kept.mean(axis=(0, 1)).tolist()
+    return shares
+
+
+def _token_styles(shares: Sequence[float], policy: Policy) -> list[TokenStyle]:
     """The style of each token, by the share of heads that keep it."""
     n = len(shares)
     first_recent = 0 if policy.n_recent is None else n - policy.n_recent
@@ -55,14 +85,14 @@ def token_styles(shares: Sequence[float], policy: Policy) -> list[TokenStyle]:
     return [style(i, share) for i, share in enumerate(shares)]
 
 
-def styled(styles: Sequence[TokenStyle], pieces: Iterable[str], *, color: bool) -> Iterator[str]:
+def _styled(styles: Sequence[TokenStyle], pieces: Iterable[str], color: bool) -> Iterator[str]:
     """The text, in runs of tokens with the same style."""
     write = _colored if color else _plain
     for style, group in groupby(zip(styles, pieces, strict=True), key=itemgetter(0)):
         yield write(style, [piece for _, piece in group])
 
 
-def legend(styles: Collection[TokenStyle], *, color: bool, one_head: bool) -> str:
+def _legend(styles: Collection[TokenStyle], color: bool, one_head: bool) -> str:
     """The labels of the given styles."""
     entries = []
     for style in TokenStyle:
