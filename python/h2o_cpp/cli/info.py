@@ -16,16 +16,7 @@ from h2o_cpp.cli.tables import mebibytes, print_table
 from h2o_cpp.model.capacity import ModelShape, capacity, shape_if_known, slab_bytes
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import budget_policy
-from h2o_cpp.model.stored_budget import (
-    ARCHIVE,
-    ARCHIVE_HEADS,
-    ARCHIVE_PAGES,
-    HH,
-    KV_DTYPE,
-    LOSS,
-    N_CTX,
-    POLICY,
-)
+from h2o_cpp.model.stored_budget import stored_budget
 
 _LONG = 8  # longer arrays are counted, not shown
 _CACHE_TOKENS = 1000
@@ -106,7 +97,7 @@ def _summarize(
         "pre_tokenizer": metadata.get("tokenizer.ggml.pre"),
         "tokens": len(metadata.get("tokenizer.ggml.tokens", ())) or None,
         "chat_template": "tokenizer.chat_template" in metadata,
-        "budget": _budget(metadata),
+        "budget": stored_budget(metadata),
         "parameters": sum(prod(shape) for _, _, shape, _ in tensors),
         "bytes": sum(nbytes for *_, nbytes in tensors),
         "types": dict(Counter(dtype for _, dtype, _, _ in tensors)),
@@ -130,16 +121,6 @@ def _cache(shape: ModelShape | None) -> dict[str, int] | None:
         for name, hh in _BUDGETS.items()
     }
     return {"n_tokens": _CACHE_TOKENS, **sizes}
-
-
-def _budget(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The budget for --hh auto; None if the file stores none."""
-    if HH not in metadata:
-        return None
-    keys = {"hh": HH, "policy": POLICY, "n_ctx": N_CTX, "loss": LOSS, "kv_dtype": KV_DTYPE}
-    budget = {name: metadata.get(key) for name, key in keys.items()}
-    archive = {"archive": ARCHIVE, "archive_pages": ARCHIVE_PAGES, "archive_heads": ARCHIVE_HEADS}
-    return budget | {name: metadata[key] for name, key in archive.items() if key in metadata}
 
 
 def _text(key: str, value: Any) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Literal, TypeAlias, TypeVar
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from h2o_cpp import _core
 from h2o_cpp.model.arguments import KvDType, types_text
@@ -13,10 +14,22 @@ from h2o_cpp.model.stored_metadata import store_metadata
 Budget: TypeAlias = float | Literal["auto"] | None
 P = TypeVar("P")  # a policy argument
 
-HH, POLICY, N_CTX, LOSS = "h2o.hh", "h2o.policy", "h2o.n_ctx", "h2o.loss"
-KV_DTYPE = "h2o.kv_dtype"
-ARCHIVE, ARCHIVE_PAGES = "h2o.archive", "h2o.archive_pages"
-ARCHIVE_HEADS = "h2o.archive_heads"
+_HH, _POLICY, _KV_DTYPE = "h2o.hh", "h2o.policy", "h2o.kv_dtype"
+_ARCHIVE, _ARCHIVE_PAGES, _ARCHIVE_HEADS = "h2o.archive", "h2o.archive_pages", "h2o.archive_heads"
+_OF_EVERY_BUDGET = (_HH, _POLICY, "h2o.n_ctx", "h2o.loss", _KV_DTYPE)
+_OF_AN_ARCHIVE = (_ARCHIVE, _ARCHIVE_PAGES, _ARCHIVE_HEADS)
+
+
+def stored_budget(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What store_budget() stored, by the names of its arguments, without checks; None if nothing.
+
+    Those of an archive are missing if they were not stored.
+    """
+    if _HH not in metadata:
+        return None
+    found = {key: metadata.get(key) for key in _OF_EVERY_BUDGET}
+    found |= {key: metadata[key] for key in _OF_AN_ARCHIVE if key in metadata}
+    return {key.removeprefix("h2o."): value for key, value in found.items()}
 
 
 def resolve_budget(
@@ -34,19 +47,19 @@ def resolve_budget(
         if value is not None:
             raise ValueError(f"hh='auto' includes a policy, expected hh as a number with {name}=")
     metadata = file.metadata()
-    if HH not in metadata:
+    if _HH not in metadata:
         raise ValueError(
             f"{file.path}: no recommended budget for hh='auto'; find and store one with: h2o-cpp "
             f"advise {file.path} TEXT --write"
         )
-    stored, name = metadata[HH], metadata.get(POLICY, "h2o")
+    stored, name = metadata[_HH], metadata.get(_POLICY, "h2o")
     if not isinstance(stored, float) or not 0 < stored <= 1:
         raise ValueError(
-            f"{file.path}: {HH} is {stored!r}, expected a fraction above 0 and up to 1"
+            f"{file.path}: {_HH} is {stored!r}, expected a fraction above 0 and up to 1"
         )
     if name not in POLICIES:
         raise ValueError(
-            f"{file.path}: {POLICY} is {name!r}, expected one of {', '.join(POLICIES)}"
+            f"{file.path}: {_POLICY} is {name!r}, expected one of {', '.join(POLICIES)}"
         )
     return stored, name
 
@@ -58,7 +71,7 @@ def resolve_types(hh: Budget, kv_dtype: KvDType | None, file: _core.GgufFile) ->
     """
     if kv_dtype is not None:
         return kv_dtype
-    return _types(file, KV_DTYPE) if hh == "auto" and KV_DTYPE in file.metadata() else "f16"
+    return _types(file, _KV_DTYPE) if hh == "auto" and _KV_DTYPE in file.metadata() else "f16"
 
 
 def resolve_archive(
@@ -74,9 +87,9 @@ def resolve_archive(
     Raises ValueError if the types are invalid.
     """
     metadata = file.metadata()
-    if archive is not None or hh != "auto" or ARCHIVE not in metadata:
+    if archive is not None or hh != "auto" or _ARCHIVE not in metadata:
         return archive, pages, heads
-    return _types(file, ARCHIVE), metadata.get(ARCHIVE_PAGES), metadata.get(ARCHIVE_HEADS)
+    return _types(file, _ARCHIVE), metadata.get(_ARCHIVE_PAGES), metadata.get(_ARCHIVE_HEADS)
 
 
 def _types(file: _core.GgufFile, key: str) -> KvDType:
@@ -113,13 +126,13 @@ def store_budget(
         source,
         output,
         {
-            HH: float(hh),
-            POLICY: policy,
-            N_CTX: n_ctx,
-            LOSS: float(loss),
-            KV_DTYPE: types_text(kv_dtype),
-            ARCHIVE: None if archive is None else types_text(archive),
-            ARCHIVE_PAGES: archive_pages,
-            ARCHIVE_HEADS: None if archive_heads is None else float(archive_heads),
+            _HH: float(hh),
+            _POLICY: policy,
+            "h2o.n_ctx": n_ctx,
+            "h2o.loss": float(loss),
+            _KV_DTYPE: types_text(kv_dtype),
+            _ARCHIVE: None if archive is None else types_text(archive),
+            _ARCHIVE_PAGES: archive_pages,
+            _ARCHIVE_HEADS: None if archive_heads is None else float(archive_heads),
         },
     )
