@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from h2o_cpp import _core
+from h2o_cpp.cli.options import add_json
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.tables import mebibytes
 from h2o_cpp.model.library import models_directory, pulled_models
@@ -31,7 +32,7 @@ class Described(NamedTuple):
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("--json", action="store_true", help="print them as JSON (default: a table)")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

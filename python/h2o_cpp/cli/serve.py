@@ -129,21 +129,14 @@ def add_arguments(parser: Parser) -> None:
         ("body-timeout", "SECONDS", 60, "time for the body of a request"),
         ("write-timeout", "SECONDS", 60, "time in which a client must read something"),
         ("keep-alive", "SECONDS", 5, "idle time between requests of a connection"),
+        ("max-body", "SIZE", "4MiB", "most bytes of a request"),
+        ("max-bodies", "SIZE", "64MiB", "most bytes of all requests in progress"),
     ):  # fmt: skip
+        kind = str if metavar == "SIZE" else integer
         shown = "" if default is None else " (default: %(default)s)"
         limits.add_argument(
-            f"--{name}", type=integer, default=default, metavar=metavar, help=what + shown
+            f"--{name}", type=kind, default=default, metavar=metavar, help=what + shown
         )
-    limits.add_argument(
-        "--max-body",
-        default="4MiB",
-        metavar="SIZE",
-        help="most bytes of a request (default: %(default)s)",
-    )
-    limits.add_argument(
-        "--max-bodies", default="64MiB", metavar="SIZE",
-        help="most bytes of all requests in progress (default: %(default)s)",
-    )  # fmt: skip
     add_cache(parser, memory=True)
     add_machine(parser, resident=True)
 
