@@ -287,10 +287,7 @@ class Generator(StreamingModel):
         state = self._runtime().engine.last()
         if state is None:
             raise RuntimeError("nothing has been streamed yet")
-        snapshot = Snapshot.take(state)
-        if path is not None:
-            snapshot.save(path)
-        return snapshot
+        return Snapshot.take(state, path)
 
     def load(self, source: str | os.PathLike[str] | Snapshot) -> Snapshot:
         """A snapshot from a file or another Generator, for stream(..., after=...).

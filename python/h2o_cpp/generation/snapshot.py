@@ -68,9 +68,17 @@ class Snapshot:
             raise ValueError(f"{os.fspath(path)}: {error}") from None
 
     @staticmethod
-    def take(state: _core.Generation, note: Any = None) -> Snapshot:
-        """A snapshot of a generation. Raises RuntimeError if its cache was reused."""
-        return Snapshot.of(state.save("" if note is None else json.dumps(note)))
+    def take(
+        state: _core.Generation, path: str | os.PathLike[str] | None = None, note: Any = None
+    ) -> Snapshot:
+        """A snapshot of a generation, also written to `path`, if given.
+
+        Raises RuntimeError if its cache was reused.
+        """
+        snapshot = Snapshot.of(state.save("" if note is None else json.dumps(note)))
+        if path is not None:
+            snapshot.save(path)
+        return snapshot
 
 
 class SnapshotCache:

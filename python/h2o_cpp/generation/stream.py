@@ -204,10 +204,7 @@ class Stream(Iterator[str], GenerationHandle):
         has used its cache since; OSError if the file cannot be written.
         """
         self._runtime()
-        snapshot = Snapshot.take(self._state, note)
-        if path is not None:
-            snapshot.save(path)
-        return snapshot
+        return Snapshot.take(self._state, path, note)
 
     @property
     def prompt_tokens_per_second(self) -> float:

@@ -276,7 +276,18 @@ def advise(
                     enough = round(100 * candidates[-1].budget)
                 curve += trials
             least = min(candidates, key=lambda one: one.cache_bytes + one.archive_bytes)
-            archived = _archived(model, tokenizer, least, full, n_ctx)
+            archived = Archived(
+                hh=least.budget,
+                archive=archive,
+                **least.recall,
+                kept=least.kept,
+                loss=least.perplexity / full.perplexity - 1,
+                perplexity=least.perplexity,
+                cache_bytes=least.cache_bytes,
+                archive_bytes=least.archive_bytes,
+                needle=_find_needles(model, tokenizer, least, n_ctx),
+                tokens_per_second=_speed(model, least, n_ctx),
+            )
     return Advice(
         model=model.file.path,
         hh=best.budget,
@@ -312,28 +323,6 @@ def _shares(archive: KvDType | None, pages: int | None, heads: Any) -> list[floa
     for share in given:
         archive_arguments(archive, pages, heads=None if auto else share)
     return None if auto or heads is None else sorted(set(given))
-
-
-def _archived(
-    model: _core.Model,
-    tokenizer: Tokenizer,
-    best: Trial,
-    full: Trial,
-    n_ctx: int,
-) -> Archived:
-    assert best.archive is not None
-    return Archived(
-        hh=best.budget,
-        archive=best.archive,
-        **best.recall,
-        kept=best.kept,
-        loss=best.perplexity / full.perplexity - 1,
-        perplexity=best.perplexity,
-        cache_bytes=best.cache_bytes,
-        archive_bytes=best.archive_bytes,
-        needle=_find_needles(model, tokenizer, best, n_ctx),
-        tokens_per_second=_speed(model, best, n_ctx),
-    )
 
 
 def _find_needles(model: _core.Model, tokenizer: Tokenizer, advised: Trial, n_ctx: int) -> Needle:
