@@ -29,7 +29,7 @@ from h2o_cpp.cli.options import (
 )
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.tables import cache_text, mebibytes
-from h2o_cpp.measure.advice import Advice, Archived, Recall, advise
+from h2o_cpp.measure.advice import Advice, Archived, advise, recall_of
 from h2o_cpp.model.arguments import KvDType, types_text
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.stored_budget import store_budget
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
             loss=advised.loss,
             kv_dtype=found.kv_dtype,
             archive=None if found.archived is None else found.archived.archive,
-            **(Recall() if found.archived is None else found.archived.recall),
+            **({} if found.archived is None else recall_of(found.archived)),
         )
         print(f"wrote {args.output or found.model}, for --hh auto", file=sys.stderr)
     return 0
@@ -124,7 +124,7 @@ def _print(found: Advice) -> None:
     if (with_archive := found.archived) is not None:
         options = "".join(
             f" --{name.replace('_', '-')} {value}"
-            for name, value in with_archive.recall.items()
+            for name, value in recall_of(with_archive).items()
             if value is not None
         )
         print(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -66,13 +67,9 @@ def budget(text: str) -> Budget:
 
 def amount(text: str) -> float:
     """A number of tokens ("400") or a fraction ("0.2")."""
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            "expected a fraction such as 0.2 or a number of tokens such as 400"
-        ) from None
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    raise argparse.ArgumentTypeError(
+        "expected a fraction such as 0.2 or a number of tokens such as 400"
+    )

@@ -48,18 +48,13 @@ class Recall(TypedDict, total=False):
     archive_heads: float | None
 
 
-class _Recalls:
-    archive_pages: int | None
-    archive_heads: float | None
-
-    @property
-    def recall(self) -> Recall:
-        """The options of the archive besides its types."""
-        return {"archive_pages": self.archive_pages, "archive_heads": self.archive_heads}
+def recall_of(one: Trial | Archived) -> Recall:
+    """The options of its archive besides the types."""
+    return {"archive_pages": one.archive_pages, "archive_heads": one.archive_heads}
 
 
 @dataclass(frozen=True)
-class Trial(_Recalls, Measurement):
+class Trial(Measurement):
     """Perplexity with one policy and types of K and V."""
 
     kv_dtype: KvDType = "f16"
@@ -85,7 +80,7 @@ class Needle:
 
 
 @dataclass(frozen=True)
-class Archived(_Recalls):
+class Archived:
     """The smallest cache with an archive, for the policy and types of an Advice."""
 
     hh: float  # fraction of n_ctx
@@ -231,7 +226,7 @@ def advise(
             while good - bad > 1:
                 percent = min(max(round(sqrt(max(bad, 1) * good)), bad + 1), good - 1)
                 (one,) = at_budgets([name], [percent / 100], n_ctx, whole.kv_dtype)
-                found[percent] = measure(one, whole.archive, **whole.recall)
+                found[percent] = measure(one, whole.archive, **recall_of(whole))
                 if costs_little(found[percent]):
                     good = percent
                 else:
@@ -279,7 +274,7 @@ def advise(
             archived = Archived(
                 hh=least.budget,
                 archive=archive,
-                **least.recall,
+                **recall_of(least),
                 kept=least.kept,
                 loss=least.perplexity / full.perplexity - 1,
                 perplexity=least.perplexity,
@@ -332,7 +327,7 @@ def _find_needles(model: _core.Model, tokenizer: Tokenizer, advised: Trial, n_ct
     full, absent, found = measure_retrieval(
         model, {"needle": samples}, policies=[advised.policy], budgets=[advised.budget],
         n_ctx=length, n_batch=min(_NEEDLE_BATCH, length), kv_dtype=advised.kv_dtype,
-        question_apart=True, archive=advised.archive, **advised.recall,
+        question_apart=True, archive=advised.archive, **recall_of(advised),
     )  # fmt: skip
     return Needle(found.log_likelihood, full.log_likelihood, absent.log_likelihood)
 
@@ -343,6 +338,6 @@ def _speed(model: _core.Model, one: Trial, n_ctx: int) -> float:
     tokens = np.random.default_rng(0).integers(model.n_vocab, size=n_ctx, dtype=np.int32)
     session = open_session(
         model, policy, n_ctx=n_ctx, n_batch=min(512, n_ctx), kv_dtype=one.kv_dtype,
-        archive=one.archive, **one.recall,
+        archive=one.archive, **recall_of(one),
     )  # fmt: skip
     return 1 / median(decode_seconds(session, tokens, n_ctx - _DECODED))

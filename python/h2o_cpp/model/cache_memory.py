@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import partial
 
@@ -85,13 +86,7 @@ def fit_cache(
         if bytes_with(Policy.full(), one) <= limit:
             return Policy.full(), one
     make = partial(named_policy, policy or DEFAULT_POLICY)
-    fits, too_many = 0, n_ctx
-    while too_many - fits > 1:
-        n = (fits + too_many) // 2
-        if bytes_with(make(n), types[-1]) <= limit:
-            fits = n
-        else:
-            too_many = n
+    fits = bisect_right(range(1, n_ctx), limit, key=lambda n: bytes_with(make(n), types[-1]))
     if fits == 0:
         least = bytes_with(make(1), types[-1])
         raise ValueError(
