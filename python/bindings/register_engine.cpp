@@ -46,10 +46,21 @@ void check_signals() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
-// A generation and its engine.
+// A generation and its engine. The handle of a request cancels it at the end: a __del__ in Python
+// would do so too, but ignore a KeyboardInterrupt meanwhile.
 struct Handle {
   std::shared_ptr<Engine> engine;
   std::shared_ptr<Generation> generation;
+  bool cancels = false;
+
+  Handle(std::shared_ptr<Engine> of, std::shared_ptr<Generation> one, bool cancels_it)
+      : engine(std::move(of)), generation(std::move(one)), cancels(cancels_it) {}
+  Handle(Handle&&) = default;
+  ~Handle() {
+    if (!cancels || generation == nullptr) return;
+    const py::gil_scoped_release release;
+    engine->cancel(generation);
+  }
 };
 
 py::bytes bytes_from(const std::vector<std::byte>& bytes) {
@@ -136,7 +147,7 @@ std::shared_ptr<Engine> make_engine(
 }
 
 Handle submit(const std::shared_ptr<Engine>& engine, const Tokens& prompt,
-              const std::optional<py::bytes>& after, const std::optional<Handle>& follows,
+              const std::optional<py::bytes>& after, const Handle* follows,
               const SamplerOptions& sampling, bool seeded, std::optional<int32_t> max_tokens,
               std::vector<std::string> stop, bool ignore_end, std::vector<int32_t> spelled,
               std::vector<KvPolicy> policies, std::shared_ptr<Trace> trace,
@@ -162,12 +173,12 @@ Handle submit(const std::shared_ptr<Engine>& engine, const Tokens& prompt,
   }
   if (follows) request.follows = follows->generation;
   const py::gil_scoped_release release;
-  return {engine, engine->submit(std::move(request), begin)};
+  return {engine, engine->submit(std::move(request), begin), true};
 }
 
-void begin(Engine& engine, const std::vector<Handle>& handles) {
+void begin(Engine& engine, const std::vector<const Handle*>& handles) {
   std::vector<Engine::Handle> generations;
-  for (const Handle& handle : handles) generations.push_back(handle.generation);
+  for (const Handle* handle : handles) generations.push_back(handle->generation);
   const py::gil_scoped_release release;
   engine.begin(generations);
 }
@@ -383,7 +394,7 @@ void register_engine(py::module_& m) {
            [](const std::shared_ptr<Engine>& engine) -> std::optional<Handle> {
              auto last = engine->last();
              if (last == nullptr) return std::nullopt;
-             return Handle{engine, std::move(last)};
+             return Handle(engine, std::move(last), false);
            })
       .def_property_readonly("last_sequence", &Engine::last_sequence)
       .def_property_readonly("endless", &Engine::endless)

@@ -163,11 +163,31 @@ def test_read_only_calls_do_not_end_a_stream(generator: Generator, expected: str
     unused.close()
 
 
+def test_dropping_a_stream_runs_no_python(generator: Generator, expected: str) -> None:
+    """Python would ignore a KeyboardInterrupt in __del__, which then would be lost."""
+    stream = generator.stream("Another text", seed=1)
+    next(stream)
+    package = str(Path(h2o_cpp.__file__).parent)
+    called: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            called.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        del stream
+    finally:
+        sys.setprofile(None)
+    assert not called
+    assert_usable(generator, expected)
+
+
 def test_del_of_uninitialized_stream() -> None:
     """The object of a failed constructor can be deleted."""
     with pytest.raises(TypeError):
         Stream()  # type: ignore[call-arg]
-    Stream.__new__(Stream).__del__()
+    Stream.__new__(Stream)
 
 
 def read_new_tokens(generator: Generator) -> None:

@@ -64,7 +64,7 @@ def next_piece(state: _core.Generation, closed: bool) -> str | None:
 class GenerationHandle(Closing):
     """The common part of Stream and Completion: a generation that is still running, or its end."""
 
-    _state: _core.Generation
+    _state: _core.Generation  # cancels the request when it is dropped
     _closed = False
 
     def __repr__(self) -> str:
@@ -90,10 +90,6 @@ class GenerationHandle(Closing):
         """Cancel the request after the current token or prompt chunk; unread text is lost."""
         self._closed = True
         self._state.cancel()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_state"):  # __init__ may have failed
-            self._state.cancel()
 
 
 class Stream(Iterator[str], GenerationHandle):
