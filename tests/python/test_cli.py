@@ -145,7 +145,6 @@ def test_closed_pipe_is_not_an_error() -> None:
     ("arguments", "message"),
     [
         (["run", PROMPT, "-m", "nowhere.gguf"], "nowhere.gguf"),
-        (["run", PROMPT, "--device", "cuda:99"], "cuda"),
         (["run", ""], "empty"),
         pytest.param(
             ["serve", "--tls-cert", "none.pem"],
@@ -166,6 +165,20 @@ def test_errors_are_one_line_with_exit_status_1(
     assert err.startswith("error: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_missing_device(capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong argument of a build without CUDA, else a failure."""
+    status = main(["run", PROMPT, "--device", "cuda:99"])
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    if "this build has no CUDA back end" in err:
+        assert status == 2
+    else:
+        assert status == 1
+        assert "cuda" in err.lower()
 
 
 @pytest.mark.parametrize(
