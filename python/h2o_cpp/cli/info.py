@@ -13,7 +13,7 @@ from h2o_cpp import _core
 from h2o_cpp.cli.options import add_model
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.tables import mebibytes, print_table
-from h2o_cpp.model.capacity import ModelShape, capacity, shape_if_known, slab_bytes
+from h2o_cpp.model.capacity import ModelShape, capacity, slab_bytes
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import budget_policy
 from h2o_cpp.model.stored_budget import stored_budget
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     path = find_model(args.model)
     file = _core.GgufFile(path)
     metadata, tensors = file.metadata(), file.tensors()
-    summary = _summarize(metadata, tensors, shape_if_known(path))
+    summary = _summarize(metadata, tensors, _shape(path))
     if args.memory is not None:
         architecture = metadata.get("general.architecture")
         summary["sequences"] = {
@@ -71,6 +71,14 @@ def run(args: argparse.Namespace) -> int:
         for name, dtype, shape, nbytes in tensors:
             print(f"  {name:32} {dtype:6} {'x'.join(map(str, shape)):>16} {mebibytes(nbytes):>12}")
     return 0
+
+
+def _shape(path: str) -> ModelShape | None:
+    """None if it is not a model that can be run."""
+    try:
+        return ModelShape.of_file(path)
+    except ValueError:
+        return None
 
 
 def _summarize(

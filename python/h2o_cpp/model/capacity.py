@@ -44,14 +44,6 @@ class ModelShape:
         return ModelShape.of(_core.Config(_core.GgufShards(path)))
 
 
-def shape_if_known(path: str | os.PathLike[str]) -> ModelShape | None:
-    """ModelShape.of_file(), or None."""
-    try:
-        return ModelShape.of_file(path)
-    except ValueError:
-        return None
-
-
 def capacity(
     model: str | os.PathLike[str] | _core.Model,
     memory: int | str,
