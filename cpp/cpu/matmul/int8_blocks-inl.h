@@ -33,6 +33,7 @@ struct Int8Type {
   static constexpr int32_t kOffset = kZero;
   static constexpr int kBits = kQuantBits;
   static constexpr bool kSigned = kBits == 8;
+  static_assert(!kMins || (kOffset == 0 && !kSigned));
   static constexpr bool kUnpacked = false;  // see cpu/matmul/codebooks-inl.h
   static constexpr bool kUnrolled = true;   // a block of 256 does not exceed the instruction cache
 };

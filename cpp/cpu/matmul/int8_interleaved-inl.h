@@ -190,7 +190,7 @@ struct Strip {
 #pragma GCC unroll 2
     for (int64_t h = 0; h < 2; ++h) {
       const bool is_group = h == 0 || Type::kGroup == 16;
-      const Ints value = ints(is_group ? dot_start<Type>(x_sums[group + h]) : 0);
+      const Ints value = ints(is_group ? dot_start<Type>(x_sums[group + h], Type::kOffset) : 0);
 #pragma GCC unroll 16
       for (int64_t v = 0; v < kStripVectors; ++v) dots[h][v] = value;
     }

@@ -34,16 +34,27 @@ void quantize_rows(const Int8Rows& to, const float* x, int64_t begin, int64_t en
   quantize_rows_in_groups<QuadTile, kInt8Group>(to, x, begin, end);
 }
 
-// The weights of a panel.
+// What a product with a panel depends on: types that agree in it share the code.
+template <int64_t kGroupElements, bool kHasMins, bool kIsSigned>
+struct PanelForm {
+  static constexpr int64_t kGroup = kGroupElements;
+  static constexpr bool kMins = kHasMins, kSigned = kIsSigned;
+};
 template <class Type>
+using FormOf = PanelForm<Type::kGroup, Type::kMins, Type::kSigned>;
+
+// The weights of a panel.
+template <class FormType>
 struct PanelWeights {
+  using Form = FormType;
   static constexpr int kUnrolled = kQuad;  // elements
 
   const Panel& panel;
+  int32_t offset;
 
   // Of vector j of columns: the four elements from e of group g, and what they are scaled by.
   H2O_INLINE Ints quads(int64_t g, int e, int j) const {
-    return load_quads(panel.q + (g * Type::kGroup + e) * kColumns + j * kWidth * kQuad);
+    return load_quads(panel.q + (g * Form::kGroup + e) * kColumns + j * kWidth * kQuad);
   }
   H2O_INLINE Vec scale(int64_t g, int j) const {
     return load(panel.scales + g * kColumns + j * kWidth);
@@ -57,7 +68,9 @@ struct PanelWeights {
 // unused.
 template <class Type>
 struct InterleavedWeights {
+  using Form = FormOf<Type>;
   static constexpr int kUnrolled = Type::kGroup;
+  static constexpr int32_t offset = Type::kOffset;
   static constexpr int64_t kGroups = Type::kBlock / Type::kGroup;
 
   const std::byte* strips[kColumns / kInterleaved];
@@ -85,9 +98,10 @@ struct InterleavedWeights {
 
 // Multiplies R rows of x, at the tile's elements from k on, with n elements of kColumns columns.
 // `first`: there are no sums yet.
-template <class Type, int R, class Weights>
+template <int R, class Weights>
 void int8_tile(const Weights& weights, const Int8Rows& x, float* sums_of_tile, int64_t n,
                bool first) {
+  using Form = typename Weights::Form;
   // Unrolled here: GCC 12 otherwise keeps these arrays in memory with -O2, not in registers.
   Vec totals[R][kTileVectors];
 #pragma GCC unroll 16
@@ -98,17 +112,17 @@ void int8_tile(const Weights& weights, const Int8Rows& x, float* sums_of_tile, i
     }
   }
   const int8_t* x_q = x.q;
-  for (int64_t g = 0; g < n / Type::kGroup; ++g) {
+  for (int64_t g = 0; g < n / Form::kGroup; ++g) {
     const int32_t* x_sums = x.sums + g * R;
-    const float* x_scales = x.scales + g * Type::kGroup / kActivations * R;
+    const float* x_scales = x.scales + g * Form::kGroup / kActivations * R;
     Ints dots[R][kTileVectors];
 #pragma GCC unroll 16
     for (int i = 0; i < R; ++i) {
-      const Ints start = ints(dot_start<Type>(x_sums[i]));
+      const Ints start = ints(dot_start<Form>(x_sums[i], weights.offset));
 #pragma GCC unroll 16
       for (int j = 0; j < kTileVectors; ++j) dots[i][j] = start;
     }
-    for (int part = 0; part < Type::kGroup; part += Weights::kUnrolled) {
+    for (int part = 0; part < Form::kGroup; part += Weights::kUnrolled) {
 #pragma GCC unroll 8
       for (int e = part; e < part + Weights::kUnrolled; e += kQuad) {
         Ints w[kTileVectors];
@@ -118,7 +132,7 @@ void int8_tile(const Weights& weights, const Int8Rows& x, float* sums_of_tile, i
         for (int i = 0; i < R; ++i) {
           const Ints xq = broadcast_quad(x_q + i * kQuad);
 #pragma GCC unroll 16
-          for (int j = 0; j < kTileVectors; ++j) dots[i][j] = dot<Type>(dots[i][j], w[j], xq);
+          for (int j = 0; j < kTileVectors; ++j) dots[i][j] = dot<Form>(dots[i][j], w[j], xq);
         }
         x_q += R * kQuad;
       }
@@ -131,7 +145,7 @@ void int8_tile(const Weights& weights, const Int8Rows& x, float* sums_of_tile, i
         const Vec d = mul(scale, broadcast(x_scales[i]));
         totals[i][j] = add(totals[i][j], mul(to_float(dots[i][j]), d));
       }
-      if constexpr (Type::kMins) {
+      if constexpr (Form::kMins) {
         const Vec min = weights.min(g, j);
 #pragma GCC unroll 16
         for (int i = 0; i < R; ++i) {
@@ -151,13 +165,13 @@ void int8_tile(const Weights& weights, const Int8Rows& x, float* sums_of_tile, i
 }
 
 // The same for n_rows <= R.
-template <class Type, int R, class Weights>
+template <int R, class Weights>
 void int8_tile_of(int64_t n_rows, const Weights& weights, const Int8Rows& x, float* sums, int64_t n,
                   bool first) {
   if constexpr (R > 1) {
-    if (n_rows < R) return int8_tile_of<Type, R - 1>(n_rows, weights, x, sums, n, first);
+    if (n_rows < R) return int8_tile_of<R - 1>(n_rows, weights, x, sums, n, first);
   }
-  int8_tile<Type, R>(weights, x, sums, n, first);
+  int8_tile<R>(weights, x, sums, n, first);
 }
 
 // At most so many rows are multiplied with interleaved weights in place. More are multiplied with
@@ -179,7 +193,7 @@ void multiply_in_place(const Matmul& m, const Int8Rows& x, int64_t begin, int64_
       const QuadTile tile(r, m.n_rows);
       const Int8Rows from = rows_from<Type>(x, r, tile.n, 0);
       alignas(kLine) float sums[kTileRows * kColumns];
-      int8_tile_of<Type, kTileRows>(tile.n, weights, from, sums, m.n_in, true);
+      int8_tile_of<kTileRows>(tile.n, weights, from, sums, m.n_in, true);
       for (int64_t i = 0; i < tile.n; ++i) {
         write_outputs(m, r + i, o, n_columns, sums + i * kColumns);
       }
@@ -202,8 +216,8 @@ void int8_matmul(const Matmul& m, const Int8Rows& x, int64_t begin, int64_t end,
   }
   const auto multiply = [](const Panel& panel, const Int8Rows& from, float* sums, int64_t n_rows,
                            int64_t n, bool first) {
-    const PanelWeights<Type> weights{panel};
-    int8_tile_of<Type, kTileRows>(n_rows, weights, from, sums, n, first);
+    const PanelWeights<FormOf<Type>> weights{panel, Type::kOffset};
+    int8_tile_of<kTileRows>(n_rows, weights, from, sums, n, first);
   };
   multiply_panels<Type, kIsInterleaved, QuadTile>(m, x, begin, end, workspace, multiply);
 }

@@ -25,8 +25,9 @@ constexpr int64_t kActivations = 32;  // elements of x that share a scale
 constexpr int64_t kQuantVectors = kWidth / kQuantColumns;
 
 template <class Type>
-int32_t dot_start(int32_t sum_of_x) {
-  return Type::kSigned ? signed_start(sum_of_x) : -Type::kOffset * sum_of_x;
+int32_t dot_start(int32_t sum_of_x, int32_t offset) {
+  if constexpr (Type::kMins) return 0;  // such types have no offset
+  return Type::kSigned ? signed_start(sum_of_x) : -offset * sum_of_x;
 }
 template <class Type>
 Ints dot(Ints sums, Ints w, Ints x) {
@@ -183,7 +184,7 @@ struct RowPanel {
 #pragma GCC unroll 2
     for (int64_t h = 0; h < 32 / Type::kGroup; ++h) {
       const int64_t group = (i + g) / Type::kGroup + h;
-      const Ints dot = add(dots[h], ints(dot_start<Type>(x_sums[group])));
+      const Ints dot = add(dots[h], ints(dot_start<Type>(x_sums[group], Type::kOffset)));
       const Vec d = mul(load(scales + group * kWidth), broadcast(x_scale));
       total = add(total, mul(to_float(dot), d));
       if constexpr (Type::kMins) {
