@@ -135,15 +135,18 @@ struct Rolled {
   static __device__ Octet unpack_value(const Value& value) { return ValueRow::unpack(value); }
 };
 
-// Single: any type and head_dim, one element at a time; keys of a rolling segment are rotated when
-// read.
+// Single: any type and head_dim, one element at a time, when it is needed; keys of a rolling
+// segment are rotated. Not meant to be fast, but short: code for every type takes long to compile.
 struct Single {
-  static constexpr int kMostHeads = 8;
-  static constexpr int blocks(int heads) { return heads > 4 ? 2 : heads > 1 ? 3 : 4; }
+  static constexpr int kMostHeads = 4;
+  static constexpr int blocks(int heads) { return heads > 1 ? 3 : 4; }
   template <int heads>
   static constexpr int kAhead = 1;
-  using Key = Octet;
-  using Value = Octet;
+  struct Place {
+    int slot, i;
+  };
+  using Key = Place;
+  using Value = Place;
 
   __device__ Single(const KvView& cache, const KvHead& head, const Decode& decode, bool rolling)
       : cache(cache), head(head), half(rolling ? decode.half : 0), pairs(decode.pairs) {}
@@ -151,16 +154,16 @@ struct Single {
     return segment.rolling ? !decode.whole_rolling : !decode.whole_fixed;
   }
 
-  __device__ Octet key(int slot, int i) const {
+  static __device__ Place key(int slot, int i) { return {slot, i}; }
+  static __device__ Place value(int slot, int i) { return {slot, i}; }
+  __device__ Octet unpack_key(const Place& at, int) const {
     const float* angles =
-        half > 0 ? cache.rope_table + int64_t{head.ranks[slot]} * 2 * half : nullptr;
-    return read(cache.k_dtype, head.k + slot * cache.k_row_bytes, i, angles, half);
+        half > 0 ? cache.rope_table + int64_t{head.ranks[at.slot]} * 2 * half : nullptr;
+    return read(cache.k_dtype, head.k + at.slot * cache.k_row_bytes, at.i, angles, half);
   }
-  __device__ Octet value(int slot, int i) const {
-    return read(cache.v_dtype, head.v + slot * cache.v_row_bytes, i, nullptr, 0);
+  __device__ Octet unpack_value(const Place& at) const {
+    return read(cache.v_dtype, head.v + at.slot * cache.v_row_bytes, at.i, nullptr, 0);
   }
-  static __device__ Octet unpack_key(const Octet& o, int) { return o; }
-  static __device__ Octet unpack_value(const Octet& o) { return o; }
 
  private:
   // `angles`: the row of the rope table by which pairs of the first 2 * half elements turn.

@@ -22,7 +22,7 @@ constexpr size_t decode_latency_hidden() {
 }
 
 // One block per (segment, heads of a group, split), all along x, which allows 2^31.
-template <class Rows, int kLanes, int kOctets, int kHeads>
+template <class Rows, int kOctets, int kHeads>
 __global__ void __launch_bounds__(kTeamThreads, (kOctets > 1 ? 2 : Rows::blocks(kHeads)))
     decode_kernel(Decode decode, KvView cache, DeviceBatch batch) {
   float* const shared = dynamic_shared<float>();
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kTeamThreads, (kOctets > 1 ? 2 : Rows::blocks(
   const int64_t query = int64_t{segment.sequence} * cache.n_heads + first_head;
   const float* q = decode.q + (int64_t{segment.row} * cache.n_heads + first_head) * cache.head_dim;
   float* logits = partials.logits + query * partials.stride;
-  Team<kLanes, kOctets, kHeads> team;
+  Team<kOctets, kHeads> team(log_team_lanes(cache.head_dim));
   team.load_queries(q, n_heads, cache.head_dim, decode.scale);
   const SlotLogits changed{decode.changes, head, segment, first_head};
   team.attend(Rows(cache, head, decode, segment.rolling), changed, begin, end, n_heads, logits,
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kTeamThreads, (kOctets > 1 ? 2 : Rows::blocks(
   }
 }
 
-template <class Rows, int kLanes, int kOctets, int kHeads>
+template <class Rows, int kOctets, int kHeads>
 void launch_decode(const Stream& stream, const Decode& decode, const KvView& cache,
                    const DeviceBatch& batch, int32_t n_segments) {
   if constexpr (!std::is_same_v<Rows, Single>) {
@@ -73,23 +73,9 @@ void launch_decode(const Stream& stream, const Decode& decode, const KvView& cac
   const int group = cache.n_heads / cache.n_kv_heads;
   const int tiles = (group + kHeads - 1) / kHeads;
   const dim3 grid(n_segments, cache.n_kv_heads * tiles, most_splits(cache.slots));
-  using Blocks = Team<kLanes, kOctets, kHeads>;
-  const size_t shared = size_t{Blocks::kTeams} * kHeads * (Blocks::kWidth + 2) * sizeof(float);
-  launch(stream, decode_kernel<Rows, kLanes, kOctets, kHeads>, grid, dim3(kTeamThreads), shared,
-         decode, cache, batch);
-}
-
-template <class Rows, int kLanes, int kOctets, class... Arguments>
-void for_group(const Stream& stream, const Decode& decode, const KvView& cache,
-               const Arguments&... arguments) {
-  const int group = cache.n_heads / cache.n_kv_heads;
-  if (group == 1) {
-    launch_decode<Rows, kLanes, kOctets, 1>(stream, decode, cache, arguments...);
-  } else if (group <= 4 || Rows::kMostHeads <= 4) {
-    launch_decode<Rows, kLanes, kOctets, 4>(stream, decode, cache, arguments...);
-  } else if constexpr (Rows::kMostHeads > 4) {
-    launch_decode<Rows, kLanes, kOctets, 8>(stream, decode, cache, arguments...);
-  }
+  const size_t shared = Team<kOctets, kHeads>::shared_bytes(log_team_lanes(cache.head_dim));
+  launch(stream, decode_kernel<Rows, kOctets, kHeads>, grid, dim3(kTeamThreads), shared, decode,
+         cache, batch);
 }
 
 }  // namespace
@@ -97,14 +83,19 @@ void for_group(const Stream& stream, const Decode& decode, const KvView& cache,
 template <class Rows>
 void decode_splits(const Stream& stream, const Decode& decode, const KvView& cache,
                    const DeviceBatch& batch, int32_t n_segments) {
-  if (cache.head_dim <= 64) {
-    for_group<Rows, 8, 1>(stream, decode, cache, batch, n_segments);
-  } else if (cache.head_dim <= 128) {
-    for_group<Rows, 16, 1>(stream, decode, cache, batch, n_segments);
-  } else if (cache.head_dim <= 256) {
-    for_group<Rows, 32, 1>(stream, decode, cache, batch, n_segments);
-  } else if constexpr (std::is_same_v<Rows, Single>) {
-    launch_decode<Rows, 32, kMaxHeadDim / 256, 1>(stream, decode, cache, batch, n_segments);
+  const int group = cache.n_heads / cache.n_kv_heads;
+  const auto run = [&]<int kOctets, int kHeads>() {
+    launch_decode<Rows, kOctets, kHeads>(stream, decode, cache, batch, n_segments);
+  };
+  if constexpr (std::is_same_v<Rows, Single>) {
+    if (cache.head_dim > 256) return run.template operator()<kMaxHeadDim / 256, 1>();
+  }
+  if (group == 1) {
+    run.template operator()<1, 1>();
+  } else if (group <= 4 || Rows::kMostHeads <= 4) {
+    run.template operator()<1, 4>();
+  } else if constexpr (Rows::kMostHeads > 4) {
+    run.template operator()<1, 8>();
   }
 }
 

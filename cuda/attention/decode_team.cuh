@@ -66,17 +66,31 @@ struct SlotLogits {
   }
 };
 
-// Softmax of kHeads query heads over some keys, and the weighted values. A team of kLanes threads
+// A team's threads, each of which has eight elements of a key at a time: a power of two.
+__host__ __device__ constexpr int log_team_lanes(int head_dim) {
+  return head_dim <= 64 ? 3 : head_dim <= 128 ? 4 : 5;
+}
+
+// Softmax of kHeads query heads over some keys, and the weighted values. A team of `lanes` threads
 // processes one key at a time, each thread kOctets times eight elements.
-template <int kLanes, int kOctets, int kHeads>
+template <int kOctets, int kHeads>
 struct Team {
-  static constexpr int kTeams = kTeamThreads / kLanes;
-  static constexpr int kWidth = kLanes * kOctets * 8;
-  const int team = threadIdx.x / kLanes;
-  const int lane = threadIdx.x % kLanes;
+  const int log_lanes;
+  const int lanes = 1 << log_lanes;
+  const int n_teams = kTeamThreads >> log_lanes;
+  const int team = threadIdx.x >> log_lanes;
+  const int lane = threadIdx.x & (lanes - 1);
+
+  explicit __device__ Team(int log_lanes) : log_lanes(log_lanes) {}
+
+  // Of shared memory for merge().
+  static size_t shared_bytes(int log_lanes) {
+    const int width = kOctets * 8 << log_lanes;
+    return size_t{sizeof(float)} * (kTeamThreads >> log_lanes) * kHeads * (width + 2);
+  }
 
   // The first element of the thread's octet c.
-  __device__ int element(int c) const { return (c * kLanes + lane) * 8; }
+  __device__ int element(int c) const { return (c * lanes + lane) * 8; }
 
   __device__ void load_queries(const float* from, int n_heads, int head_dim, float scale) {
 #pragma unroll
@@ -95,12 +109,12 @@ struct Team {
     }
   }
 
-  // Slots [begin, end), every kTeams-th of them; logits [n_heads, stride].
+  // Slots [begin, end), every n_teams-th of them; logits [n_heads, stride].
   template <class Rows>
   __device__ void attend(const Rows& rows, const SlotLogits& changed, int begin, int end,
                          int n_heads, float* logits, int64_t stride) {
     constexpr int kAhead = Rows::template kAhead<kHeads>;
-    constexpr int kRound = kTeams * kAhead;
+    const int per_round = n_teams * kAhead;
     typename Rows::Key k[kAhead][kOctets];
     typename Rows::Value v[kAhead][kOctets];
     // Each round is loaded during the previous one. Within a single round the compiler would move
@@ -109,7 +123,7 @@ struct Team {
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
         // Past the end: loaded, but given no weight.
-        const int slot = min(round + team + i * kTeams, end - 1);
+        const int slot = min(round + team + i * n_teams, end - 1);
 #pragma unroll
         for (int c = 0; c < kOctets; ++c) put(i, c, slot);
       }
@@ -123,7 +137,7 @@ struct Team {
     load_keys(begin);
     load_values(begin);
     // The same number of rounds for every team, because the lanes of a warp may belong to several.
-    for (int round = begin; round < end; round += kRound) {
+    for (int round = begin; round < end; round += per_round) {
       const int first = round + team;
       float p[kAhead][kHeads];
 #pragma unroll
@@ -140,18 +154,22 @@ struct Team {
           }
         }
       }
-      if (round + kRound < end) load_keys(round + kRound);
+      if (round + per_round < end) load_keys(round + per_round);
+      for (int apart = lanes / 2; apart > 0; apart /= 2) {
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
+        for (int i = 0; i < kAhead; ++i) {
 #pragma unroll
-        for (int h = 0; h < kHeads; ++h) p[i][h] = warp_sum<kLanes>(p[i][h]);
+          for (int h = 0; h < kHeads; ++h) {
+            p[i][h] += __shfl_xor_sync(kAllLanes, p[i][h], apart);
+          }
+        }
       }
       if (changed.changes.any()) {
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
 #pragma unroll
           for (int h = 0; h < kHeads; ++h) {
-            p[i][h] = changed(p[i][h], min(h, n_heads - 1), min(first + i * kTeams, end - 1));
+            p[i][h] = changed(p[i][h], min(h, n_heads - 1), min(first + i * n_teams, end - 1));
           }
         }
       }
@@ -160,7 +178,7 @@ struct Team {
         float most = largest[h];
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
-          const int slot = first + i * kTeams;
+          const int slot = first + i * n_teams;
           if (slot < end) {
             most = fmaxf(most, p[i][h]);
             if (lane == 0 && h < n_heads) logits[h * stride + slot] = p[i][h];
@@ -176,7 +194,7 @@ struct Team {
         }
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
-          p[i][h] = first + i * kTeams < end ? exp_negative(p[i][h] - most) : 0;
+          p[i][h] = first + i * n_teams < end ? exp_negative(p[i][h] - most) : 0;
           total[h] += p[i][h];
         }
       }
@@ -194,15 +212,16 @@ struct Team {
           }
         }
       }
-      if (round + kRound < end) load_values(round + kRound);
+      if (round + per_round < end) load_values(round + per_round);
     }
   }
 
   // Merges the teams of the block, in order, into out [n_heads, n_splits, head_dim] and the softmax
-  // of each head. Teams write sequentially. `shared`: [kTeams, kHeads, kWidth + 2].
+  // of each head. Teams write sequentially. `shared`: see shared_bytes().
   __device__ void merge(float* shared, const Partials& partials, int split_index, int64_t query,
                         int n_heads, int head_dim) const {
-    float* const sums = shared + kTeams * kHeads * 2;
+    const int width = lanes * kOctets * 8;
+    float* const sums = shared + n_teams * kHeads * 2;  // [n_teams, kHeads, width]
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       const int mine = team * kHeads + h;
@@ -213,20 +232,20 @@ struct Team {
 #pragma unroll
       for (int c = 0; c < kOctets; ++c) {
 #pragma unroll
-        for (int j = 0; j < 8; ++j) sums[mine * kWidth + element(c) + j] = out[h][c].x[j];
+        for (int j = 0; j < 8; ++j) sums[mine * width + element(c) + j] = out[h][c].x[j];
       }
     }
     __syncthreads();
     for (int i = threadIdx.x; i < n_heads * head_dim; i += kTeamThreads) {
       const int h = i / head_dim, e = i % head_dim;
       float most = -INFINITY;
-      for (int t = 0; t < kTeams; ++t) most = fmaxf(most, shared[2 * (t * kHeads + h)]);
+      for (int t = 0; t < n_teams; ++t) most = fmaxf(most, shared[2 * (t * kHeads + h)]);
       float sum = 0, weights = 0;
-      for (int t = 0; t < kTeams; ++t) {
+      for (int t = 0; t < n_teams; ++t) {
         const float* softmax = shared + 2 * (t * kHeads + h);
         // A team without slots has no weight and zero sums.
         const float weight = exp_negative(softmax[0] - most);
-        sum = fmaf(weight, sums[(t * kHeads + h) * kWidth + e], sum);
+        sum = fmaf(weight, sums[(t * kHeads + h) * width + e], sum);
         weights = fmaf(weight, softmax[1], weights);
       }
       const int64_t split = (query + h) * partials.n_splits + split_index;
