@@ -75,13 +75,17 @@ struct WarpShare {
   static constexpr size_t kUnitsInFlight = size_t{kMatvecThreads} * kBlocks * kWide * kAhead;
 };
 
+// Whether kernels for each number of rows are worth their compilation.
+template <class Type>
+constexpr bool is_fast = Type::kUnit > 1;
+
 // For so many units in flight, of products of n rows.
 template <class Type>
 constexpr bool hides_latency(size_t n_units, int n) {
-  if constexpr (Type::kUnit == 1) {
-    return true;  // not meant to be fast
-  } else {
+  if constexpr (is_fast<Type>) {
     return latency_hidden(n_units * Type::kBytesOf8 / 8, n_units * Type::operations(n)) >= 90;
+  } else {
+    return true;
   }
 }
 
@@ -278,7 +282,9 @@ void launch_matvec(const Stream& stream, std::span<const Matvec> products, const
 template <class Type, bool kGated = false>
 void launch_matvec(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
                    const typename Type::X& x) {
-  if (rows.n <= 1) {
+  if constexpr (!is_fast<Type>) {
+    launch_matvec<Type, kGated, 8>(stream, products, rows, x);
+  } else if (rows.n <= 1) {
     launch_matvec<Type, kGated, 1>(stream, products, rows, x);
   } else if (rows.n <= 2) {
     launch_matvec<Type, kGated, 2>(stream, products, rows, x);

@@ -125,11 +125,11 @@ struct Unaligned {
   static constexpr int kUnit = 1;
   using Unpacked = float;
 
-  template <int n>
-  static constexpr int kWide = std::min(n, 4);
-  template <int n>
-  static constexpr int kAhead = 8 / kWide<n>;
-  static constexpr int blocks(int n) { return n == 1 ? 8 : n == 2 ? 4 : 3; }
+  template <int>
+  static constexpr int kWide = 1;
+  template <int>
+  static constexpr int kAhead = 8;
+  static constexpr int blocks(int) { return 3; }
   static constexpr int kExpertBlocks = 4;
 
   template <int>
