@@ -126,8 +126,8 @@ def test_recorded_kernels_do_not_spill(script: dict[str, Any]) -> None:
     assert {kernel.arch for kernel in recorded} == {"sm_80", "sm_90"}
     assert not [kernel for kernel, found in recorded.items() if found.spilled]
     decode = {k: r for k, r in recorded.items() if k.name.startswith("decode_kernel")}
-    # Types, head and group sizes: original and rolling positions; and the element-wise kernel.
-    assert len(decode) == 2 * ((5 * 9 + 6) + 6 * 6 + 10)
+    # Types and group sizes: original and rolling positions; and the element-wise kernel.
+    assert len(decode) == 2 * ((5 * 3 + 2) + 6 * 2 + 3)
     assert not [kernel for kernel, found in decode.items() if found.stack]
     # Weights of the norms and of products, and segments, do not wait for the previous kernel.
     kinds = r"(rms|layer)_norm|finish|decode|store_kv|matvec_kernel<(Plain|Quant)|gemm_(narrow_)?k"
