@@ -261,6 +261,7 @@ def test_auto_of_commands_that_measure_has_the_stored_types(
     model = tmp_path / "model.gguf"
     store_budget(tiny_opt, model, **STORED)
     bench = ["bench", str(model), "-p", "8", "-d", "4", "-n", "2", "-r", "1", "--hh", "auto"]
+    bench += ["-c", "16"]
     for options, expected in (([], "q8_0"), (["--kv-dtype", "f32"], "f32")):
         assert main([*bench, *options, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["kv_dtype"] == expected
@@ -269,6 +270,16 @@ def test_auto_of_commands_that_measure_has_the_stored_types(
     assert found.arguments["kv_dtype"] == "q8_0"
     stored = {"hh": STORED["hh"], "policy": STORED["policy"], "kv_dtype": STORED["kv_dtype"]}
     assert found.job == plan(model, "1GiB", **sizes, flops=2e11, **stored).job
+
+    store_budget(tiny_opt, model, **STORED, archive="f16", archive_pages=2)
+    assert main([*bench, "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)
+    assert measured["archive"] == "f16"
+    assert measured["archive_bytes"] > 0
+    assert main(bench) == 0
+    assert ", archive " in capsys.readouterr().out
+    with pytest.raises(ValueError, match="hh='auto' includes an archive, whose memory is not"):
+        plan(model, "1GiB", **sizes, flops=2e11, hh="auto")
 
     def inspect(*_: object, kv_dtype: str, **options: object) -> None:
         raise ValueError(f"the cache is in {kv_dtype}")

@@ -59,6 +59,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _rows(found: Measurement) -> dict[str, str]:
+    cache = f"{mebibytes(found.cache_bytes)}, full {mebibytes(found.full_cache_bytes)}"
+    if found.archive is not None:
+        cache += f", archive {mebibytes(found.archive_bytes)}"
     return {
         f"prefill of {found.prompt_tokens} tokens": _rate(
             found.prefill_tokens_per_second, found.prefill_spread
@@ -73,7 +76,7 @@ def _rows(found: Measurement) -> dict[str, str]:
         "read for a token": f"weights {mebibytes(found.decode_weight_bytes)},"
         f" K and V {mebibytes(found.decode_kv_bytes)}",
         "weights": mebibytes(found.weight_bytes),
-        "cache": f"{mebibytes(found.cache_bytes)}, full {mebibytes(found.full_cache_bytes)}",
+        "cache": cache,
         "most memory resident": (
             "unknown" if found.peak_rss_bytes is None else mebibytes(found.peak_rss_bytes)
         ),

@@ -35,7 +35,7 @@ from h2o_cpp.model.capacity import ModelShape, slab_bytes
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.model.session import open_model, open_session
-from h2o_cpp.model.stored_budget import Budget, resolve_budget, resolve_types
+from h2o_cpp.model.stored_budget import Budget, resolve_archive, resolve_budget, resolve_types
 
 _MANY = 1024  # rows, so that the padding of arrays counts little
 
@@ -78,7 +78,8 @@ def plan(
     memory: for weights, caches and activations together, "4GiB" or bytes.
     prompt, n: tokens of each prompt and of each output.
     sequences: the most prompts at once; default: no limit.
-    hh, recent, policy, n_batch, kv_dtype, threads: as for Generator, with n_ctx = prompt + n.
+    hh, recent, policy, n_batch, kv_dtype, threads: as for Generator, with n_ctx = prompt + n. hh:
+        "auto" only without an archive.
     memory_bandwidth, storage_bandwidth: bytes per second; default: measured by reading an array,
         and the model's file without the page cache.
     flops: operations per second; default: measured by reading a short prompt.
@@ -110,6 +111,10 @@ def plan(
         raise ValueError(
             f"prompt={prompt} and n={n} are {prompt + n} tokens, "
             f"expected at most the trained {shape.n_ctx_train}"
+        )
+    if resolve_archive(hh, None, None, None, model.files[0])[0] is not None:
+        raise ValueError(
+            "hh='auto' includes an archive, whose memory is not counted, expected hh as a number"
         )
     kv_dtype = resolve_types(hh, kv_dtype, model.files[0])
     hh, policy = resolve_budget(hh, policy, model.files[0], recent=recent)

@@ -29,7 +29,7 @@ from h2o_cpp.model.capacity import ModelShape
 from h2o_cpp.model.device import model_and_cache_bytes, open_on_device
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.session import Positions, open_model, open_session, read_tokens
-from h2o_cpp.model.stored_budget import Budget
+from h2o_cpp.model.stored_budget import Budget, resolve_archive
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Measurement:
     backend: str
     policy: str
     kv_dtype: str
+    archive: str | None  # its types, if hh="auto" has one
     n_ctx: int
     n_batch: int
     rounds: int
@@ -62,6 +63,7 @@ class Measurement:
     load_seconds: float
     cache_bytes: int
     full_cache_bytes: int
+    archive_bytes: int  # after the last token
     peak_rss_bytes: int | None  # None if unknown, as on Windows
     weight_bytes: int
 
@@ -98,7 +100,8 @@ def measure(
     context: tokens read before n tokens are decoded.
     The rest as for Generator.
 
-    Decoding a token reads all weights except lookup tables, and the kept K and V.
+    Decoding a token reads all weights except lookup tables, and the kept K and V; what it recalls
+    of an archive is not counted.
     read_bandwidth_fraction is this rate relative to reading an array with as many threads. Memory
     is that of this process.
 
@@ -115,17 +118,19 @@ def measure(
     cache: Any = {"hh": hh, "recent": recent, "policy": policy, "kv_dtype": kv_dtype}
     cache["positions"] = positions
 
-    def open_on(name: str) -> tuple[_core.Model, str, KvDType, _core.Session]:
+    def open_on(name: str) -> tuple[_core.Model, str, KvDType, KvDType | None, _core.Session]:
         model = open_model(path, device=name, threads=threads)
         most = check_context(n_ctx, model.n_ctx_train)
         chosen, types = choose_cache(model.file, ModelShape.of(model), n_ctx=most, **cache)
+        archive, pages, heads = resolve_archive(hh, None, None, None, model.file)
         session = open_session(
-            model, chosen, n_ctx=most, n_batch=n_batch, kv_dtype=types, positions=positions
-        )
-        return model, str(chosen), types, session
+            model, chosen, n_ctx=most, n_batch=n_batch, kv_dtype=types, positions=positions,
+            archive=archive, archive_pages=pages, archive_heads=heads,
+        )  # fmt: skip
+        return model, str(chosen), types, archive, session
 
     needed = partial(model_and_cache_bytes, path, n_ctx=n_ctx, **cache)
-    model, chosen, types, session = open_on_device(device, open_on, needed)
+    model, chosen, types, archive, session = open_on_device(device, open_on, needed)
     load_seconds = perf_counter() - begun
     random = np.random.default_rng(0)
     prefill, decode = [], []
@@ -154,6 +159,7 @@ def measure(
         backend=model.backend,
         policy=chosen,
         kv_dtype=types_text(types),
+        archive=None if archive is None else types_text(archive),
         n_ctx=session.n_ctx,
         n_batch=session.n_batch,
         rounds=rounds,
@@ -167,6 +173,7 @@ def measure(
         load_seconds=load_seconds,
         cache_bytes=session.cache_bytes,
         full_cache_bytes=session.full_cache_bytes,
+        archive_bytes=session.archive_bytes,
         peak_rss_bytes=rss,
         weight_bytes=sum(tensor.nbytes for tensor in tensors),
         decode_weight_bytes=weight_bytes,
