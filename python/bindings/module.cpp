@@ -81,5 +81,7 @@ PYBIND11_MODULE(_core, m) {
   h2o::python::register_sampler(m);
   h2o::python::register_session(m);
   h2o::python::register_tokenizer(m);
+  h2o::python::register_trace(m);
+  h2o::python::register_mailbox(m);
   h2o::python::register_engine(m);
 }

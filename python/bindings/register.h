@@ -20,10 +20,12 @@ void register_engine(pybind11::module_& m);
 void register_gguf(pybind11::module_& m);
 void register_kv_cache(pybind11::module_& m);
 void register_machine(pybind11::module_& m);
+void register_mailbox(pybind11::module_& m);
 void register_quantize(pybind11::module_& m);
 void register_sampler(pybind11::module_& m);
 void register_session(pybind11::module_& m);
 void register_tokenizer(pybind11::module_& m);
+void register_trace(pybind11::module_& m);
 
 // Parses "original", "rolling" or "auto". Throws InvalidArgument.
 Positions positions_named(const std::string& name);

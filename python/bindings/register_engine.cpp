@@ -1,14 +1,8 @@
-// Engine, Generation, Trace and Mailbox for Python.
+// Engine and Generation for Python.
 #include <pybind11/functional.h>
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
-
-#ifdef _WIN32
-#include <winsock2.h>
-#else
-#include <sys/socket.h>
-#endif
 
 #include <algorithm>
 #include <filesystem>
@@ -51,7 +45,7 @@ void check_signals() {
 struct Handle {
   std::shared_ptr<Engine> engine;
   std::shared_ptr<Generation> generation;
-  bool cancels = false;
+  bool cancels;
 
   Handle(std::shared_ptr<Engine> of, std::shared_ptr<Generation> one, bool cancels_it)
       : engine(std::move(of)), generation(std::move(one)), cancels(cancels_it) {}
@@ -223,49 +217,6 @@ std::optional<std::string> poll(const Handle& handle) {
   return std::move(piece->text);
 }
 
-py::tuple logprobs(const Trace& trace, size_t begin, size_t end) {
-  const std::vector<TokenLogprob> found = trace.logprobs(begin, end);
-  py::tuple list(found.size());
-  for (size_t i = 0; i < found.size(); ++i) {
-    py::tuple top(found[i].top.size());
-    for (size_t j = 0; j < found[i].top.size(); ++j) {
-      top[j] = py::make_tuple(found[i].top[j].first, found[i].top[j].second);
-    }
-    list[i] = py::make_tuple(found[i].token, found[i].logprob, top);
-  }
-  return list;
-}
-
-py::object kept(const Trace& trace) {
-  const std::optional<Kept> found = trace.kept();
-  if (!found) return py::none();
-  return py::make_tuple(found->tokens_kept, Floats(static_cast<py::ssize_t>(found->shares.size()),
-                                                   found->shares.data()));
-}
-
-// Writes a byte to a non-blocking socket; if it is full, the reader was already notified.
-std::shared_ptr<Mailbox> make_mailbox(std::optional<int64_t> socket) {
-  if (!socket) return std::make_shared<Mailbox>();
-  return std::make_shared<Mailbox>([fd = *socket] {
-#ifdef _WIN32
-    ::send(static_cast<SOCKET>(fd), "", 1, 0);
-#else
-#ifdef MSG_NOSIGNAL
-    constexpr int kFlags = MSG_NOSIGNAL | MSG_DONTWAIT;
-#else
-    constexpr int kFlags = MSG_DONTWAIT;
-#endif
-    [[maybe_unused]] const auto sent = ::send(static_cast<int>(fd), "", 1, kFlags);
-#endif
-  });
-}
-
-std::vector<uintptr_t> keys(const std::vector<std::shared_ptr<Generation>>& generations) {
-  std::vector<uintptr_t> found;
-  for (const auto& one : generations) found.push_back(reinterpret_cast<uintptr_t>(one.get()));
-  return found;
-}
-
 template <class Value>
 auto property(Value (Generation::*get)() const) {
   return [get](const Handle& handle) { return (handle.generation.get()->*get)(); };
@@ -280,34 +231,6 @@ auto progress(Field Progress::* field) {
 
 void register_engine(py::module_& m) {
   py::register_exception<ContextFull>(m, "ContextFullError", PyExc_ValueError);
-
-  py::class_<Detokenizer>(m, "Detokenizer", "From the bytes of tokens to text that can be shown.")
-      .def(py::init([](const std::vector<std::string>& stop) { return Detokenizer(stop); }),
-           py::arg("stop") = std::vector<std::string>{})
-      .def(
-          "push",
-          [](Detokenizer& d, const py::bytes& bytes) { return d.push(std::string_view(bytes)); },
-          py::arg("bytes"))
-      .def("finish", &Detokenizer::finish)
-      .def_property_readonly("stopped", &Detokenizer::stopped);
-
-  py::class_<Trace, std::shared_ptr<Trace>>(m, "Trace", "What is written down of a sequence.")
-      .def(py::init([](std::optional<int32_t> n_top, bool prompt, std::optional<int32_t> every) {
-             return std::make_shared<Trace>(
-                 TraceOptions{n_top.value_or(-1), prompt, every.value_or(0)});
-           }),
-           py::kw_only(), py::arg("n_top"), py::arg("prompt"), py::arg("kept_every"))
-      .def_property_readonly("n_logprobs", &Trace::n_logprobs)
-      .def("logprobs", &logprobs, py::arg("begin"), py::arg("end"))
-      .def("kept", &kept);
-
-  py::class_<Mailbox, std::shared_ptr<Mailbox>>(m, "Mailbox", "Which generations have news.")
-      .def(py::init(&make_mailbox), py::arg("socket") = py::none())
-      .def("take", [](Mailbox& mailbox) { return keys(mailbox.take()); })
-      .def("wait", [](Mailbox& mailbox) {
-        const py::gil_scoped_release release;
-        mailbox.wait(std::chrono::milliseconds(100));
-      });
 
   py::class_<Handle>(m, "Generation", "The state of a request in the engine.")
       .def("next", &next, "The next piece of text; waits for it, or computes it.")

@@ -172,9 +172,8 @@ ArchiveOptions archive_options(std::optional<int32_t> n_recalled, int32_t n_ctx,
 template <class Class>
 void add_config(Class& bound, const auto& config_of) {
   const auto add = [&](const char* name, const auto& value_of) {
-    bound.def_property_readonly(name, [=](const typename Class::type& self) {
-      return value_of(static_cast<const Config&>(config_of(self)));
-    });
+    bound.def_property_readonly(
+        name, [=](const typename Class::type& self) { return value_of(config_of(self)); });
   };
   add("architecture", [](const Config& c) { return c.family->architecture; });
   add("learned_positions", [](const Config& c) { return c.family->rope == RopeLayout::none; });
