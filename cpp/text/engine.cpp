@@ -305,6 +305,13 @@ void Engine::cancel_all(std::optional<int32_t> only_group) {
   });
 }
 
+void Engine::cancel_group(int32_t group) {
+  cancel_all(group);
+  if (forked()) return;
+  Lock lock(monitor_->mutex);
+  drop_ended(lock);
+}
+
 void Engine::close() noexcept {
   if (forked()) {
     // Leak what other threads used at the time of the fork; it cannot be destroyed.

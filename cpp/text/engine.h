@@ -105,7 +105,7 @@ class Engine {
   void set_max_queue(int32_t n);
 
   // Cancels all generations of a group, after the current step. Does not wait in a callback.
-  void cancel_group(int32_t group) { cancel_all(group); }
+  void cancel_group(int32_t group);
 
   // Cancels all generations and frees the model and the caches, without allocating memory; submit()
   // throws from then on. In a callback it neither waits nor frees: the destructor does, which must

@@ -24,7 +24,8 @@ class Generation;
 using Constraint =
     std::function<void(std::span<const int32_t> tokens, std::span<uint32_t> allowed)>;
 
-// Receives the logits after each prompt token as they are computed.
+// Receives the logits after each prompt token as they are computed, while the model is locked: must
+// not call its sessions.
 using LogitsSink = std::function<void(int32_t i, std::span<const float> logits)>;
 
 // The bytes of a snapshot, owned by `owner`.

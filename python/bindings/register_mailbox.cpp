@@ -50,6 +50,7 @@ void register_mailbox(py::module_& m) {
   py::class_<Mailbox, std::shared_ptr<Mailbox>>(m, "Mailbox", "Which generations have news.")
       .def(py::init(&make_mailbox), py::arg("socket") = py::none())
       .def("take", [](Mailbox& mailbox) { return keys(mailbox.take()); })
+      .def("close", &Mailbox::close, "Nothing is written to the socket afterwards.")
       .def("wait", [](Mailbox& mailbox) {
         const py::gil_scoped_release release;
         mailbox.wait(std::chrono::milliseconds(100));

@@ -234,7 +234,7 @@ TEST_CASE("no thread is leaked, whichever handle is freed last") {
     std::optional<api::Model> model(load_model(kTinyModel, 3));
     std::optional<api::Session> session(open_session(*model, with_budget(8)));
     streamed(*session, "The old man", up_to(5));
-    CHECK(n_threads() > before);
+    CHECK(n_threads() >= 3);  // this one and two workers; `before` may count some that just ended
     if (model_first) model.reset();
     streamed(*session, "", up_to(5));
     session.reset();

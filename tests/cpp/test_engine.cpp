@@ -118,6 +118,28 @@ TEST_CASE("a mailbox receives every piece, admission and end") {
   }
 }
 
+TEST_CASE("a mailbox does not keep generations, and is silent once it is closed") {
+  const auto engine = make_engine(rotary_model(), engine_options(1));
+  int n_notified = 0;
+  const auto mailbox = std::make_shared<Mailbox>([&] { ++n_notified; });
+  const auto ended = [&] {
+    Request request = endless();
+    request.max_tokens = 2;
+    const auto generation = engine->submit(std::move(request));
+    engine->subscribe(generation, mailbox);
+    finished(*engine, generation);
+    return generation;
+  };
+  std::weak_ptr<Generation> dropped = ended();
+  const auto kept = ended();  // and now `dropped` is not the engine's last one
+  CHECK(dropped.expired());
+  CHECK(n_notified == 1);
+  for (const auto& one : mailbox->take()) CHECK(one == kept);
+  mailbox->close();
+  ended();
+  CHECK(n_notified == 1);
+}
+
 TEST_CASE("releasing a mailbox with events destroys it and its generations") {
   const auto model = rotary_model();
   const auto engine = make_engine(model, engine_options(1));

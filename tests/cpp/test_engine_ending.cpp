@@ -150,12 +150,18 @@ TEST_CASE(
   CHECK(n_dropped == 2);
   engine->submit(calling(endless()));  // not read by any thread
   CHECK(n_dropped == 3);
+  Request grouped = endless();
+  grouped.group = 7;
+  engine->next(engine->submit(calling(std::move(grouped))), no_interrupt);
+  CHECK(n_dropped == 3);
+  engine->cancel_group(7);
+  CHECK(n_dropped == 4);
   Request eager = endless();
   eager.eager = true;
   engine->submit(calling(eager));
   engine->submit(calling(endless()));
   engine->close();
-  CHECK(n_dropped == 5);
+  CHECK(n_dropped == 6);
 }
 
 // Python's lock, for instance, which a thread may hold that reads a generation.

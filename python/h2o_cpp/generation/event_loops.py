@@ -109,6 +109,7 @@ class _Watch:
         self._watch(loop)
 
     def __del__(self) -> None:
-        if hasattr(self, "_there"):
+        if hasattr(self, "_mailbox"):
+            self._mailbox.close()  # another socket may get the number of this one
             self._here.close()
             self._there.close()
