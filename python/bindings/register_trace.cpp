@@ -30,7 +30,7 @@ py::tuple logprobs(const Trace& trace, size_t begin, size_t end) {
   return list;
 }
 
-py::object kept(const Trace& trace) {
+py::object kept_of(const Trace& trace) {
   const std::optional<Kept> found = trace.kept();
   if (!found) return py::none();
   return py::make_tuple(
@@ -59,7 +59,7 @@ void register_trace(py::module_& m) {
            py::kw_only(), py::arg("n_top"), py::arg("prompt"), py::arg("kept_every"))
       .def_property_readonly("n_logprobs", &Trace::n_logprobs)
       .def("logprobs", &logprobs, py::arg("begin"), py::arg("end"))
-      .def("kept", &kept);
+      .def("kept", &kept_of);
 }
 
 }  // namespace h2o::python
