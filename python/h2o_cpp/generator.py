@@ -92,7 +92,8 @@ class Generator(StreamingModel):
         seed: makes the series of outputs reproducible; default: random.
         snapshot_bytes: most bytes, or a size, for the snapshots that read() keeps.
         max_sequences: the most sequences decoded at once; their caches are allocated now. Further
-            requests wait. Default: up to 16 within half of the free memory, allocated when needed.
+            requests wait. Default: up to 16 within half of the available memory, allocated when
+            needed.
         memory: instead of max_sequences, the memory for all caches: "4GiB", or bytes.
         max_resident: most memory for weights on the device, "2GiB" or bytes. Layers that do not
             fit are read again in every forward pass, once for all sequences; for a mixture of

@@ -29,6 +29,11 @@ load_profile()
 # Tests must not see the user's pulled models.
 os.environ["H2O_MODELS"] = str(ROOT / "build" / "no-models")
 
+# Nor options of the user's: keys and proxies of servers, offline hubs, colors of help.
+for _name in ("H2O_API_KEY", "HF_HUB_OFFLINE", "FORCE_COLOR"):
+    os.environ.pop(_name, None)
+os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
+
 # numpy starts one thread of OpenBLAS per processor, which takes longer than the programs that the
 # tests start; for this process it is too late, but not for the workers of pytest-xdist.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

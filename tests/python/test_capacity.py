@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from h2o_cpp import Generator, Policy, capacity
+from h2o_cpp import Generator, Policy, _core, capacity
 from h2o_cpp.cli import main
 from h2o_cpp.model.arguments import bytes_of
 
@@ -126,3 +126,20 @@ def test_info_command_shows_capacity(tiny_opt: Path, capsys: pytest.CaptureFixtu
     assert f"{full} of 2048 tokens in 100MiB, {bounded} with --hh 0.2" in out
     assert main(["info", str(tiny_opt), "--memory", "much"]) == 2
     assert "--memory 'much', expected bytes or a size such as 4GiB" in capsys.readouterr().err
+
+
+def test_default_depends_on_available_memory(
+    tiny_opt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to 16 sequences, whose caches take up to half of the memory; at least one."""
+    assert 0 < _core.available_memory() < 1 << 60
+    one = cache_bytes_of_one(tiny_opt)
+    for available, n in ((0, 1), (6 * one, 3), (1 << 50, 16)):
+        monkeypatch.setattr(_core, "available_memory", lambda value=available: value)
+        with Generator(tiny_opt, hh=20, threads=1) as generator:
+            assert generator.max_sequences == n
+
+
+def cache_bytes_of_one(model: Path) -> int:
+    with Generator(model, hh=20, threads=1, max_sequences=1) as generator:
+        return generator.stats().cache_bytes

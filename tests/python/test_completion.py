@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from h2o_cpp import Completion, Generator, _core
 from h2o_cpp.generation.event_loops import EventLoops
+from support.background import PATIENCE
 
 
 class AlwaysReady:
@@ -45,6 +46,23 @@ def test_completion_yields_to_other_tasks() -> None:
     n_pieces, n_turns = asyncio.run(both())
     assert n_pieces == 1000
     assert n_turns >= 999
+
+
+def test_two_tasks_read_one_completion(generator: Generator) -> None:
+    """Each piece goes to one of them, and both see the end."""
+
+    async def run() -> tuple[list[str], str]:
+        with generator.engine() as engine:
+            completion = await engine.submit_async([5, 6], max_tokens=40, ignore_eos=True)
+
+            async def read() -> str:
+                return "".join([piece async for piece in completion])
+
+            texts = await asyncio.gather(read(), read())
+            return [*texts], (await completion).text
+
+    texts, text = asyncio.run(asyncio.wait_for(run(), PATIENCE))
+    assert sum(map(len, texts)) == len(text) > 0
 
 
 def test_mailbox_is_notified_of_admission_once(generator: Generator) -> None:

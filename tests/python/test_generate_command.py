@@ -349,7 +349,7 @@ def test_repeatedly_killed_job_completes(prompts: Path, tmp_path: Path) -> None:
         )
         while job.poll() is None and (not output.exists() or output.stat().st_size == before):
             time.sleep(0.001)
-        time.sleep(rng.random() * 0.02)
+        time.sleep(rng.random() * 0.005)
         job.send_signal(signal.SIGKILL)
         if job.wait() == 0:
             break

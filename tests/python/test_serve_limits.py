@@ -326,3 +326,13 @@ def test_metrics(server: Server) -> None:
         with server.begin(SHORT).sock:
             wait_until(lambda: server.metric("h2o_requests_waiting") == 1)
     wait_until(lambda: server.metric('h2o_responses_total{status="499"}') == 2)
+
+
+def test_cache_of_a_model_is_per_sequence(llama: Path) -> None:
+    """Also if the caches of more sequences are allocated when they are needed."""
+    with Generator(llama, hh=12, threads=1, max_sequences=1) as one:
+        expected = one.stats().cache_bytes
+    with Generator(llama, hh=12, threads=1) as generator, serving(generator) as server:
+        assert generator.max_sequences > generator.stats().n_sequences == 1
+        (model,) = json.loads(server.ask("/v1/models").body)["data"]
+        assert model["h2o"]["cache_bytes"] == expected

@@ -48,21 +48,24 @@ class _Watch:
         self._here.setblocking(False)
         self._there.setblocking(False)
         self._mailbox = _core.Mailbox(self._there.fileno())
-        self._waiters: dict[int, asyncio.Future[None]] = {}
+        self._waiters: dict[int, list[asyncio.Future[None]]] = {}
         self._watches = False  # whether the socket is watched
         self._timer: asyncio.TimerHandle | None = None  # if sockets cannot be watched
         self._rests = False
 
     async def wait(self, loop: asyncio.AbstractEventLoop, state: _core.Generation) -> None:
         waiter: asyncio.Future[None] = loop.create_future()
-        self._waiters[state.key] = waiter
+        self._waiters.setdefault(state.key, []).append(waiter)
         self._watch(loop)
         state.subscribe(self._mailbox)
         try:
             await waiter
         finally:
-            if self._waiters.get(state.key) is waiter:
-                del self._waiters[state.key]
+            waiters = self._waiters.get(state.key, [])
+            if waiter in waiters:
+                waiters.remove(waiter)
+                if not waiters:
+                    del self._waiters[state.key]
             self._watch(loop)
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -91,9 +94,9 @@ class _Watch:
         with suppress(BlockingIOError):
             self._here.recv(4096)
         for key in self._mailbox.take():
-            waiter = self._waiters.pop(key, None)
-            if waiter is not None and not waiter.done():
-                waiter.set_result(None)
+            for waiter in self._waiters.pop(key, ()):
+                if not waiter.done():
+                    waiter.set_result(None)
         loop.call_soon(self._rest, loop, begin)  # after the readers
 
     def _rest(self, loop: asyncio.AbstractEventLoop, begin: float) -> None:

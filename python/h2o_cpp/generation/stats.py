@@ -56,6 +56,7 @@ class Stats:
     cache_bytes: int  # allocated for K, V, positions and scores of all layers
     full_cache_bytes: int  # of a full cache of n_ctx tokens
     archive_bytes: int  # archives of all sequences
+    n_sequences: int  # whose caches are allocated
     n_ctx: int
     n_layers: int
     n_kv_heads: int
@@ -75,6 +76,7 @@ class Stats:
             cache_bytes=session.cache_bytes,
             full_cache_bytes=session.full_cache_bytes,
             archive_bytes=session.archive_bytes,
+            n_sequences=session.n_sequences,
             n_ctx=session.n_ctx,
             n_layers=model.n_layers,
             n_kv_heads=model.n_kv_heads,

@@ -117,17 +117,20 @@ class _Worker:
             raise ValueError(f"messages are not JSON: {error}") from None
         finally:
             timer.cancel()
-            if answer is None or answer.get("error", "") is None:
+            if timer.ident is not None:
+                timer.join()  # it may be killing the process
+            if answer is None or answer.get("error", "") is None or late.is_set():
                 self.end()
             else:
                 self._keep()
         return answer
 
     def _keep(self) -> None:
-        if len(self._idle) < _MAX_IDLE:
-            self._idle.append(self)
-        else:
-            self.end()
+        self._idle.append(self)
+        if len(self._idle) > _MAX_IDLE:  # now, so that other threads count this one
+            with suppress(ValueError):  # taken meanwhile
+                self._idle.remove(self)
+                self.end()
 
     def end(self) -> None:
         """Stop the process."""

@@ -110,7 +110,7 @@ def open_runtime(
                 f"max_sequences={n_sequences}, expected at most {most} with n_batch={n_batch}"
             )
     else:  # allocated when needed
-        n_sequences = max(1, min(_USEFUL, fitting(_free_memory() // 2), most))
+        n_sequences = max(1, min(_USEFUL, fitting(max(1, _core.available_memory() // 2)), most))
         allocated = 1
     tokenizer = Tokenizer.of_model(model)
     engine = _core.Engine(
@@ -131,11 +131,3 @@ def open_runtime(
         **recall,
     )
     return Runtime(model, engine, tokenizer, policy, n_sequences)
-
-
-def _free_memory() -> int:
-    """Free memory in bytes; 1 GiB if unknown."""
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return 2**30

@@ -67,7 +67,7 @@ class Service:
             for key, value in metadata.items()
             if key.startswith(begin) and type(value) is int
         }
-        stats, n = generator.stats(), generator.max_sequences
+        stats = generator.stats()
         self.backend = stats.backend
         self.cache_bytes, self.full_cache_bytes = stats.cache_bytes, stats.full_cache_bytes
         self.model = Model(
@@ -78,9 +78,9 @@ class Service:
                 endless=generator.endless and self.max_tokens > generator.n_ctx,
                 chat=self.template is not None,
                 policy=policy_counts(generator.policy),
-                n_sequences=n,
-                cache_bytes=stats.cache_bytes // n,
-                full_cache_bytes=stats.full_cache_bytes // n,
+                n_sequences=generator.max_sequences,
+                cache_bytes=stats.cache_bytes // stats.n_sequences,
+                full_cache_bytes=stats.full_cache_bytes // stats.n_sequences,
             ),
         )
 
