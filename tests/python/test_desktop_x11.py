@@ -30,7 +30,7 @@ pytestmark = programs("Xvfb", "xdotool")
 def display() -> Iterator[str]:
     """The display name of an X server."""
     reading, writing = os.pipe()
-    command = ["Xvfb", "-displayfd", str(writing), "-screen", "0", "1200x800x24"]
+    command = ["Xvfb", "-r", "-displayfd", str(writing), "-screen", "0", "1200x800x24"]
     with subprocess.Popen(
         [*command, "-nolisten", "tcp"], pass_fds=[writing], stderr=subprocess.DEVNULL
     ) as server:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from support.background import PATIENCE
-from support.serving import FOREVER, Server, events
+from support.serving import FOREVER, Server, events, wait_until
 
 LLAMA = Path(__file__).parents[1] / "data" / "golden" / "llama_gqa2_tied.gguf"
 ENDLESS: dict[str, Any] = {"prompt": [5, 6], **FOREVER}
@@ -70,6 +70,8 @@ def test_shutdown_cuts_generations_after_grace() -> None:
         connections = [server.begin({**ENDLESS, "stream": stream}) for stream in (True, False)]
         response = connections[0].getresponse()
         first = response.readline()
+        states = ("h2o_sequences_active", "h2o_requests_waiting")
+        wait_until(lambda: sum(map(server.metric, states)) == 2)
         process.send_signal(signal.SIGTERM)
         *_, last = events(first + response.read())
         assert last["error"]["code"] == "unavailable"

@@ -33,6 +33,7 @@ from h2o_cpp.serve.service import Service
 from support.serving import Server, serving, serving_catalog, wait_until
 from support.tool_talk import THINKS, WEATHER, talking
 
+expect.set_options(timeout=PATIENCE * 1000)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 OPTIONS = [
     "--no-sandbox",
