@@ -194,6 +194,7 @@ class TestCancelling:
             completion = begin(engine)
             pieces = Background(lambda: len(list(completion)))
             wait_until(lambda: completion.n_read > 0)
+            assert pieces.runs(0.05)
             completion.close()
             assert pieces.result() > 0
             assert completion.finish_reason == "cancelled"
@@ -241,10 +242,12 @@ class TestClosing:
             assert engine.submit([5], **SHORT).result().text == expected
 
     def test_dropped_engine_is_closed(self, single: Generator) -> None:
+        n_threads = threading.active_count()
         engine = single.engine()
         begin(engine)
         del engine
         gc.collect()
+        wait_until(lambda: threading.active_count() == n_threads)
         single.engine().close()  # there is no other one
         assert single.generate([5], **SHORT).completion_tokens == 6
 
@@ -328,6 +331,16 @@ class TestAsyncio:
         assert Background(lambda: asyncio.run(run())).result() == "length"
 
 
+@pytest.fixture
+def quick_switches() -> Iterator[None]:
+    """Threads that never release the GIL keep it for 10 us instead of 5 ms."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("quick_switches")
 def test_unread_errors_of_constraints_are_destroyed_while_other_threads_call(
     generator: Generator,
 ) -> None:
@@ -344,7 +357,7 @@ def test_unread_errors_of_constraints_are_destroyed_while_other_threads_call(
                 engine.stats()
 
         def drop_errors() -> None:
-            for _ in range(30):
+            for _ in range(300):
                 completion = engine.submit([5, 6], constraint=fail, **SHORT)
                 wait_until(lambda c=completion: c.finish_reason is not None)  # type: ignore[misc]
 
@@ -358,7 +371,8 @@ def test_unread_errors_of_constraints_are_destroyed_while_other_threads_call(
 
 
 def test_mixed_random_use_leaks_nothing(generator: Generator) -> None:
-    """Requests end or are closed or dropped; the memory of the cache stays the same."""
+    """Requests end or are closed or dropped; threads and cache memory stay the same."""
+    n_threads = threading.active_count()
     cache_bytes = generator.stats().cache_bytes
     expected = {n: generator.generate([5] * n, **SHORT).text for n in range(1, 30)}
     with generator.engine(max_queue=4) as engine:
@@ -383,4 +397,5 @@ def test_mixed_random_use_leaks_nothing(generator: Generator) -> None:
         users = [Background(lambda n=n: use(n)) for n in range(4)]  # type: ignore[misc]
         assert [user.result() for user in users] == [60] * 4
         wait_until(lambda: idle(engine))
+    assert threading.active_count() == n_threads
     assert generator.stats().cache_bytes == cache_bytes
