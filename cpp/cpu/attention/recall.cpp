@@ -22,7 +22,7 @@ RecallSpace::RecallSpace(const Workspace& workspace, const KvView& shape, int n_
 int64_t RecallSpace::thread_floats() const {
   return whole_cache_lines(tile_queries_ * (2 * head_dim_ + kPartPages) +
                            tile_rows_ * n_recalled_ * kPageFloats +
-                           tile_queries_ * (kKeyBlock + 2 + head_dim_) +
+                           tile_queries_ * (kExpsStride + 2 + head_dim_) +
                            tile_queries_ * (head_dim_ + 1) + kGridPages * 2 * head_dim_);
 }
 
@@ -164,7 +164,7 @@ void Recall::attend_block(const ArchiveHead& head, std::span<const EstimatedPage
     n_keys += head.counts[page.page];
   }
   for (int64_t i = 0; i < q.n; ++i) {
-    float* const logits = exps + i * kKeyBlock;
+    float* const logits = exps + i * kExpsStride;
     if (attention_.softcap > 0) {  // logits are scaled later
       kernels_.softcap(logits, n_keys, attention_.softcap / attention_.scale);
     }
@@ -183,12 +183,12 @@ void Recall::attend_block(const ArchiveHead& head, std::span<const EstimatedPage
               .n_rows = n,
               .n = head_dim,
               .row_bytes = archive.v_row_bytes(),
-              .p_stride = kKeyBlock});
+              .p_stride = kExpsStride});
     n_keys += n;
   }
 }
 
-// The products of a page's keys with q: logits [queries, kKeyBlock].
+// The products of a page's keys with q: logits [queries, kExpsStride].
 void Recall::multiply_keys(const ArchiveHead& head, int32_t page, const Queries& q, float* logits,
                            int thread) const {
   const KvArchive& archive = *cache_.archive;
@@ -200,7 +200,7 @@ void Recall::multiply_keys(const ArchiveHead& head, int32_t page, const Queries&
                  .n_rows = q.n,
                  .n_in = cache_.head_dim,
                  .w_row_bytes = archive.k_row_bytes(),
-                 .y_stride = kKeyBlock,
+                 .y_stride = kExpsStride,
                  .add = false};
   const auto matmul = kernels_.of(archive.options().k_dtype).matmul;
   if (!archive.has_grids()) {
@@ -212,7 +212,7 @@ void Recall::multiply_keys(const ArchiveHead& head, int32_t page, const Queries&
   product.x = space_.scaled(thread);
   matmul(product, 0, n);
   for (int64_t i = 0; i < q.n; ++i) {
-    for (int64_t t = 0; t < n; ++t) logits[i * kKeyBlock + t] += shifts[i];
+    for (int64_t t = 0; t < n; ++t) logits[i * kExpsStride + t] += shifts[i];
   }
 }
 

@@ -94,14 +94,14 @@ class RecallSpace {
   BestPages best(int thread, int64_t row) const {  // of a tile
     return pages_at(estimates(thread) + tile_queries_ * kPartPages, row, n_recalled_);
   }
-  float* exps(int thread) const {  // [queries, kKeyBlock]
+  float* exps(int thread) const {  // [queries, kExpsStride]
     return estimates(thread) + tile_queries_ * kPartPages + tile_rows_ * n_recalled_ * kPageFloats;
   }
   TileSums part(int thread) const {  // [queries] of a block of keys
-    return sums_at(exps(thread) + tile_queries_ * kKeyBlock, tile_queries_, 0);
+    return sums_at(exps(thread) + tile_queries_ * kExpsStride, tile_queries_, 0);
   }
   float* scaled(int thread) const {  // [queries, head_dim]
-    return exps(thread) + tile_queries_ * (kKeyBlock + 2 + head_dim_);
+    return exps(thread) + tile_queries_ * (kExpsStride + 2 + head_dim_);
   }
   float* shifts(int thread) const {  // [queries]
     return scaled(thread) + tile_queries_ * head_dim_;

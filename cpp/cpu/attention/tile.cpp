@@ -59,19 +59,19 @@ void Tile::attend(int64_t block, const TileScratch& scratch, float* exps, const 
     return attend_split(block, scratch, exps, to, begin, end);
   }
   multiply(block, scratch, exps, begin, end);
-  for (int64_t i = begin; i < end; ++i) exponentiate(block, i, exps + i * kKeyBlock, to.softmax);
+  for (int64_t i = begin; i < end; ++i) exponentiate(block, i, exps + i * kExpsStride, to.softmax);
 
   // First the keys visible to all rows, then for each later row the additional ones.
   const int64_t head_dim = cache_.head_dim;
   const int64_t key = block * kKeyBlock;
   const int64_t common = n_keys(block, row);
   std::fill(to.out + begin * head_dim, to.out + end * head_dim, 0.0f);
-  add_values(key, key + common, end - begin, exps + begin * kKeyBlock, to.out + begin * head_dim);
+  add_values(key, key + common, end - begin, exps + begin * kExpsStride, to.out + begin * head_dim);
   for (int64_t i = row + 1; i < n_; ++i) {
     const int64_t query = std::max(begin, i * group_);
     const int64_t n = std::min(end, (i + 1) * group_) - query;
     if (n <= 0) continue;
-    add_values(key + common, key + n_keys(block, i), n, exps + query * kKeyBlock + common,
+    add_values(key + common, key + n_keys(block, i), n, exps + query * kExpsStride + common,
                to.out + query * head_dim);
   }
 }
@@ -87,13 +87,13 @@ void Tile::exponentiate(int64_t block, int64_t i, float* exps, const SoftmaxSums
   to.total[i] = kernels_.exponentiate(exps, n, attention_.scale, to.largest + i);
 }
 
-// logits [queries, kKeyBlock] = q keys^T for queries [begin, end), including keys not visible to
+// logits [queries, kExpsStride] = q keys^T for queries [begin, end), including keys not visible to
 // earlier rows.
 void Tile::multiply(int64_t block, const TileScratch& scratch, float* logits, int64_t begin,
                     int64_t end) const {
   const int64_t key = block * kKeyBlock;
   const SegmentHead::Parts parts = keys_.keys(key, key + n_keys(block, n_ - 1));
-  float* y = logits + begin * kKeyBlock;
+  float* y = logits + begin * kExpsStride;
   const auto dots = [&](const TypeKernels& type, const std::byte* k, int64_t k_bytes, int64_t n) {
     const Matmul m{.y = y,
                    .x = scratch.q + begin * cache_.head_dim,
@@ -102,7 +102,7 @@ void Tile::multiply(int64_t block, const TileScratch& scratch, float* logits, in
                    .n_rows = end - begin,
                    .n_in = cache_.head_dim,
                    .w_row_bytes = k_bytes,
-                   .y_stride = kKeyBlock,
+                   .y_stride = kExpsStride,
                    .add = false};
     type.matmul(m, 0, n);
     y += n;
@@ -188,7 +188,7 @@ void Tile::add_values(int64_t begin, int64_t end, int64_t n_queries, const float
                          .n_rows = part.n,
                          .n = cache_.head_dim,
                          .row_bytes = cache_.v_row_bytes,
-                         .p_stride = kKeyBlock});
+                         .p_stride = kExpsStride});
     exps += part.n;
   }
 }
@@ -231,16 +231,16 @@ void Tile::weigh(int64_t block, const float* largest, const SoftmaxSums& all, fl
     kernels_.weights_of(weights, largest + begin, {all.largest + begin, all.total + begin},
                         end - begin, attention_.scale);
     for (int64_t query = begin; query < end; ++query) {
-      float* const power = exps + query * kKeyBlock;
+      float* const power = exps + query * kExpsStride;
       const int64_t n = n_keys(block, query / group_);
       const int64_t head = query % group_;
       if (head == 0) {
         kernels_.weigh(power, n, weights[query - begin]);
       } else {
-        kernels_.add_weighed(power - head * kKeyBlock, power, n, weights[query - begin]);
+        kernels_.add_weighed(power - head * kExpsStride, power, n, weights[query - begin]);
       }
       if (windowed() && head == group_ - 1) {
-        set_beyond_window(block, query / group_, power - head * kKeyBlock, 0);
+        set_beyond_window(block, query / group_, power - head * kExpsStride, 0);
       }
     }
   }
@@ -251,7 +251,7 @@ void Tile::add_to_scores(int64_t block, const float* received) const {
   const int64_t first_scored = policy.first_scored(keys_.segment().n_rows) - first_;
   const auto accumulate = policy.scoring == Scoring::question ? kernels_.raise : kernels_.add;
   for (int64_t i = std::max(first_row(block), first_scored); i < n_; ++i) {
-    const float* attention = received + i * group_ * kKeyBlock;
+    const float* attention = received + i * group_ * kExpsStride;
     const int64_t begin = block * kKeyBlock;
     for (const KvRows& part : keys_.keys(begin, begin + n_keys(block, i))) {
       if (policy.decay != 1) kernels_.scale(part.scores, part.n, policy.decay);

@@ -18,6 +18,10 @@ namespace h2o {
 // that merging costs almost nothing.
 constexpr int64_t kKeyBlock = 512;
 
+// Between the exponentials of one query and the next: a cache line more, since rows 2 KiB apart
+// would share a few sets of the L1 cache.
+constexpr int64_t kExpsStride = kKeyBlock + 16;
+
 // Partial softmax sums over some keys, for each query of a tile.
 struct TileSums {
   SoftmaxSums softmax;  // [queries]
@@ -74,8 +78,8 @@ class Tile {
   void load_queries(float* q) const;
 
   // Computes the sums of one block for queries [begin, end), which load_queries() has loaded to
-  // scratch.q. Leaves the exponentials [queries, kKeyBlock], each row up to its last visible key,
-  // in `exps`.
+  // scratch.q. Leaves the exponentials [queries, kExpsStride], each row up to its last visible
+  // key, in `exps`.
   void attend(int64_t block, const TileScratch& scratch, float* exps, const TileSums& to,
               int64_t begin, int64_t end) const;
 

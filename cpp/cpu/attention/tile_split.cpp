@@ -105,7 +105,7 @@ class Tile::SplitBlock {
 
   // Logits of the first n keys.
   SplitProduct keys_product(int64_t begin, int64_t end, int64_t n) const {
-    return {.y = exps_ + begin * kKeyBlock,
+    return {.y = exps_ + begin * kExpsStride,
             .x = scratch_.q + begin * head_dim_,
             .staged = staged_keys_,
             .n_rows = end - begin,
@@ -113,7 +113,7 @@ class Tile::SplitBlock {
             .n_out = n,
             .n_columns = n_,
             .x_stride = head_dim_,
-            .y_stride = kKeyBlock,
+            .y_stride = kExpsStride,
             .add = false,
             .workspace = workspace_};
   }
@@ -121,7 +121,7 @@ class Tile::SplitBlock {
   // Of all of n keys; those that a query does not see get 0.
   void exponentiate(int64_t begin, int64_t end, int64_t n) const {
     for (int64_t i = begin; i < end; ++i) {
-      float* const power = exps_ + i * kKeyBlock;
+      float* const power = exps_ + i * kExpsStride;
       tile_.exponentiate(block_, i, power, to_.softmax);
       std::fill(power + n_visible(i), power + n, 0.0f);
     }
@@ -130,13 +130,13 @@ class Tile::SplitBlock {
   // Sums over n staged values.
   void add_values(int64_t begin, int64_t end, int64_t first, int64_t n) const {
     tile_.kernels_.multiply_split({.y = to_.out + begin * head_dim_,
-                                   .x = exps_ + begin * kKeyBlock + first,
+                                   .x = exps_ + begin * kExpsStride + first,
                                    .staged = staged_values_,
                                    .n_rows = end - begin,
                                    .n_in = n,
                                    .n_out = head_dim_,
                                    .n_columns = head_dim_,
-                                   .x_stride = kKeyBlock,
+                                   .x_stride = kExpsStride,
                                    .y_stride = head_dim_,
                                    .add = first > 0,
                                    .workspace = workspace_});
@@ -146,7 +146,7 @@ class Tile::SplitBlock {
   // Replaces the sums and staged values.
   void add_values_one_by_one(int64_t begin, int64_t end, int64_t n) const {
     for (int64_t i = begin; i < end; ++i) {
-      const float* const power = exps_ + i * kKeyBlock;
+      const float* const power = exps_ + i * kExpsStride;
       Rows seen;
       for (int64_t j = 0; j < n; ++j) seen[j] = power[j] != 0 ? values_[j] : nullptr;
       stage_values(seen, 0, n);

@@ -123,7 +123,7 @@ class Workspace {
   int64_t sums_floats(int64_t n_blocks) const {
     return whole_cache_lines(queries_ * (2 + head_dim_ + blocks_ + n_blocks * (1 + head_dim_)));
   }
-  int64_t exps_floats(int64_t n_blocks) const { return n_blocks * queries_ * kKeyBlock; }
+  int64_t exps_floats(int64_t n_blocks) const { return n_blocks * queries_ * kExpsStride; }
   int64_t thread_floats() const {
     return staged_floats() + whole_cache_lines(queries_ * head_dim_) + rotated_floats() +
            victim_floats() + sums_floats(1) + exps_floats(scores_ ? blocks_ : 1);
@@ -138,7 +138,7 @@ class Workspace {
     space.queries = queries_;
     space.head_dim = head_dim_;
     space.sums_step = n_blocks == 1 ? 0 : queries_;
-    space.exps_step = scores_ ? queries_ * kKeyBlock : 0;
+    space.exps_step = scores_ ? queries_ * kExpsStride : 0;
     space.all = {{take(queries_), take(queries_)}, take(queries_ * head_dim_)};
     space.blocks = {{take(blocks_ * queries_), take(n_blocks * queries_)},
                     take(n_blocks * queries_ * head_dim_)};
