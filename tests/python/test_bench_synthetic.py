@@ -86,15 +86,15 @@ def blocks_of_zeros(type_name: str, values: NDArray[np.float32], **_: Any) -> ND
     return np.zeros((len(values), values.shape[1] // size * nbytes), np.uint8)
 
 
-@pytest.mark.parametrize("type_name", ["F16", *MIXES])
+@pytest.mark.parametrize("type_name", ["F16", "BF16", *MIXES])
 def test_types_equal_quantizer(
     type_name: str, f32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_core, "quantize", blocks_of_zeros)
     expected, found = tmp_path / "expected.gguf", tmp_path / "found.gguf"
     write_model(found, small("SmolLM2-135M"), type_name)
-    if type_name == "F16":
-        assert set(types(found).values()) == {"F32", "F16"}
+    if type_name in ("F16", "BF16"):
+        assert set(types(found).values()) == {"F32", type_name}
         return
     quantize(f32, expected, type_name, progress=False)
     assert types(found) == types(expected)

@@ -23,7 +23,7 @@ from gguf import (
     LlamaFileType,
     TokenType,
 )
-from gguf.quants import dequantize
+from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
 from h2o_bench.shapes import N_SPECIAL, SPECIAL, Config
@@ -47,7 +47,7 @@ RANDOM = {
 }
 
 # Types of the weight matrices: also those of the converter and the quantizer.
-TYPES = ("F32", "F16", *MIXES, *RANDOM)
+TYPES = ("F32", "F16", "BF16", *MIXES, *RANDOM)
 
 _PIECE = 1 << 22  # random values to generate and quantize; every tensor is made of them
 
@@ -60,6 +60,7 @@ _METADATA_TYPES = {
 _FILE_TYPES = {
     "F32": LlamaFileType.ALL_F32,
     "F16": LlamaFileType.MOSTLY_F16,
+    "BF16": LlamaFileType.MOSTLY_BF16,
     **{name: mix.file_type for name, mix in MIXES.items()},
     **{name: LlamaFileType[f"MOSTLY_{name}"] for name in RANDOM},
 }
@@ -195,8 +196,8 @@ def _rows(
     values /= np.float32(n_cols**0.5)
     if type is GGMLQuantizationType.F32:
         return values.view(np.uint8)
-    if type is GGMLQuantizationType.F16:
-        return values.astype(np.float16).view(np.uint8)
+    if type in (GGMLQuantizationType.F16, GGMLQuantizationType.BF16):
+        return quantize(values, type).view(np.uint8)
     return _core.quantize(type.name, values, threads=n_processors())
 
 
