@@ -14,7 +14,17 @@ from h2o_cpp import Generator, Policy, _core
 from h2o_cpp.cli import main
 from h2o_cpp.eval.budgeted import BudgetedModel
 from h2o_cpp.model.session import open_session
-from support.scripted_opt import END, VISIBLE, scripted_opt, strings
+from support.scripted_opt import (
+    END,
+    N_VOCAB,
+    VISIBLE,
+    floats,
+    integers,
+    scripted_opt,
+    string,
+    strings,
+    u32,
+)
 
 CONTEXT = "It was a bright morning, and the old man went down to the sea with"
 CONTINUATION = " his son, who had been a sailor."
@@ -169,6 +179,23 @@ def test_first_complete_stop_string_ends_the_output(tmp_path: Path) -> None:
     with Generator(path, threads=1) as generator:
         assert generator.generate(list(b"x"), temperature=0, stop=stop).text == "a"
     assert BudgetedModel(path, threads=1).generate(list(b"x"), max_tokens=9, stop=stop) == "a"
+
+
+def test_output_is_without_the_first_space_of_sentencepiece(tmp_path: Path) -> None:
+    """As decoded by transformers: lm_eval's own models decode an output without its prompt."""
+    model = scripted_opt([4, 4, 3, 2])
+    pieces = ["<unk>", "<s>", "</s>", "a", "\u2581a", *map(str, range(N_VOCAB - 5))]
+    model.keys |= {
+        "tokenizer.ggml.model": string("llama"),
+        "tokenizer.ggml.tokens": strings(pieces),
+        "tokenizer.ggml.token_type": integers([2, 3, 3] + [1] * (N_VOCAB - 3)),
+        "tokenizer.ggml.scores": floats([0.0] * N_VOCAB),
+        "tokenizer.ggml.eos_token_id": u32(2),
+    }
+    path = model.write(tmp_path / "pieces.gguf")
+    with Generator(path, threads=1) as generator:
+        assert generator.generate([3], temperature=0).text == " a aa"
+    assert BudgetedModel(path, threads=1).generate([3], max_tokens=9) == "a aa"
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,8 @@ class BudgetedModel:
     def generate(self, prompt: Sequence[int], *, max_tokens: int, stop: Sequence[str] = ()) -> str:
         """The greedy output for a prompt, as of a Generator; it ends before the strings in `stop`.
 
+        As in lm_eval's own models, it is a text of its own: without SentencePiece's first space.
+
         Raises ValueError if max_tokens and one token of the prompt exceed n_ctx.
         """
         max_tokens = check_int("max_tokens", max_tokens, 1, self.n_ctx - 1)
@@ -161,7 +163,14 @@ class BudgetedModel:
         while output.next() is not None:
             pass
         self._count(engine.session)
-        return output.text
+        return output.text.removeprefix(" " if self._drops_space(output.generated_tokens) else "")
+
+    def _drops_space(self, tokens: Sequence[int]) -> bool:
+        """Whether a text that begins with these tokens is without their first space."""
+        for token in tokens:
+            if data := self.tokenizer.token_bytes(token):
+                return data != self.tokenizer.token_bytes(token, begins=True)
+        return False
 
     def _newest(self, tokens: Sequence[int], n: int) -> NDArray[np.int32]:
         """The last n tokens."""
