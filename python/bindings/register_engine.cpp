@@ -289,7 +289,7 @@ void register_engine(py::module_& m) {
       .def_property_readonly("prompt_seconds", progress(&Progress::prompt_seconds))
       .def_property_readonly("decode_seconds", progress(&Progress::decode_seconds));
 
-  py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine", "From prompts to texts, many at once.")
+  py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine", "Generates texts, many at once.")
       .def(py::init(&make_engine), py::arg("model").none(false), py::arg("tokenizer").none(false),
            py::kw_only(), py::arg("policies"), py::arg("n_ctx"), py::arg("n_batch"),
            py::arg("n_sequences"), py::arg("max_sequences"), py::arg("k_dtype"), py::arg("v_dtype"),

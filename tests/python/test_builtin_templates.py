@@ -6,7 +6,7 @@ import pytest
 
 from h2o_cpp.model.builtin_templates import BUILTIN_TEMPLATES
 from h2o_cpp.model.chat_template import ChatTemplate
-from support.chatty import user
+from support.scripted_chat import user
 from support.vocabularies import sentence_pieces
 from support.vocabularies import tokenizer_of as tokenizer
 

@@ -14,7 +14,7 @@ import pytest
 from h2o_cpp import Chat, Generator, Policy, Stream, _core
 from h2o_cpp.cli import main
 from h2o_cpp.model.session import open_session
-from support.chatty import PLAIN, says, script, turn, user
+from support.scripted_chat import PLAIN, says, script, turn, user
 from support.scripted_opt import ARRAY, FLOAT32, integers, scripted_opt, string, strings
 
 

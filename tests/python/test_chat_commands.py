@@ -21,8 +21,8 @@ from h2o_cpp import Chat
 from h2o_cpp.chat import Chat as _Chat
 from h2o_cpp.cli import main
 from h2o_cpp.cli.conversation import COMMANDS
-from support.chatty import script, turn
 from support.needs import needs
+from support.scripted_chat import script, turn
 
 Converse = Callable[..., tuple[int, str, str]]
 

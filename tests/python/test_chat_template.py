@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from h2o_cpp.model import jinja_template
 from h2o_cpp.model.chat_template import ChatTemplate
-from support.chatty import CHATML, user
 from support.needs import LINUX
+from support.scripted_chat import CHATML, user
 from support.vocabularies import byte_pairs, sentence_pieces
 from support.vocabularies import tokenizer_of as tokenizer
 

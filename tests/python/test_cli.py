@@ -187,7 +187,6 @@ def test_missing_device(capsys: pytest.CaptureFixture[str]) -> None:
         ([], "COMMAND"),
         (["jump"], "jump"),
         (["run"], "one of the arguments PROMPT -p/--prompt -f/--file is required"),
-        (["run", PROMPT, "-f", "prompt.txt"], "not allowed with"),
         (["run", PROMPT, "--hh", "lots"], "expected a fraction such as 0.2 or a number of tokens"),
         (["run", PROMPT, "--temprature", "0"], "--temprature; did you mean --temperature?"),
         (["rnu", PROMPT], "; did you mean run?"),
@@ -195,7 +194,7 @@ def test_missing_device(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", PROMPT, "--verbosely"], "unrecognized arguments: --verbosely\n"),
         (["run", PROMPT, "--prefix", "x"], "unrecognized arguments: --prefix\n"),
         (["run", "The", "old", "man"], "got 'old man' too: put it in quotes"),
-        (["run", PROMPT, "-p", PROMPT], "not allowed with"),
+        (["run", "-f", "prompt.txt", "-p", PROMPT], "not allowed with"),
         (["perplexity", "-m", "a"], "required: FILE"),
         (["info"], "required: MODEL"),
         (
@@ -233,7 +232,7 @@ def test_model_as_prompt_is_a_usage_error(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A PROMPT that names a model is rejected, unless --prompt or --model is given."""
+    """A single argument that names a model is rejected, unless --model is given."""
     pulled = tmp_path / ".pulled"
     pulled.mkdir()
     (pulled / "tiny.gguf").symlink_to(tiny_opt)
@@ -242,12 +241,35 @@ def test_model_as_prompt_is_a_usage_error(
     file.symlink_to(tiny_opt)
     for command in ("run", "inspect"):
         for model in (str(file), str(tmp_path), "hf://org/name", "stories.gguf", "tiny"):
-            for more in ([], ["The old man"]):
-                error = usage_error(command, model, *more, capsys=capsys)
-                assert f'h2o-cpp {command} -m {model} "..."' in error
+            error = usage_error(command, model, capsys=capsys)
+            assert f"{model} is a model, and " in error
+            assert error.endswith(f'is missing; did you mean: h2o-cpp {command} {model} "..."')
     for arguments in (["-p", "a.gguf"], [str(file), "-m", str(tiny_opt)], ["What is a.gguf"]):
         assert main(["run", *arguments, "-n", "1"]) == 0
         assert ".gguf" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["run", "embed", "inspect"])
+def test_model_before_the_text(
+    command: str, tiny_opt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Equals -m, also with the text from a file or an option."""
+    (tmp_path / "prompt.txt").write_text(PROMPT, encoding="utf-8")
+    more = {"run": ["-s", "1", "-n", "9", "--json"]}.get(command, [])
+    outputs = []
+    for words in (
+        ["-m", str(tiny_opt), PROMPT],
+        [str(tiny_opt), PROMPT],
+        [str(tiny_opt), "-p", PROMPT],
+        ["-f", str(tmp_path / "prompt.txt"), str(tiny_opt)],
+    ):
+        assert main([command, *words, "-t", "1", *more]) == 0
+        out = capsys.readouterr().out
+        outputs.append(json.loads(out)["text"] if command == "run" else out)
+    assert outputs[0]
+    assert len(set(outputs)) == 1
+    assert main([command, "The", PROMPT]) == 1
+    assert capsys.readouterr().err.startswith("error: The: no such file or pulled model")
 
 
 @pytest.mark.parametrize("flag", llama_cpp_flags.ANSWERS)

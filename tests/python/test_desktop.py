@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from h2o_cpp import Generator
-from support.chatty import script
 from support.needs import needs
+from support.scripted_chat import script
 
 pytest.importorskip("PySide6.QtWidgets", exc_type=ImportError)  # also if Qt lacks a library
 

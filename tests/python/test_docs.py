@@ -19,8 +19,8 @@ import pytest
 
 from h2o_cpp import BUNDLED_MODEL, Chat, Completion, Generator
 from h2o_cpp.cli import _GROUPS, main, make_parser
-from support.chatty import chatty
 from support.needs import packages
+from support.scripted_chat import scripted_chat
 from support.scripted_opt import END
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,7 +128,7 @@ def test_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its Python blocks run with a model that has a chat template."""
     monkeypatch.chdir(tmp_path)
     for name in ("model.gguf", "small.gguf"):
-        chatty([END] * 128).write(Path(name))
+        scripted_chat([END] * 128).write(Path(name))
     names = run("README.md", {})
     assert isinstance(names["chat"], Chat)
     assert len(names["outputs"]) == 2  # type: ignore[arg-type]

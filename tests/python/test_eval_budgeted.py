@@ -14,7 +14,17 @@ from h2o_cpp import Generator, Policy, _core
 from h2o_cpp.cli import main
 from h2o_cpp.eval.budgeted import BudgetedModel
 from h2o_cpp.model.session import open_session
-from support.scripted_opt import END, scripted_opt
+from support.scripted_opt import (
+    END,
+    N_VOCAB,
+    VISIBLE,
+    floats,
+    integers,
+    scripted_opt,
+    string,
+    strings,
+    u32,
+)
 
 CONTEXT = "It was a bright morning, and the old man went down to the sea with"
 CONTINUATION = " his son, who had been a sailor."
@@ -155,6 +165,37 @@ def test_generate_with_budget_relative_to_prompt(tiny_opt: Path, context: list[i
 def test_generation_stops_at_eos(tmp_path: Path) -> None:
     path = scripted_opt([*b"abcd", END]).write(tmp_path / "scripted.gguf")
     assert BudgetedModel(path, threads=1).generate(list(b"x"), max_tokens=10) == "abcd"
+
+
+def test_first_complete_stop_string_ends_the_output(tmp_path: Path) -> None:
+    """Of one token too, as of Generator: "🦙" is complete before "a🦙a", which begins earlier."""
+    model = scripted_opt([257])
+    model.keys["tokenizer.ggml.tokens"] = strings(
+        [*VISIBLE, "</s>", "".join(VISIBLE[byte] for byte in "a🦙a".encode())]
+    )
+    model.keys["tokenizer.ggml.merges"] = strings([])
+    path = model.write(tmp_path / "llama.gguf")
+    stop = ["🦙", "a🦙a"]
+    with Generator(path, threads=1) as generator:
+        assert generator.generate(list(b"x"), temperature=0, stop=stop).text == "a"
+    assert BudgetedModel(path, threads=1).generate(list(b"x"), max_tokens=9, stop=stop) == "a"
+
+
+def test_output_is_without_the_first_space_of_sentencepiece(tmp_path: Path) -> None:
+    """As decoded by transformers: lm_eval's own models decode an output without its prompt."""
+    model = scripted_opt([4, 4, 3, 2])
+    pieces = ["<unk>", "<s>", "</s>", "a", "\u2581a", *map(str, range(N_VOCAB - 5))]
+    model.keys |= {
+        "tokenizer.ggml.model": string("llama"),
+        "tokenizer.ggml.tokens": strings(pieces),
+        "tokenizer.ggml.token_type": integers([2, 3, 3] + [1] * (N_VOCAB - 3)),
+        "tokenizer.ggml.scores": floats([0.0] * N_VOCAB),
+        "tokenizer.ggml.eos_token_id": u32(2),
+    }
+    path = model.write(tmp_path / "pieces.gguf")
+    with Generator(path, threads=1) as generator:
+        assert generator.generate([3], temperature=0).text == " a aa"
+    assert BudgetedModel(path, threads=1).generate([3], max_tokens=9) == "a aa"
 
 
 @pytest.mark.parametrize(

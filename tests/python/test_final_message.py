@@ -11,8 +11,8 @@ from h2o_cpp import Generator
 from h2o_cpp.model.builtin_templates import BUILTIN_TEMPLATES
 from h2o_cpp.model.chat_template import ChatTemplate
 from h2o_cpp.reply import Reply, ToolCall
-from support.chatty import CHATML, user
 from support.needs import packages
+from support.scripted_chat import CHATML, user
 from support.tool_talk import HERMES, LLAMA, THINKS, TOOLS, WEATHER, spell, talking
 from support.vocabularies import byte_pairs
 from support.vocabularies import tokenizer_of as tokenizer

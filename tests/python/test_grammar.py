@@ -14,7 +14,7 @@ import pytest
 from h2o_cpp import Generator
 from h2o_cpp.cli import main
 from h2o_cpp.generation.grammar import FORMS
-from support.person import PERSON, is_person
+from support.example_schema import SCHEMA, conforms
 
 pytest.importorskip("llguidance", reason="grammars need llguidance")
 
@@ -30,13 +30,13 @@ def generator(tiny_opt: Path) -> Iterator[Generator]:
 @pytest.mark.parametrize(
     "sampling", [{"temperature": 0}, {"seed": 1}, {"seed": 2, "temperature": 2.0, "top_k": 0}]
 )
-@pytest.mark.parametrize("schema", [PERSON, json.dumps(PERSON)], ids=["dict", "text"])
+@pytest.mark.parametrize("schema", [SCHEMA, json.dumps(SCHEMA)], ids=["dict", "text"])
 def test_schema_output_conforms(
     generator: Generator, schema: Any, sampling: dict[str, Any]
 ) -> None:
     result = generator.generate("The old man", schema=schema, **LONG, **sampling)
     assert result.finish_reason == "stop"
-    assert is_person(result.text)
+    assert conforms(result.text)
 
 
 @pytest.mark.parametrize("schema", [True, "true", {}])
@@ -68,18 +68,18 @@ def test_grammar_may_end_in_failure(generator: Generator) -> None:
 def test_batched_constraints_equal_separate_ones(generator: Generator) -> None:
     """The batch mixes constrained and unconstrained prompts, each with its own matcher."""
     each: list[Any] = [
-        {"schema": PERSON, "seed": 1},
+        {"schema": SCHEMA, "seed": 1},
         {"seed": 2, "max_tokens": 30},
         {"choice": ["yes", "no"], "seed": 3},
         {"regex": r"[a-c]{3,9}-\d+", "seed": 4, "max_tokens": 40},
-        {"schema": PERSON, "seed": 5, "temperature": 0},
+        {"schema": SCHEMA, "seed": 5, "temperature": 0},
     ]
     prompts = ["The old man"] * len(each)
     together = generator.generate(prompts, each=each, max_tokens=300)
     alone = [generator.generate("The old man", **{**LONG, **own}) for own in each]
     assert [result.text for result in together] == [result.text for result in alone]
-    assert is_person(together[0].text)
-    assert is_person(together[4].text)
+    assert conforms(together[0].text)
+    assert conforms(together[4].text)
     assert together[2].text in ("yes", "no")
 
 
@@ -87,7 +87,7 @@ def test_threads_share_compiled_grammar(generator: Generator) -> None:
     texts: list[str] = []
 
     def work(seed: int) -> None:
-        texts.append(generator.generate("The old man", schema=PERSON, seed=seed, **LONG).text)
+        texts.append(generator.generate("The old man", schema=SCHEMA, seed=seed, **LONG).text)
 
     threads = [threading.Thread(target=work, args=[seed]) for seed in range(6)]
     for thread in threads:
@@ -95,7 +95,7 @@ def test_threads_share_compiled_grammar(generator: Generator) -> None:
     for thread in threads:
         thread.join()
     assert len(texts) == 6
-    assert all(map(is_person, texts))
+    assert all(map(conforms, texts))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_output_matches_pattern(generator: Generator, form: str, value: Any, pat
 
 
 def test_max_tokens_truncates_constrained_output(generator: Generator) -> None:
-    result = generator.generate("The old man", schema=PERSON, seed=1, max_tokens=3)
+    result = generator.generate("The old man", schema=SCHEMA, seed=1, max_tokens=3)
     assert result.finish_reason == "length"
     assert result.completion_tokens == 3
 
@@ -180,12 +180,12 @@ def test_run_command_with_constraints(
     tiny_opt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "schema.json"
-    file.write_text(json.dumps(PERSON))
+    file.write_text(json.dumps(SCHEMA))
     run = ["run", "-m", str(tiny_opt), "The old man", "-n", "300", "--seed", "1"]
     assert main([*run, "--json-schema-file", str(file)]) == 0
     text = capsys.readouterr().out.removeprefix("The old man")
-    assert is_person(text)
-    assert main([*run, "--json-schema", json.dumps(PERSON)]) == 0
+    assert conforms(text)
+    assert main([*run, "--json-schema", json.dumps(SCHEMA)]) == 0
     assert capsys.readouterr().out.removeprefix("The old man") == text
     assert main([*run, "--grammar", 'root ::= "ab" "c"+']) == 0
     assert re.fullmatch("abc+", capsys.readouterr().out.removeprefix("The old man").strip())

@@ -28,9 +28,9 @@ REQUIRED = {
     "bench": [],
     "plan": ["--memory", "1GiB"],
 }
-TEXT_FIRST = ["run", "embed", "inspect"]  # the positional argument is a text
+WITH_TEXT = ["run", "embed", "inspect"]  # a single positional argument is a text
 NO_MODEL = ["convert", "pull", "models", "completion"]
-DEFAULT = ["chat", "generate", "serve", "bench", *TEXT_FIRST]  # the bundled model
+DEFAULT = ["chat", "generate", "serve", "bench", *WITH_TEXT]  # the bundled model
 
 
 def parse(*arguments: str) -> argparse.Namespace:
@@ -58,7 +58,7 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
 
 def test_every_command_is_covered() -> None:
     names = {name for group in _GROUPS.values() for name in group}
-    assert names == {*REQUIRED, *TEXT_FIRST, *NO_MODEL}
+    assert names == {*REQUIRED, *WITH_TEXT, *NO_MODEL}
 
 
 @pytest.mark.parametrize("command", REQUIRED)
@@ -100,14 +100,65 @@ def test_model_given_twice_is_an_error(command: str, capsys: pytest.CaptureFixtu
     assert error.endswith("argument -m/--model: given twice")
 
 
-@pytest.mark.parametrize("command", TEXT_FIRST)
+@pytest.mark.parametrize("command", WITH_TEXT)
+def test_model_and_text_as_positional_or_option(command: str) -> None:
+    """Two words are the model and the text; one is what no option gives, else the text."""
+    forms: list[tuple[list[str], str | None, str | None]] = [
+        (["x"], None, "x"),
+        (["-t", "1", "x"], None, "x"),
+        (["-"], None, "-"),
+        (["-p", "x"], None, "x"),
+        (["-f", "x"], None, None),
+        (["x", "-m", "m"], "m", "x"),
+        (["--model=m", "x"], "m", "x"),
+        (["m", "x"], "m", "x"),
+        (["m", "-t", "1", "x"], "m", "x"),
+        (["-t", "1", "m", "-t", "2", "x", "-t", "3"], "m", "x"),
+        (["m", "-"], "m", "-"),
+        (["m", "- an item"], "m", "- an item"),
+        (["m", "--", "-x"], "m", "-x"),
+        (["-m", "m", "--", "-x"], "m", "-x"),
+        (["m", "-p", "x"], "m", "x"),
+        (["--prompt", "x", "m"], "m", "x"),
+        (["m", "-f", "x"], "m", None),
+        (["--file=x", "m"], "m", None),
+        (["-m", "m", "-f", "x"], "m", None),
+    ]
+    for words, model, text in forms:
+        args = parse(command, *words)
+        assert args.model == (model or BUNDLED_MODEL), words
+        assert (args.prompt if args.words is None else args.words) == text, words
+        assert args.file == (Path("x") if text is None else None), words
+
+
+@pytest.mark.parametrize("command", WITH_TEXT)
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a", "b", "c"], "must be one argument, got 'b c' too: put it in quotes"),
+        (["a", "b", "-m", "m"], "must be one argument, got 'b' too: put it in quotes"),
+        (["a", "b", "-p", "x"], "TEXT given twice: by -p, and by position"),
+        (["a", "-m", "m", "-f", "x"], "MODEL and TEXT given twice: by -m and -f, and by position"),
+        (["a", "-p", "x", "-f", "y"], "not allowed with argument"),
+        (["a", "--unknown"], "unrecognized arguments: --unknown"),
+        (["-m", "m"], "is required"),
+    ],
+)
+def test_too_many_texts(
+    command: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = usage_error(command, *words, capsys=capsys)
+    assert message in error.replace("PROMPT", "TEXT")
+
+
+@pytest.mark.parametrize("command", WITH_TEXT)
 def test_model_option_given_twice(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert parse(command, "text", "-m", "a").model == "a"
     error = usage_error(command, "text", "-m", "a", "-m", "b", capsys=capsys)
     assert error.endswith("argument -m/--model: given twice")
 
 
-@pytest.mark.parametrize("command", [*REQUIRED, *TEXT_FIRST])
+@pytest.mark.parametrize("command", [*REQUIRED, *WITH_TEXT])
 def test_default_model(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     others = REQUIRED.get(command, ["text"])
     if command in DEFAULT:
@@ -138,6 +189,9 @@ def test_default_model(command: str, capsys: pytest.CaptureFixture[str]) -> None
         ("run x --kv-dtype f32 -ctv q4_0", {"kv_dtype": ("f32", "q4_0")}),
         ("chat -sys Hello", {"system": "Hello"}),
         ("serve -np 3", {"max_sequences": 3}),
+        ("serve -n 7", {"max_tokens": 7}),
+        ("serve --n-predict 7", {"max_tokens": 7}),
+        ("serve --max-tokens 7", {"max_tokens": 7}),
         ("serve --parallel 3 -a it", {"max_sequences": 3, "name": "it"}),
         ("generate -i a -o b -np 3", {"input": Path("a"), "output": Path("b"), "max_sequences": 3}),
         ("perplexity m t --chunk 2 --max-tokens 9", {"n_batch": 2, "text_tokens": 9}),

@@ -19,7 +19,7 @@ import pytest
 from h2o_cpp import Generator
 from h2o_cpp.jobs import line_seed
 from support.background import PATIENCE
-from support.chatty import PLAIN
+from support.scripted_chat import PLAIN
 from support.serving import wait_until
 
 # Ray's processes need a normal share of a busy machine, and time to start.

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from h2o_cpp import Generator
-from support.chatty import CHATML, user
 from support.dialects import MESSAGES, N_PROMPT, POSTS, ask, read_events
+from support.scripted_chat import CHATML, user
 from support.serving import events, serving, wait_until
 from support.tool_talk import THINKS, WEATHER, talking
 

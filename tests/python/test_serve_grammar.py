@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from h2o_cpp import Generator
-from support.chatty import PLAIN, user
-from support.person import PERSON, is_person
+from support.example_schema import SCHEMA, conforms
+from support.scripted_chat import PLAIN, user
 from support.tool_talk import THINKS, WEATHER, talking
 
 pytest.importorskip("fastapi", reason="FastAPI is not installed")
@@ -42,11 +42,11 @@ def post(tiny_opt: Path) -> Iterator[Any]:
 
 
 def test_chat_with_json_schema(post: Any) -> None:
-    response_format = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+    response_format = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
     answer = post("chat/completions", response_format=response_format, n=3).json()
     texts = [choice["message"]["content"] for choice in answer["choices"]]
     assert len(texts) == 3
-    assert all(map(is_person, texts))
+    assert all(map(conforms, texts))
 
 
 FEW = {"type": "array", "items": {"type": "integer"}, "maxItems": 2, "uniqueItems": True}
@@ -117,9 +117,9 @@ def test_objects_have_only_known_properties_as_in_llama_cpp(tiny_opt: Path, name
 
 
 def test_json_object_with_schema_as_in_llama_cpp(post: Any) -> None:
-    response_format: dict[str, Any] = {"type": "json_object", "schema": PERSON}
+    response_format: dict[str, Any] = {"type": "json_object", "schema": SCHEMA}
     answer = post("chat/completions", response_format=response_format).json()
-    assert is_person(answer["choices"][0]["message"]["content"])
+    assert conforms(answer["choices"][0]["message"]["content"])
     for invalid in (3, {"type": "hiccup"}):
         response_format = {"type": "json_object", "schema": invalid}
         assert post("chat/completions", response_format=response_format).status == 400

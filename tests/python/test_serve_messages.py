@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from h2o_cpp import Generator
-from support.chatty import user
 from support.dialects import MESSAGES, POSTS, USAGE, ask, read_events, talking_server
 from support.needs import packages
+from support.scripted_chat import user
 from support.serving import Server, serving
 from support.tool_talk import N_CTX, THINKS, spell, talking
 

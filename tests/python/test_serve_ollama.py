@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from h2o_cpp import Generator
-from support.chatty import user
 from support.dialects import (
     CALL,
     CHAT,
@@ -26,6 +25,7 @@ from support.dialects import (
     talking_server,
 )
 from support.needs import packages
+from support.scripted_chat import user
 from support.serving import Server, serving
 from support.tool_talk import N_CTX, THINKS, spell, talking
 

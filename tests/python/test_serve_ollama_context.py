@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from h2o_cpp import Chat, Generator
-from support.chatty import says
+from support.scripted_chat import says
 from support.serving import Server, serving
 
 GREEDY = {"temperature": 0, "num_predict": 20}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from h2o_cpp import Generator
-from support.chatty import user
+from support.scripted_chat import user
 from support.serving import Server, serving
 from support.tool_talk import talking
 

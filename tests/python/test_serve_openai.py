@@ -14,7 +14,7 @@ import pytest
 
 from h2o_cpp import Generator
 from support.background import PATIENCE
-from support.chatty import PLAIN
+from support.scripted_chat import PLAIN
 
 pytest.importorskip("openai", reason="OpenAI's client is not installed (openai)")
 

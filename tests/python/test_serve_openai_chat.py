@@ -11,7 +11,7 @@ import pytest
 
 from h2o_cpp import Generator
 from h2o_cpp.model.chat_template import ChatPrompt
-from support.chatty import PLAIN
+from support.scripted_chat import PLAIN
 
 pytest.importorskip("openai", reason="OpenAI's client is not installed (openai)")
 

@@ -21,8 +21,8 @@ import pytest
 
 from h2o_cpp import Generator
 from support.background import PATIENCE
-from support.chatty import PLAIN
 from support.needs import needs
+from support.scripted_chat import PLAIN
 
 pytest.importorskip("playwright", reason="playwright is not installed")
 

@@ -16,9 +16,9 @@ pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
 from pydantic import ConfigDict, create_model
 
 from h2o_cpp.serve.responses_request import ResponsesRequest
-from support.chatty import user
 from support.dialects import N_PROMPT, N_TOKENS, OUTPUT, RESPONSES, ask, read_events, talking_server
 from support.needs import packages
+from support.scripted_chat import user
 from support.serving import Server, serving
 from support.tool_talk import THINKS, spell, talking
 

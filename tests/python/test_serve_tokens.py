@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from h2o_cpp import Generator
-from support.chatty import PLAIN, user
 from support.needs import packages
+from support.scripted_chat import PLAIN, user
 from support.serving import Server, serving, wait_until
 
 TEXT = "The old man went down to the sea."

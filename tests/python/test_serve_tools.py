@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from h2o_cpp import Generator
-from support.chatty import user
 from support.dialects import CALL
 from support.needs import packages
+from support.scripted_chat import user
 from support.serving import Server, events, serving
 from support.tool_talk import THINKS, TOOLS, WEATHER, spell, talking
 

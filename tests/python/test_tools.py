@@ -12,8 +12,8 @@ import pytest
 from h2o_cpp import Generator
 from h2o_cpp.model.chat_template import ChatTemplate, tool_schemas
 from h2o_cpp.reply import Reply, ToolCall
-from support.chatty import user
 from support.needs import packages
+from support.scripted_chat import user
 from support.tool_talk import (
     DOCUMENTS,
     HERMES,

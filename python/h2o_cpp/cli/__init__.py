@@ -33,7 +33,7 @@ _GROUPS: dict[str, dict[str, _Command]] = {
             "continue many prompts, from a file to a file",
             "generate -i prompts.jsonl -o outputs.jsonl -m model.gguf --hh 0.2",
         ),
-        "embed": _Command("print the embedding of a text", 'embed "The old man" -m model.gguf'),
+        "embed": _Command("print the embedding of a text", 'embed model.gguf "The old man"'),
         "serve": _Command(
             "serve models over OpenAI's API, with a page to chat",
             "serve -m model.gguf --hh 0.2 --memory 4GiB",

@@ -79,26 +79,30 @@ def add_model(parser: Parser, *, bundled: bool = False) -> None:
 
 
 def add_prompt(parser: Parser, metavar: str, what: str) -> None:
-    """Add the prompt for read_prompt, positional or as --prompt or --file; and --model."""
+    """Add the model, and the prompt for read_prompt, positional or as --prompt or --file."""
+    add_model(parser, bundled=True)
     prompt = parser.add_mutually_exclusive_group(required=True)
-    prompt.add_argument("words", nargs="?", metavar=metavar, help=f'{what}; "-" reads stdin')
-    prompt.add_argument(
-        "-p", "--prompt", action=Once, metavar=metavar, help=f"{what}, as an option"
+    words = prompt.add_argument("words", nargs="?", metavar=metavar, help=f'{what}; "-" is stdin')
+    option = prompt.add_argument(
+        "-p", "--prompt", action=Once, metavar=metavar, help=f"{metavar}, as an option instead"
     )
-    prompt.add_argument("-f", "--file", type=Path, metavar="FILE", help=f"read {what} from FILE")
-    parser.add_argument(
-        "-m", "--model", action=Once, default=BUNDLED_MODEL, metavar="MODEL", help=_OR_BUNDLED
+    file = prompt.add_argument(
+        "-f", "--file", type=Path, metavar="FILE", help=f"read {metavar} from FILE"
     )
+    parser.replace_by(words, option, file)
+    parser.set_defaults(words=None)
 
     def check(args: argparse.Namespace, extras: Sequence[str]) -> None:
-        if args.words is not None and args.model is BUNDLED_MODEL and _is_model(args.words):
-            raise ValueError(
-                f"{args.words} is a model, not a text; did you mean: "
-                f'{parser.prog} -m {quote(args.words)} "..."'
-            )
-        if args.words is not None and extras and not any(word.startswith("-") for word in extras):
+        if args.words is None or any(word.startswith("-") for word in extras):
+            return
+        if extras:
             rest = " ".join(extras)
             raise ValueError(f"{metavar} must be one argument, got {rest!r} too: put it in quotes")
+        if args.model is BUNDLED_MODEL and _is_model(args.words):
+            raise ValueError(
+                f"{args.words} is a model, and {metavar} is missing; did you mean: "
+                f'{parser.prog} {quote(args.words)} "..."'
+            )
 
     parser.add_check(check)
 

@@ -6,13 +6,24 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from h2o_cpp.cli.help import Help
 from h2o_cpp.cli.llama_cpp_flags import translate
 
 # Checks the parsed and the remaining arguments; raises ValueError.
 Check = Callable[[argparse.Namespace, Sequence[str]], None]
+
+
+class _Either(NamedTuple):
+    """A positional argument, and the options that replace it."""
+
+    positional: argparse.Action
+    options: tuple[argparse.Action, ...]
+
+    def given(self, words: Sequence[str]) -> argparse.Action | None:
+        """The option that is given."""
+        return next((one for one in self.options if _has(words, one.option_strings)), None)
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,7 +35,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=Help, allow_abbrev=False, **options)
-        self._either: list[tuple[argparse.Action, argparse.Action]] = []
+        self._either: list[_Either] = []
         self._checks: list[Check] = []
 
     def add_either(self, *names: str, metavar: str, help: str, **options: Any) -> None:
@@ -49,7 +60,14 @@ class Parser(argparse.ArgumentParser):
             **nargs,
             **shared,
         )
-        self._either.append((positional, option))
+        self.replace_by(positional, option)
+
+    def replace_by(self, positional: argparse.Action, *options: argparse.Action) -> None:
+        """Omit `positional` if one of `options` is given.
+
+        If two such arguments remain and the first is optional, it is the first of two words.
+        """
+        self._either.append(_Either(positional, options))
 
     def add_check(self, check: Check) -> None:
         """Call `check` after parsing; its ValueError is a usage error."""
@@ -65,12 +83,18 @@ class Parser(argparse.ArgumentParser):
                 words = translate(words, self._option_string_actions)
             except ValueError as error:
                 self.error(str(error))
-        by_option = []
-        for positional, option in self._either:
-            if _has(words, option.option_strings):
-                positional.nargs, positional.required = argparse.SUPPRESS, False
-                by_option.append(option)
+        by_option = [(one.positional, given) for one in self._either if (given := one.given(words))]
+        by_position = [one.positional for one in self._either if not one.given(words)]
+        two = len(by_position) == 2 and not by_position[0].required
+        for positional in (*(one for one, _ in by_option), *by_position[: int(two)]):
+            positional.nargs, positional.required = argparse.SUPPRESS, False
+            positional.default = argparse.SUPPRESS
         parsed, extras = super().parse_known_args(words, namespace)
+        extras = [word for word in extras if word != "--"]
+        if two and len(extras) == 1 and self._is_positional(extras[0], words):
+            first, second = by_position
+            setattr(parsed, first.dest, getattr(parsed, second.dest))
+            setattr(parsed, second.dest, extras.pop())
         for check in self._checks:
             try:
                 check(parsed, extras)
@@ -80,16 +104,22 @@ class Parser(argparse.ArgumentParser):
             self.error(self._explain(extras, by_option))
         return parsed, extras
 
-    def _explain(self, extras: Sequence[str], by_option: Sequence[argparse.Action]) -> str:
-        """The error for remaining arguments."""
+    def _is_positional(self, word: str, words: Sequence[str]) -> bool:
+        literal = words[words.index("--") :] if "--" in words else ()
+        return word in literal or self._parse_optional(word) is None
+
+    def _explain(
+        self, extras: Sequence[str], by_option: Sequence[tuple[argparse.Action, argparse.Action]]
+    ) -> str:
+        """The error for remaining arguments; by_option: positional arguments given by options."""
         unknown = [word for word in extras if word.startswith("-")]
         if unknown:
             known = list(self._option_string_actions)
             names = [word.partition("=")[0] for word in unknown]
             return f"unrecognized arguments: {' '.join(unknown)}" + _suggest(names, known, 0.75)
         if by_option:
-            given = " and ".join(str(option.metavar) for option in by_option)
-            names = [option.option_strings[0] for option in by_option]
+            given = " and ".join(str(positional.metavar) for positional, _ in by_option)
+            names = [option.option_strings[0] for _, option in by_option]
             return f"{given} given twice: by {' and '.join(names)}, and by position"
         return f"unrecognized arguments: {' '.join(extras)}"
 

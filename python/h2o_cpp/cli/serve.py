@@ -20,6 +20,7 @@ from h2o_cpp.cli.argument_types import integer
 from h2o_cpp.cli.cache_options import add_cache, add_sequences
 from h2o_cpp.cli.options import (
     add_machine,
+    add_max_tokens,
     add_model,
     add_template,
     generator_options,
@@ -95,6 +96,7 @@ def add_arguments(parser: Parser) -> None:
 
     limits = parser.add_argument_group("limits")
     add_sequences(limits, "sequences decoded at once")
+    add_max_tokens(limits, None, "most tokens of an output")
     limits.add_argument(
         "--prefix-cache", default="256MiB", metavar="SIZE",
         help="most memory for states of prompts; a prompt that begins like an earlier one "
@@ -121,7 +123,6 @@ def add_arguments(parser: Parser) -> None:
         ("max-requests-per-key", "N", None, "most requests of one key in progress; others get "
          "status 429 (default: no limit)"),
         ("max-queue", "N", 64, "most requests that wait; others get status 429"),
-        ("max-tokens", "N", None, "most tokens of an output (default: the context)"),
         ("max-prompt", "N", None, "most tokens of a prompt (default: the context)"),
         ("max-connections", "N", None, "most connections (default: 512, or half of the open files "
          "allowed)"),

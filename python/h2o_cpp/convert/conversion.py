@@ -22,9 +22,9 @@ from h2o_cpp.convert import (
 from h2o_cpp.convert.checkpoint import open_tensors, read_json
 from h2o_cpp.convert.config import Config, Value, dimension
 from h2o_cpp.convert.family import Family
-from h2o_cpp.convert.missing import missing
 from h2o_cpp.convert.tensors import PlannedTensor, plan_tensors
 from h2o_cpp.convert.text_model import NOTE, has_encoder, text_config, text_tensors
+from h2o_cpp.convert.unsupported import missing
 from h2o_cpp.convert.vocabulary import read_vocabulary
 from h2o_cpp.model.atomic import atomic_output, check_output
 

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
+from h2o_cpp.generation.sampling import make_sampling
 from h2o_cpp.measure.perplexity import token_losses
-from h2o_cpp.model.arguments import KvDType, check_float, check_int
+from h2o_cpp.model.arguments import KvDType, check_float, check_int, kv_dtypes
 from h2o_cpp.model.device import model_and_cache_bytes, open_on_device
 from h2o_cpp.model.policy import Policy, fraction_of, named_policy
-from h2o_cpp.model.session import open_model, open_session, read_tokens
+from h2o_cpp.model.session import core_policies, open_model, open_session, read_tokens
 from h2o_cpp.model.tokenizer import Tokenizer
 
 # Tokens of a continuation scored at a time without eviction. Does not affect the result; bounds the
@@ -120,7 +121,13 @@ class BudgetedModel:
         n_context = len(tokens) - len(continuation)
         n_scored = min(self._chunk, _N_SCORED if self.hh is None else 1)
         n_batch = min(self._chunk, max(n_context, n_scored))
-        session = self._open(len(tokens), n_ctx=len(tokens) - 1, n_batch=n_batch)
+        session = open_session(
+            self._model,
+            self._policy(len(tokens)),
+            n_ctx=len(tokens) - 1,
+            n_batch=n_batch,
+            kv_dtype=self._kv_dtype,
+        )
         total, greedy, begin = 0.0, True, n_context
         for logits in _logits(session, tokens[:-1], n_context, n_scored):
             targets = tokens[begin : begin + len(logits)]
@@ -131,40 +138,50 @@ class BudgetedModel:
         return total, greedy
 
     def generate(self, prompt: Sequence[int], *, max_tokens: int, stop: Sequence[str] = ()) -> str:
-        """The greedy output for a prompt, up to the first of the strings in `stop`.
+        """The greedy output for a prompt, as of a Generator; it ends before the strings in `stop`.
+
+        As in lm_eval's own models, it is a text of its own: without SentencePiece's first space.
 
         Raises ValueError if max_tokens and one token of the prompt exceed n_ctx.
         """
         max_tokens = check_int("max_tokens", max_tokens, 1, self.n_ctx - 1)
         tokens = self._newest(prompt, self.n_ctx - max_tokens)
-        n_batch = min(self._chunk, len(tokens))
-        session = self._open(len(tokens), n_ctx=len(tokens) + max_tokens, n_batch=n_batch)
-        logits = read_tokens(session, tokens)
-        output: list[int] = []
-        text = ""
-        while (token := int(logits.argmax())) not in self.tokenizer.end_tokens:
-            output.append(token)
-            text = self.tokenizer.decode(output)
-            if len(output) == max_tokens or any(s in text for s in stop):
-                break
-            logits = session.step([(0, np.array([token], np.int32))])
-        self._count(session)
-        return text[: min((text.index(s) for s in stop if s in text), default=None)]
+        engine = _core.Engine(
+            self._model,
+            self.tokenizer.core,
+            policies=core_policies(self._policy(len(tokens))),
+            n_ctx=len(tokens) + max_tokens,
+            n_batch=min(self._chunk, len(tokens)),
+            n_sequences=1,
+            max_sequences=1,
+            **kv_dtypes(self._kv_dtype),
+            positions="auto",
+        )
+        output = engine.submit(
+            tokens, sampling=make_sampling({"temperature": 0}), max_tokens=max_tokens, stop=stop
+        )
+        while output.next() is not None:
+            pass
+        self._count(engine.session)
+        return output.text.removeprefix(" " if self._drops_space(output.generated_tokens) else "")
+
+    def _drops_space(self, tokens: Sequence[int]) -> bool:
+        """Whether a text that begins with these tokens is without their first space."""
+        for token in tokens:
+            if data := self.tokenizer.token_bytes(token):
+                return data != self.tokenizer.token_bytes(token, begins=True)
+        return False
 
     def _newest(self, tokens: Sequence[int], n: int) -> NDArray[np.int32]:
         """The last n tokens."""
         self._truncated += len(tokens) > n
         return np.asarray(tokens[-n:], np.int32)
 
-    def _open(self, n_request: int, *, n_ctx: int, n_batch: int) -> _core.Session:
-        """An empty session with the budget of a request of n_request tokens."""
+    def _policy(self, n_request: int) -> Policy:
+        """The budget of a request of n_request tokens."""
         if self.hh is None:
-            policy = Policy.full()
-        else:
-            policy = named_policy(self.policy, max(1, fraction_of(n_request, self.hh)))
-        return open_session(
-            self._model, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=self._kv_dtype
-        )
+            return Policy.full()
+        return named_policy(self.policy, max(1, fraction_of(n_request, self.hh)))
 
     def _count(self, session: _core.Session) -> None:
         self._kept.append(session.tokens_kept(0))

@@ -75,8 +75,8 @@ class Needle:
     @property
     def share(self) -> float | None:
         """The fraction of the full cache's gain that is left; None if that gain is small."""
-        worth = self.full - self.absent
-        return (self.found - self.absent) / worth if worth > 0.5 else None
+        gain = self.full - self.absent
+        return (self.found - self.absent) / gain if gain > 0.5 else None
 
 
 @dataclass(frozen=True)
