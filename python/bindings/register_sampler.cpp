@@ -35,6 +35,10 @@ void set_samplers(SamplerOptions& options, const std::optional<std::vector<std::
   options.samplers = std::move(steps);
 }
 
+void set_llama_cpp_samplers(SamplerOptions& options) {
+  options.samplers.emplace(llama_cpp_steps().begin(), llama_cpp_steps().end());
+}
+
 void set_logit_bias(SamplerOptions& options, const std::map<int32_t, float>& biases) {
   options.logit_bias.clear();
   for (const auto& [token, bias] : biases) options.logit_bias.push_back({token, bias});
@@ -71,7 +75,8 @@ void register_sampler(py::module_& m) {
       .def_readwrite("mirostat_tau", &O::mirostat_tau)
       .def_readwrite("mirostat_eta", &O::mirostat_eta)
       .def("set_logit_bias", &set_logit_bias, py::arg("biases"))
-      .def("set_samplers", &set_samplers, py::arg("names"));
+      .def("set_samplers", &set_samplers, py::arg("names"))
+      .def("set_llama_cpp_samplers", &set_llama_cpp_samplers);
 
   py::class_<Sampler>(m, "Sampler", "Picks the next token from logits.")
       .def(py::init([](int32_t n_vocab, const SamplerOptions& options) {

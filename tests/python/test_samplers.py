@@ -11,13 +11,25 @@ import numpy as np
 import pytest
 
 from h2o_cpp import Generator, _core
-from h2o_cpp.generation.sampling import LLAMA_CPP, make_sampling
+from h2o_cpp.generation.sampling import make_sampling
 from support.generating import PLAIN, generate
 from support.sampler_reference import OFF, Reference, longest_repetitions
 
 N_VOCAB = 500
 # Below this margin the core's float32 may decide differently.
 MARGIN = 1e-5
+# From llama.cpp's default chain.
+LLAMA_CPP = (
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typ_p",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+)
 
 CASES: dict[str, dict[str, Any]] = {
     "frequency": {"frequency_penalty": 0.7},
@@ -43,7 +55,7 @@ CASES: dict[str, dict[str, Any]] = {
     "mirostat 1": {"mirostat": 1, "mirostat_tau": 3.0},
     "mirostat 2": {"mirostat": 2, "mirostat_tau": 4.0, "temperature": 0.9},
     "llama.cpp": {
-        "samplers": LLAMA_CPP,
+        "samplers": "llama.cpp",
         "temperature": 1.4,
         "top_k": 50,
         "top_p": 0.9,
@@ -85,6 +97,8 @@ def both(options: dict[str, Any], breakers: list[int]) -> tuple[_core.Sampler, R
     sampling.seed = 17
     core = _core.Sampler(N_VOCAB, sampling)
     core.set_dry_breakers([token in breakers for token in range(N_VOCAB)])
+    if options.get("samplers") == "llama.cpp":
+        options = {**options, "samplers": LLAMA_CPP}
     return core, Reference(N_VOCAB, {**options, "seed": 17}, breakers)
 
 

@@ -36,19 +36,6 @@ INTEGERS: Final = {
 }
 NUMBERS: Final = (*FLOATS, *INTEGERS)
 
-# samplers="llama.cpp": llama.cpp's order, with the temperature last.
-LLAMA_CPP: Final = (
-    "penalties",
-    "dry",
-    "top_n_sigma",
-    "top_k",
-    "typ_p",
-    "top_p",
-    "min_p",
-    "xtc",
-    "temperature",
-)
-
 
 def default(name: str) -> float | int:
     """The default of one of NUMBERS."""
@@ -73,9 +60,10 @@ def make_sampling(given: Mapping[str, Any]) -> _core.Sampling:
             setattr(sampling, name, check_int(name, given[name], least))
     if (breakers := given.get("dry_sequence_breakers")) is not None:
         sampling.dry_sequence_breakers = check_strings("dry_sequence_breakers", breakers)
-    if (samplers := given.get("samplers")) is not None:
-        names = LLAMA_CPP if samplers == "llama.cpp" else check_strings("samplers", samplers)
-        sampling.set_samplers(names)
+    if (samplers := given.get("samplers")) == "llama.cpp":
+        sampling.set_llama_cpp_samplers()
+    elif samplers is not None:
+        sampling.set_samplers(check_strings("samplers", samplers))
     if (biases := given.get("logit_bias")) is not None:
         sampling.set_logit_bias(_biases(biases))
     sampling.check()
