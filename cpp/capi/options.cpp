@@ -11,8 +11,6 @@
 namespace h2o::capi {
 namespace {
 
-constexpr uint64_t kPrefixDiskBytes = uint64_t{4} << 30;
-
 // A budget: up to 1 a fraction of n_ctx, rounded down as H2O's authors do; above that a number of
 // tokens.
 int32_t budget(const char* name, double value, int32_t n_ctx) {
@@ -108,9 +106,8 @@ PrefixCacheOptions prefix_options(const h2o_session_options* options) {
   if (o.prefix_disk == nullptr) return made;
   require(o.prefix_disk[0] != '\0', "prefix_disk is empty, expected a directory");
   require(is_utf8(o.prefix_disk), "prefix_disk is not valid UTF-8");
-  made.disk = {.directory = path_of(o.prefix_disk),
-               .max_bytes = o.prefix_disk_bytes == 0 ? kPrefixDiskBytes : o.prefix_disk_bytes,
-               .build = H2O_VERSION};
+  made.disk = {.directory = path_of(o.prefix_disk), .build = H2O_VERSION};
+  if (o.prefix_disk_bytes != 0) made.disk.max_bytes = o.prefix_disk_bytes;
   return made;
 }
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 __version__: str
 DEFAULT_N_CTX: int
+DEFAULT_PREFIX_DISK_BYTES: int
 
 def isas() -> list[str]: ...
 def auto_device(n_bytes: int) -> tuple[str, str, bool]: ...
