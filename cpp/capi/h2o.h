@@ -170,8 +170,8 @@ enum {
 typedef struct h2o_session_options {
   size_t size;
   double hh;       /* budget of each sequence, layer and KV head: up to 1 a fraction of n_ctx, from
-                      2 on a whole number of tokens; 0: keep everything */
-  double recent;   /* recent part of hh, likewise; negative: half of hh */
+                      2 on a whole number of tokens; more than n_ctx, or 0: keep everything */
+  double recent;   /* recent part of hh, likewise; negative: half of what n_sinks leaves */
   int32_t n_sinks; /* part of hh for the first tokens of the sequence */
   int32_t n_ctx;   /* the context in tokens, at most n_ctx_train; 0: n_ctx_train, up to 4096 */
   int32_t n_batch; /* prompt tokens per chunk; eviction follows each chunk */
@@ -195,9 +195,12 @@ typedef struct h2o_session_options {
   uint64_t prefix_disk_bytes; /* limit in bytes; 0: 4 GiB */
   const char* archive_dir; /* a directory for the archive instead of memory (CPU): an unnamed file
                               with disk space for n_ctx tokens from the start. NULL: in memory */
+  const char* policy;      /* which tokens hh keeps: "h2o", "mean", "contribution", "window" or
+                              another name in docs/evaluation.md, which replaces recent and n_sinks.
+                              NULL: as "h2o", with these two */
 } h2o_session_options;
 #define H2O_SESSION_OPTIONS \
-  {sizeof(h2o_session_options), 0, -1, 0, 0, 512, 0, NULL, NULL, 0, NULL, 0, 0, NULL, 0, NULL}
+  {sizeof(h2o_session_options), 0, -1, 0, 0, 512, 0, NULL, NULL, 0, NULL, 0, 0, NULL, 0, NULL, NULL}
 
 /* Opens a session without tokens, and allocates its cache. options may be NULL. Free *session
  * whatever this returns, as with h2o_model_load; it has the message of an error. */

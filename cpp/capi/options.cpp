@@ -6,36 +6,26 @@
 
 #include "capi/handle.h"
 #include "io/utf8_path.h"
+#include "kv/budget.h"
 #include "text/tokenizer/utf8.h"
 
 namespace h2o::capi {
 namespace {
 
-constexpr uint64_t kPrefixDiskBytes = uint64_t{4} << 30;
-
-// A budget: up to 1 a fraction of n_ctx, rounded down as H2O's authors do; above that a number of
-// tokens.
-int32_t budget(const char* name, double value, int32_t n_ctx) {
-  if (value >= 0 && value <= 1) return static_cast<int32_t>(value * n_ctx);
-  require(value >= 2 && value <= INT32_MAX && value == std::floor(value), name, " is ", value,
-          ", expected a fraction from 0 to 1 or a whole number of tokens");
-  return static_cast<int32_t>(value);
+// hh or recent: from 2 on, a whole number is one of tokens; anything else must be a fraction.
+Amount amount_of(double value) {
+  if (value >= 2 && value < 0x1p63 && value == std::floor(value)) {
+    return static_cast<int64_t>(value);
+  }
+  return value;
 }
 
 KvPolicy policy_of(const h2o_session_options& options, int32_t n_ctx) {
-  if (options.hh == 0) {
-    require(options.recent < 0 && options.n_sinks == 0,
-            "recent and n_sinks are parts of hh, which is 0: everything is kept");
-    return {};
-  }
-  const int32_t total = budget("hh", options.hh, n_ctx);
-  require(options.n_sinks >= 0 && options.n_sinks < total, "n_sinks is ", options.n_sinks,
-          ", expected 0 to less than hh keeps: ", total);
-  const int32_t rest = total - options.n_sinks;
-  const int32_t recent =
-      options.recent < 0 ? rest - rest / 2 : budget("recent", options.recent, n_ctx);
-  require(recent <= rest, "recent is ", recent, " tokens, more than hh leaves for them: ", rest);
-  return {.sinks = options.n_sinks, .heavy = rest - recent, .recent = recent};
+  Budget budget = {.n_sinks = options.n_sinks};
+  if (options.hh != 0) budget.hh = amount_of(options.hh);
+  if (!(options.recent < 0)) budget.recent = amount_of(options.recent);  // also NaN
+  if (options.policy != nullptr) budget.policy = options.policy;
+  return budget_policy(budget, n_ctx);
 }
 
 DType kv_dtype_or_default(const char* name, const char* argument) {
@@ -108,9 +98,8 @@ PrefixCacheOptions prefix_options(const h2o_session_options* options) {
   if (o.prefix_disk == nullptr) return made;
   require(o.prefix_disk[0] != '\0', "prefix_disk is empty, expected a directory");
   require(is_utf8(o.prefix_disk), "prefix_disk is not valid UTF-8");
-  made.disk = {.directory = path_of(o.prefix_disk),
-               .max_bytes = o.prefix_disk_bytes == 0 ? kPrefixDiskBytes : o.prefix_disk_bytes,
-               .build = H2O_VERSION};
+  made.disk = {.directory = path_of(o.prefix_disk), .build = H2O_VERSION};
+  if (o.prefix_disk_bytes != 0) made.disk.max_bytes = o.prefix_disk_bytes;
   return made;
 }
 

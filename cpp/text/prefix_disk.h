@@ -20,8 +20,10 @@
 namespace h2o {
 
 struct PrefixDiskOptions {
+  static constexpr uint64_t kDefaultBytes = uint64_t{4} << 30;
+
   std::filesystem::path directory = {};  // created if missing; empty = disabled
-  uint64_t max_bytes = 0;                // limit for all such files in it, of any scope
+  uint64_t max_bytes = kDefaultBytes;    // limit for all such files in it, of any scope
   std::string build = {};  // id of this library build: others may compute different bits
 
   // Receives a one-line message about each invalid file, which is ignored.

@@ -75,6 +75,7 @@ PYBIND11_MODULE(_core, m) {
 
   h2o::python::register_dtype(m);
   h2o::python::register_gguf(m);
+  h2o::python::register_policy(m);
   h2o::python::register_kv_cache(m);
   h2o::python::register_machine(m);
   h2o::python::register_quantize(m);

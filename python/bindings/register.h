@@ -21,6 +21,7 @@ void register_gguf(pybind11::module_& m);
 void register_kv_cache(pybind11::module_& m);
 void register_machine(pybind11::module_& m);
 void register_mailbox(pybind11::module_& m);
+void register_policy(pybind11::module_& m);
 void register_quantize(pybind11::module_& m);
 void register_sampler(pybind11::module_& m);
 void register_session(pybind11::module_& m);

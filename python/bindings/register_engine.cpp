@@ -289,6 +289,7 @@ void register_engine(py::module_& m) {
       .def_property_readonly("prompt_seconds", progress(&Progress::prompt_seconds))
       .def_property_readonly("decode_seconds", progress(&Progress::decode_seconds));
 
+  m.attr("DEFAULT_PREFIX_DISK_BYTES") = PrefixDiskOptions::kDefaultBytes;
   py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine", "Generates texts, many at once.")
       .def(py::init(&make_engine), py::arg("model").none(false), py::arg("tokenizer").none(false),
            py::kw_only(), py::arg("policies"), py::arg("n_ctx"), py::arg("n_batch"),
@@ -297,7 +298,8 @@ void register_engine(py::module_& m) {
            py::arg("n_recalled") = py::none(), py::arg("archive_k_dtype") = "q8_0",
            py::arg("archive_v_dtype") = "q8_0", py::arg("archive_dir") = std::filesystem::path(),
            py::arg("archive_heads") = 1.0, py::arg("prefix_disk") = std::filesystem::path(),
-           py::arg("prefix_disk_bytes") = 0, py::arg("log") = py::none())
+           py::arg("prefix_disk_bytes") = PrefixDiskOptions::kDefaultBytes,
+           py::arg("log") = py::none())
       .def("submit", &submit, py::arg("prompt"), py::kw_only(), py::arg("after") = py::none(),
            py::arg("follows") = py::none(), py::arg("sampling"), py::arg("seeded") = true,
            py::arg("max_tokens") = py::none(), py::arg("stop") = std::vector<std::string>{},

@@ -1,4 +1,4 @@
-// KvPolicy and KvCache for Python: one layer of the cache with the engine's attention.
+// KvCache for Python: one layer of the cache with the engine's attention.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -24,26 +24,6 @@ using Floats = py::array_t<float, py::array::c_style | py::array::forcecast>;
 
 // (sequence, number of its rows), in the order of the rows.
 using Lengths = std::vector<std::pair<int32_t, int32_t>>;
-
-KvPolicy kv_policy(int32_t sinks, int32_t heavy, std::optional<int32_t> recent,
-                   const std::string& score, float decay,
-                   const std::optional<std::string>& value_norm) {
-  const std::vector<std::pair<std::string, Scoring>> scorings = {{"sum", Scoring::sum},
-                                                                 {"mean", Scoring::mean},
-                                                                 {"inverse", Scoring::inverse},
-                                                                 {"question", Scoring::question}};
-  const std::vector<std::pair<std::string, ValueNorm>> norms = {
-      {"none", ValueNorm::none}, {"l1", ValueNorm::l1}, {"output", ValueNorm::output}};
-  for (const auto& [name, scoring] : scorings) {
-    if (name != score) continue;
-    for (const auto& [norm_name, norm] : norms) {
-      if (norm_name != value_norm.value_or("none")) continue;
-      return {sinks, heavy, recent.value_or(KvPolicy::kUnbounded), scoring, decay, norm};
-    }
-    throw InvalidArgument(text("value_norm is '", *value_norm, "', expected l1, output or None"));
-  }
-  throw InvalidArgument(text("score is '", score, "', expected sum, mean, inverse or question"));
-}
 
 // Rotary positions of a cache.
 struct Rotary {
@@ -270,10 +250,6 @@ class AttentionCache {
 }  // namespace
 
 void register_kv_cache(py::module_& m) {
-  py::class_<KvPolicy>(m, "KvPolicy", "Which tokens survive a step.")
-      .def(py::init(&kv_policy), py::kw_only(), py::arg("sinks"), py::arg("heavy"),
-           py::arg("recent"), py::arg("score"), py::arg("decay"), py::arg("value_norm"));
-
   py::class_<Rotary>(m, "Rotary", "Rotary positions of a KvCache.")
       .def(py::init([](std::vector<float> frequencies, bool pairs, bool rolling) {
              return Rotary{std::move(frequencies), pairs, rolling};

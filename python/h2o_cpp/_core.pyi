@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 __version__: str
 DEFAULT_N_CTX: int
+DEFAULT_PREFIX_DISK_BYTES: int
 
 def isas() -> list[str]: ...
 def auto_device(n_bytes: int) -> tuple[str, str, bool]: ...
@@ -56,6 +57,25 @@ class KvPolicy:
         decay: float,
         value_norm: str | None,
     ) -> None: ...
+    @property
+    def sinks(self) -> int: ...
+    @property
+    def heavy(self) -> int: ...
+    @property
+    def recent(self) -> int | None: ...
+    @property
+    def score(self) -> Literal["sum", "mean", "inverse", "question"]: ...
+    @property
+    def decay(self) -> float: ...
+    @property
+    def value_norm(self) -> Literal["l1", "output"] | None: ...
+
+def policy_names() -> list[str]: ...
+def named_policy(name: str, n: int) -> KvPolicy: ...
+def fraction_of(n: int, fraction: float) -> int: ...
+def budget_policy(
+    hh: float | None, recent: float | None, n_ctx: int, policy: str | None
+) -> KvPolicy: ...
 
 class Rotary:
     def __init__(self, frequencies: Sequence[float], *, pairs: bool, rolling: bool) -> None: ...
@@ -329,7 +349,7 @@ class Engine:
         archive_dir: str | os.PathLike[str] = "",
         archive_heads: float = 1.0,
         prefix_disk: str | os.PathLike[str] = "",
-        prefix_disk_bytes: int = 0,
+        prefix_disk_bytes: int = ...,
         log: Callable[[str], object] | None = None,
     ) -> None: ...
     def submit(

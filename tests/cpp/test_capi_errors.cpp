@@ -140,6 +140,12 @@ TEST_CASE("session options out of range are rejected") {
   refused([](h2o_session_options& o) { o.n_sinks = 4; });
   refused([](h2o_session_options& o) { o.hh = 10, o.n_sinks = 10; });
   refused([](h2o_session_options& o) { o.hh = 10, o.n_sinks = -1; });
+  refused([](h2o_session_options& o) { o.hh = 5000, o.n_sinks = -1; });  // also for a full cache
+  refused([](h2o_session_options& o) { o.policy = "mean"; });            // without hh
+  refused([](h2o_session_options& o) { o.hh = 10, o.policy = "lru"; });
+  refused([](h2o_session_options& o) { o.hh = 10, o.policy = ""; });
+  refused([](h2o_session_options& o) { o.hh = 10, o.recent = 4, o.policy = "mean"; });
+  refused([](h2o_session_options& o) { o.hh = 10, o.n_sinks = 4, o.policy = "mean"; });
   for (const int32_t number : {-1, INT32_MIN, INT32_MAX}) {
     refused([&](h2o_session_options& o) { o.n_ctx = number; });
     refused([&](h2o_session_options& o) { o.n_batch = number; });
@@ -156,6 +162,22 @@ TEST_CASE("session options out of range are rejected") {
   refused([](h2o_session_options& o) { o.archive_heads = 0.5f; });  // without an archive
   refused([](h2o_session_options& o) { o.size = 7; });
   refused([](h2o_session_options& o) { o.size += 1; });
+}
+
+TEST_CASE("a refused budget is told which option, what it is and what was expected") {
+  const api::Model model = load_model();
+  h2o_session_options options = H2O_SESSION_OPTIONS;
+  options.n_ctx = 1000;
+  options.hh = 0.0005;
+  CHECK_THROWS_WITH(api::Session(model, options),
+                    "hh=0.0005 keeps no token of n_ctx=1000, expected at least 1");
+  options.hh = 2.5;
+  CHECK_THROWS_WITH(api::Session(model, options),
+                    "hh=2.5, expected a fraction from 0 to 1 or a number of tokens");
+  options.hh = 10;
+  options.n_sinks = 10;
+  CHECK_THROWS_WITH(api::Session(model, options),
+                    "n_sinks=10, expected 0 to less than the 10 tokens of hh=10");
 }
 
 // Calls that are rejected, with the expected status.

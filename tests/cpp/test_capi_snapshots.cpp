@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "capi_rig.h"
+#include "kv/named_policies.h"
 #include "session_rig.h"
 #include "text/sampler.h"
 
@@ -51,6 +52,36 @@ TEST_CASE("decoding continues after a snapshot of processed tokens") {
       empty.save(0, {.tokens = {}, .note = {}, .logits = {1, 2, 3}});
   CHECK(h2o_snapshot_load(copy.handle(), wrong.data(), wrong.size()) == H2O_BAD_FORMAT);
   CHECK(copy.save() == before);
+}
+
+// Python's policies are those of budget_policy() too. A cache takes a snapshot of its own policy
+// only.
+TEST_CASE("budgets and policies by name are those of the Python package") {
+  const api::Model model = load_model();
+  const auto same = tiny_model(1);
+  const auto takes = [&](double hh, const char* name, const KvPolicy& policy) {
+    Session direct(same, {.policies = {policy}, .n_ctx = 100, .n_batch = 32});
+    feed(direct, 0, {2, 5, 6, 7});
+    const std::vector<std::byte> bytes = direct.save(0, {.tokens = {2, 5, 6, 7, 8}, .note = {}});
+    h2o_session_options options = with_budget(hh, 100);
+    options.policy = name;
+    const api::Session session(model, options);
+    return h2o_snapshot_load(session.handle(), bytes.data(), bytes.size()) == H2O_OK;
+  };
+  const KvPolicy full;
+  CHECK(takes(0, nullptr, full));
+  CHECK(takes(101, nullptr, full));  // more than n_ctx
+  CHECK(takes(5000, nullptr, full));
+  CHECK(takes(1e12, "window", full));
+  CHECK_FALSE(takes(5000, nullptr, {.heavy = 2500, .recent = 2500}));
+  CHECK_FALSE(takes(100, nullptr, full));
+  CHECK(takes(100, nullptr, {.heavy = 50, .recent = 50}));
+  CHECK(takes(0.29, nullptr, {.heavy = 14, .recent = 14}));
+  for (const std::string_view name : policy_names()) {
+    CAPTURE(name);
+    CHECK(takes(20, std::string(name).c_str(), named_policy(name, 20)));
+    CHECK_FALSE(takes(20, std::string(name).c_str(), named_policy(name, 19)));
+  }
 }
 
 TEST_CASE("snapshots are interchangeable with the Python package") {

@@ -234,6 +234,8 @@ int fuzz(std::span<const std::byte> bytes) {
     if (archive & 1) options.archive = types[archive >> 1 & 3];
     if (archive & 8) options.archive_pages = integer(from);
     if (archive & 16) options.archive_heads = static_cast<float>(number(from));
+    static const char* const policies[] = {"h2o", "sinks", "question", ""};
+    if (archive & 32) options.policy = policies[archive >> 6];
   }
   h2o_session* session = nullptr;
   const h2o_status status = h2o_session_open(of, &options, &session);

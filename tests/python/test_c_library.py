@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from h2o_cpp import Generator
+from h2o_cpp.policy import POLICIES
 from support.c_library import CSession
 from support.needs import needs
 
@@ -63,3 +64,29 @@ def test_c_and_python_exchange_snapshots(library: Path, tiny_opt: Path, tmp_path
         for snapshot in snapshots
     )
     assert first == second != ""
+
+
+@pytest.mark.parametrize(
+    "budget",
+    [
+        {"hh": 5000},  # more than n_ctx: the full cache
+        {"hh": 1000},
+        {"hh": 0.29},
+        {"hh": 50, "recent": 0.01},
+        {"hh": 1.0, "recent": 0.25},
+        {"hh": 5000, "policy": "window"},
+        *({"hh": 20, "policy": name} for name in POLICIES),
+    ],
+    ids=str,
+)
+def test_budgets_are_the_same_in_c_and_python(
+    library: Path, tiny_opt: Path, budget: dict[str, Any]
+) -> None:
+    """A cache takes a snapshot of its own policy only."""
+    generator = Generator(tiny_opt, n_ctx=1000, **budget)
+    stream = generator.stream("The old man", max_tokens=40, seed=1)
+    list(stream)
+    in_c = dict(budget)
+    if "policy" in in_c:
+        in_c["policy"] = in_c["policy"].encode()
+    CSession(library, tiny_opt, n_ctx=1000, **in_c).load(stream.save().data)

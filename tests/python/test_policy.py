@@ -149,6 +149,7 @@ def test_more_tokens_than_n_ctx_are_the_full_cache() -> None:
     for name in (None, "window"):
         assert budget_policy(101, None, 100, name) == Policy.full()
         assert budget_policy(100, None, 100, name) != Policy.full()
+        assert budget_policy(10**30, None, 100, name) == Policy.full()
     with pytest.raises(ValueError, match="policy='lru'"):
         budget_policy(101, None, 100, "lru")
 
@@ -207,6 +208,33 @@ def test_named_policies_have_budget_hh(tiny_opt: Path, name: str) -> None:
     with Generator(tiny_opt, hh=20, policy=name) as generator:
         assert generator.policy == POLICIES[name](20)
         assert POLICIES[name](20).budget == 20
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        ("h2o", Policy.h2o(10, 11)),
+        ("window", Policy.window(21)),
+        ("sinks", Policy.sinks(4, 17)),
+        ("h2o+sinks", Policy.h2o(8, 9, sinks=4)),
+        ("heavy", Policy.h2o(20, 1)),
+        ("mean", Policy.h2o(10, 11, score="mean")),
+        ("decay", Policy.h2o(10, 11, decay=0.99)),
+        ("value", Policy.h2o(10, 11, value_norm="l1")),
+        ("contribution", Policy.h2o(10, 11, score="mean", value_norm="output")),
+        ("question", Policy.h2o(10, 11, score="question", decay=0.95, value_norm="output")),
+        ("inverse", Policy.h2o(10, 11, score="inverse")),
+        ("inverse+sinks", Policy.h2o(8, 9, sinks=4, score="inverse")),
+    ],
+)
+def test_named_policies(name: str, policy: Policy) -> None:
+    assert POLICIES[name](21) == policy
+
+
+@pytest.mark.parametrize("n", [0, -1, 2.0, True, "2", 2**31])
+def test_named_policies_need_a_number_of_tokens(n: Any) -> None:
+    with pytest.raises(ValueError, match=r"n=.*, expected an integer, 1"):
+        POLICIES["window"](n)
 
 
 @pytest.mark.parametrize(

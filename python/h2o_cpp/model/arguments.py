@@ -178,7 +178,8 @@ def prefix_disk_bytes(directory: object, size: int | str | None) -> int:
     """prefix_cache_disk_bytes. Raises ValueError if it has no effect."""
     if size is not None and directory is None:
         raise ValueError(f"prefix_cache_disk_bytes={size!r} needs prefix_cache_disk, the directory")
-    return bytes_of("prefix_cache_disk_bytes", "4GiB" if size is None else size, 0)
+    default = _core.DEFAULT_PREFIX_DISK_BYTES
+    return bytes_of("prefix_cache_disk_bytes", default if size is None else size, 0)
 
 
 def bytes_of(name: str, size: int | str, least: int = 1) -> int:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Literal
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import INT32_MAX, check_float, check_int
+from h2o_cpp.model.arguments import INT32_MAX, INT64_MAX, check_float, check_int
 
 Score = Literal["sum", "mean", "inverse", "question"]
 ValueNorm = Literal["l1", "output"]
@@ -123,58 +123,32 @@ def _non_empty(policy: Policy, what: str) -> Policy:
     return policy
 
 
-# As in StreamingLLM (arXiv 2309.17453).
-_N_SINKS = 4
-# Scores halve after 69 tokens.
-_DECAY = 0.99
-# Scores halve after 14 tokens: the end of a question tells best what the answer needs.
-_QUESTION_DECAY = 0.95
-
-
-def _sinks(n: int) -> Policy:
-    n_sinks = min(_N_SINKS, n - 1)
-    return Policy.sinks(n_sinks, n - n_sinks)
-
-
-def _question(n: int) -> Policy:
-    n_recent = min(max(32, n // 4), n - n // 2)
-    return Policy.h2o(
-        n - n_recent, n_recent, score="question", decay=_QUESTION_DECAY, value_norm="output"
-    )
-
-
-def _h2o(n: int, n_sinks: int = 0, **options: Any) -> Policy:
-    n_sinks = min(n_sinks, n - 1)
-    heavy = (n - n_sinks) // 2
-    return Policy.h2o(heavy, n - n_sinks - heavy, n_sinks, **options)
+def named_policy(name: str, n: int) -> Policy:
+    """The policy of this name that keeps n tokens. Raises ValueError for unknown names."""
+    _check_name(name)
+    return _of_core(_core.named_policy(name, check_int("n", n, 1)))
 
 
 # Policies that keep n tokens, by name.
 POLICIES: Mapping[str, Callable[[int], Policy]] = {
-    "h2o": _h2o,
-    "window": Policy.window,
-    "sinks": _sinks,
-    "h2o+sinks": partial(_h2o, n_sinks=_N_SINKS),
-    "heavy": lambda n: Policy.h2o(heavy=n - 1, recent=1),
-    "mean": partial(_h2o, score="mean"),
-    "decay": partial(_h2o, decay=_DECAY),
-    "value": partial(_h2o, value_norm="l1"),
-    "contribution": partial(_h2o, score="mean", value_norm="output"),
-    "question": _question,
-    "inverse": partial(_h2o, score="inverse"),
-    "inverse+sinks": partial(_h2o, n_sinks=_N_SINKS, score="inverse"),
+    name: partial(named_policy, name) for name in _core.policy_names()
 }
-
-
-def named_policy(name: str, n: int) -> Policy:
-    """The policy of this name that keeps n tokens. Raises ValueError for unknown names."""
-    _check_name(name)
-    return POLICIES[name](n)
 
 
 def _check_name(name: str) -> None:
     if name not in POLICIES:
         raise ValueError(f"policy={name!r}, expected one of {', '.join(POLICIES)}")
+
+
+def _of_core(policy: _core.KvPolicy) -> Policy:
+    return Policy(
+        policy.sinks,
+        policy.heavy,
+        policy.recent,
+        policy.score,
+        round(policy.decay, 6),  # the core has a float32
+        policy.value_norm,
+    )
 
 
 def budget_policy(
@@ -188,31 +162,8 @@ def budget_policy(
     """
     if name is not None:
         _check_name(name)
-    if hh is None:
-        if recent is not None:
-            raise ValueError(f"recent={recent!r} needs hh, of which it is a part")
-        if name is not None:
-            raise ValueError(f"policy={name!r} needs hh, the budget, such as hh=0.2")
-        return Policy.full()
-    total = _tokens("hh", hh, n_ctx)
-    if total == 1 and isinstance(hh, Integral):
-        raise ValueError(
-            f"hh={hh} is one token, expected 1.0 for all of n_ctx, or at least 2 tokens"
-        )
-    if total < 1:
-        raise ValueError(f"hh={hh!r} keeps no token of n_ctx={n_ctx}, expected at least 1")
-    if name is not None and recent is not None:
-        raise ValueError(f"give either recent or policy={name!r}, not both")
-    n_recent = total - total // 2 if recent is None else _tokens("recent", recent, n_ctx)
-    if n_recent > total:
-        raise ValueError(
-            f"recent={recent!r} is {n_recent} tokens, expected at most the {total} of hh={hh!r}"
-        )
-    if total > n_ctx:
-        return Policy.full()
-    if name is not None:
-        return named_policy(name, total)
-    return Policy.h2o(heavy=total - n_recent, recent=n_recent)
+    amounts = _amount("hh", hh), _amount("recent", recent)
+    return _of_core(_core.budget_policy(*amounts, n_ctx, name))
 
 
 def choose_policy(
@@ -240,12 +191,15 @@ def fraction_of(n: int, fraction: float) -> int:
 
     The product in double precision is rounded down, as by the authors: 0.29 of 100 is 28.
     """
-    return int(float(fraction) * n)
+    return _core.fraction_of(n, float(fraction))
 
 
-def _tokens(name: str, value: float, n_ctx: int) -> int:
+def _amount(name: str, value: float | None) -> float | None:
+    """For the core, an int if a number of tokens, otherwise a float."""
+    if value is None:
+        return None
     if isinstance(value, Integral) and not isinstance(value, bool) and value >= 0:
-        return int(value)
+        return min(int(value), INT64_MAX)
     if isinstance(value, Real) and not isinstance(value, bool) and 0 <= value <= 1:
-        return fraction_of(n_ctx, value)
+        return float(value)
     raise ValueError(f"{name}={value!r}, expected a fraction from 0 to 1 or a number of tokens")

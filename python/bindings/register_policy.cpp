@@ -1,0 +1,91 @@
+// KvPolicy, named policies and budgets for Python.
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "core/error.h"
+#include "kv/budget.h"
+#include "kv/named_policies.h"
+#include "register.h"
+
+namespace py = pybind11;
+
+namespace h2o::python {
+namespace {
+
+constexpr std::array kScorings = {std::pair{"sum", Scoring::sum}, std::pair{"mean", Scoring::mean},
+                                  std::pair{"inverse", Scoring::inverse},
+                                  std::pair{"question", Scoring::question}};
+constexpr std::array kNorms = {std::pair{"l1", ValueNorm::l1},
+                               std::pair{"output", ValueNorm::output}};
+
+KvPolicy kv_policy(int32_t sinks, int32_t heavy, std::optional<int32_t> recent,
+                   const std::string& score, float decay,
+                   const std::optional<std::string>& value_norm) {
+  KvPolicy policy = {.sinks = sinks,
+                     .heavy = heavy,
+                     .recent = recent.value_or(KvPolicy::kUnbounded),
+                     .decay = decay};
+  const auto scoring =
+      std::ranges::find(kScorings, score, [](const auto& one) { return one.first; });
+  require(scoring != kScorings.end(), "score is '", score,
+          "', expected sum, mean, inverse or question");
+  policy.scoring = scoring->second;
+  if (!value_norm) return policy;
+  const auto norm =
+      std::ranges::find(kNorms, *value_norm, [](const auto& one) { return one.first; });
+  require(norm != kNorms.end(), "value_norm is '", *value_norm, "', expected l1, output or None");
+  policy.value_norm = norm->second;
+  return policy;
+}
+
+std::optional<int32_t> recent_of(const KvPolicy& policy) {
+  if (policy.recent == KvPolicy::kUnbounded) return {};
+  return policy.recent;
+}
+
+const char* score_of(const KvPolicy& policy) {
+  return std::ranges::find(kScorings, policy.scoring, [](const auto& one) { return one.second; })
+      ->first;
+}
+
+std::optional<std::string> value_norm_of(const KvPolicy& policy) {
+  const auto norm =
+      std::ranges::find(kNorms, policy.value_norm, [](const auto& one) { return one.second; });
+  if (norm == kNorms.end()) return {};
+  return norm->first;
+}
+
+}  // namespace
+
+void register_policy(py::module_& m) {
+  py::class_<KvPolicy>(m, "KvPolicy", "Which tokens survive a step.")
+      .def(py::init(&kv_policy), py::kw_only(), py::arg("sinks"), py::arg("heavy"),
+           py::arg("recent"), py::arg("score"), py::arg("decay"), py::arg("value_norm"))
+      .def_readonly("sinks", &KvPolicy::sinks)
+      .def_readonly("heavy", &KvPolicy::heavy)
+      .def_property_readonly("recent", &recent_of)
+      .def_property_readonly("score", &score_of)
+      .def_readonly("decay", &KvPolicy::decay)
+      .def_property_readonly("value_norm", &value_norm_of);
+
+  m.def("policy_names", &policy_names, "Names of policies.");
+  m.def("named_policy", &named_policy, py::arg("name"), py::arg("n"),
+        "The policy of this name that keeps n tokens.");
+  m.def("fraction_of", &fraction_of, py::arg("n"), py::arg("fraction"),
+        "A fraction of n tokens, rounded down.");
+  m.def(
+      "budget_policy",
+      [](std::optional<Amount> hh, std::optional<Amount> recent, int32_t n_ctx,
+         std::optional<std::string> policy) {
+        return budget_policy({.hh = hh, .recent = recent, .policy = std::move(policy)}, n_ctx);
+      },
+      py::arg("hh"), py::arg("recent"), py::arg("n_ctx"), py::arg("policy"),
+      "The policy for numbers of tokens (int) or fractions of n_ctx (float).");
+}
+
+}  // namespace h2o::python
