@@ -22,7 +22,7 @@ from h2o_bench.engine_process import module_environment
 from h2o_bench.gpu import Bench
 from h2o_bench.gpu_plan import Plan
 from h2o_bench.models import Models
-from h2o_bench.told import Told
+from h2o_bench.printed_results import PrintedResults
 
 _FAILED = 3  # a status that Python does not exit with
 _GRACE = 20.0  # seconds after the deadline
@@ -92,7 +92,7 @@ def main() -> int:
     bench = Bench(
         request.plan,
         Models(request.models),
-        Told(request.results, tell),
+        PrintedResults(request.results, tell),
         request.device,
         tell,
         request.deadline,

@@ -8,7 +8,7 @@ from pathlib import Path
 from h2o_bench.records import Record, Results
 
 
-class Told(Results):
+class PrintedResults(Results):
     """Results that are also printed."""
 
     def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
