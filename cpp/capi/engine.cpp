@@ -1,7 +1,7 @@
 // h2o.h: many requests at once.
 #include <utility>
 
-#include "capi/handles.h"
+#include "capi/handle_types.h"
 #include "capi/options.h"
 
 using namespace h2o;

@@ -1,5 +1,5 @@
 // h2o.h: versions, models, text and tokens.
-#include "capi/handles.h"
+#include "capi/handle_types.h"
 #include "text/tokenizer/utf8.h"
 
 using namespace h2o;

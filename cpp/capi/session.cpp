@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "capi/handles.h"
+#include "capi/handle_types.h"
 #include "capi/options.h"
 
 using namespace h2o;

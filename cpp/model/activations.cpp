@@ -133,12 +133,12 @@ std::vector<Tensor*> tensors_of(Activations& a) {
 }
 
 // Offsets in one allocation.
-struct Places {
+struct Offsets {
   Layout layout;
   std::vector<int64_t> tensors;
   int64_t weights, copy_rows, expert_offsets;  // of routes
 
-  explicit Places(Activations& a) {
+  explicit Offsets(Activations& a) {
     for (const Tensor* t : tensors_of(a)) tensors.push_back(layout.place(t->bytes()));
     constexpr int64_t kBytes = 4;  // of a float and of an int32_t
     weights = layout.place(a.experts.x.rows * kBytes);
@@ -151,20 +151,22 @@ struct Places {
 
 int64_t activation_bytes(const Config& config, int32_t n_rows, int32_t n_logits) {
   Activations a = shapes(config, n_rows, n_logits);
-  return Places(a).layout.size();
+  return Offsets(a).layout.size();
 }
 
 Activations allocate_activations(Backend& backend, const Config& config, int32_t n_rows,
                                  int32_t n_logits, Buffer& storage) {
   Activations a = shapes(config, n_rows, n_logits);
-  const Places places(a);
-  storage = backend.allocate(places.layout.size());
+  const Offsets offsets(a);
+  storage = backend.allocate(offsets.layout.size());
   const std::vector<Tensor*> tensors = tensors_of(a);
-  for (size_t i = 0; i < tensors.size(); ++i) tensors[i]->data = storage.data() + places.tensors[i];
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    tensors[i]->data = storage.data() + offsets.tensors[i];
+  }
   Routes& routes = a.experts.routes;
-  routes.weights = reinterpret_cast<float*>(storage.data() + places.weights);
-  routes.copy_rows = reinterpret_cast<int32_t*>(storage.data() + places.copy_rows);
-  routes.offsets = reinterpret_cast<int32_t*>(storage.data() + places.expert_offsets);
+  routes.weights = reinterpret_cast<float*>(storage.data() + offsets.weights);
+  routes.copy_rows = reinterpret_cast<int32_t*>(storage.data() + offsets.copy_rows);
+  routes.offsets = reinterpret_cast<int32_t*>(storage.data() + offsets.expert_offsets);
   return a;
 }
 

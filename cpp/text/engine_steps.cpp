@@ -118,7 +118,8 @@ void Engine::end_step() {
   leading_ = false;
   const auto end_those_of = [this](const auto& list) {
     for (size_t i = list.size(); i-- > 0;) {
-      const Handle generation = list[i];  // keeps it alive when it is removed from the list
+      // Keeps it alive when it is removed from the list. NOLINTNEXTLINE(performance-*)
+      const Handle generation = list[i];
       if (generation->cancelled_) end_cancelled(generation);
     }
   };

@@ -60,7 +60,7 @@ struct Whole {
   static __device__ Octet unpack_value(const Value& value) { return ValueRow::unpack(value); }
 };
 
-// Do pairs of elements turn in whole octets?
+// Are pairs of elements rotated in whole octets?
 inline bool turns_whole_octets(int half, bool pairs) { return half % (pairs ? 4 : 8) == 0; }
 
 // Rolled: the same for rolling segments, whose keys are rotated when read. With a layout of halves,
@@ -166,7 +166,7 @@ struct Single {
   }
 
  private:
-  // `angles`: the row of the rope table by which pairs of the first 2 * half elements turn.
+  // `angles`: the row of the rope table by which pairs of the first 2 * half elements are rotated.
   __device__ Octet read(DType dtype, const std::byte* row, int i, const float* angles,
                         int half) const {
     asm volatile("" : "+r"(i));  // else what depends on it is found once, and kept in local memory
@@ -193,7 +193,7 @@ struct Single {
 
   const KvView& cache;
   const KvHead& head;
-  const int half;  // 0: nothing turns
+  const int half;  // 0: nothing is rotated
   const bool pairs;
 };
 

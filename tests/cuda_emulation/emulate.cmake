@@ -5,7 +5,7 @@ set_target_properties(h2o_cuda PROPERTIES H2O_EMULATED ON)
 target_sources(h2o_cuda PRIVATE ${emulation}/block.cpp ${emulation}/overlap.cpp
   ${emulation}/runtime.cpp ${emulation}/watch.cpp)
 target_include_directories(h2o_cuda BEFORE PRIVATE ${emulation})
-target_include_directories(h2o_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+target_include_directories(h2o_cuda SYSTEM PRIVATE ${H2O_CUDA_HEADERS})
 target_link_libraries(h2o_cuda PRIVATE ${CMAKE_DL_LIBS})
 get_target_property(sources h2o_cuda SOURCES)
 list(FILTER sources INCLUDE REGEX "\\.cu$")

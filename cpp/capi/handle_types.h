@@ -1,4 +1,4 @@
-// The handles of h2o.h.
+// What the handles of h2o.h hold: a model, a session, an engine or a request.
 #pragma once
 
 #include <memory>
