@@ -296,8 +296,8 @@ void register_engine(py::module_& m) {
            py::arg("n_sequences"), py::arg("max_sequences"), py::arg("k_dtype"), py::arg("v_dtype"),
            py::arg("positions"), py::arg("prefix_bytes") = 0, py::arg("prefix_ends") = false,
            py::arg("n_recalled") = py::none(), py::arg("archive_k_dtype") = "q8_0",
-           py::arg("archive_v_dtype") = "q8_0", py::arg("archive_dir") = std::filesystem::path(),
-           py::arg("archive_heads") = 1.0, py::arg("prefix_disk") = std::filesystem::path(),
+           py::arg("archive_v_dtype") = "q8_0", py::arg("archive_dir") = "",
+           py::arg("archive_heads") = 1.0, py::arg("prefix_disk") = "",
            py::arg("prefix_disk_bytes") = PrefixDiskOptions::kDefaultBytes,
            py::arg("log") = py::none())
       .def("submit", &submit, py::arg("prompt"), py::kw_only(), py::arg("after") = py::none(),

@@ -227,7 +227,7 @@ void register_session(py::module_& m) {
            py::arg("policies"), py::arg("n_ctx"), py::arg("n_batch"), py::arg("n_sequences"),
            py::arg("k_dtype"), py::arg("v_dtype"), py::arg("positions"),
            py::arg("n_recalled") = py::none(), py::arg("archive_k_dtype") = "q8_0",
-           py::arg("archive_v_dtype") = "q8_0", py::arg("archive_dir") = std::filesystem::path(),
+           py::arg("archive_v_dtype") = "q8_0", py::arg("archive_dir") = "",
            py::arg("archive_heads") = 1.0)
       .def("step", &step, py::arg("inputs"))
       .def("greedy", &greedy, py::arg("inputs"))

@@ -162,6 +162,15 @@ def test_generate_with_budget_relative_to_prompt(tiny_opt: Path, context: list[i
     assert model.usage.kept == n
 
 
+def test_generation_writes_no_files(
+    tiny_opt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = BudgetedModel(tiny_opt.absolute(), threads=1)
+    model.generate(model.tokenizer.encode("The old man " * 20), max_tokens=30)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_generation_stops_at_eos(tmp_path: Path) -> None:
     path = scripted_opt([*b"abcd", END]).write(tmp_path / "scripted.gguf")
     assert BudgetedModel(path, threads=1).generate(list(b"x"), max_tokens=10) == "abcd"
