@@ -149,6 +149,8 @@ def test_speed_page() -> None:
         [
             Record(0, "A processor", "h2o.cpp", "processors", (2.0,)),
             Record(0, "A processor", "h2o.cpp", "threads", (2.0,)),
+            Record(0, "A processor", "h2o.cpp", "read bandwidth", (41e9,)),
+            Record(0, "A processor", "h2o.cpp", "read bandwidth", (43.5e9,)),
             Record(0, "A processor", "numpy", "f32", (190e9,)),
             Record(1, "shape Q8_0", "h2o.cpp", "start", (1.0,), "0.1"),
             speed("h2o.cpp", "bytes per token", 1e9),
@@ -167,7 +169,8 @@ def test_speed_page() -> None:
         ]
     )
     assert "## Measured by\n\n```sh\ntools/bench/baselines --rounds 3\n```\n" in page
-    assert "A processor, 2 processors, 2 threads" in page
+    assert "A processor, 2 processors, 2 threads. Read bandwidth" in page
+    assert "before each part: 41.0, 43.5 GB/s." in page
     assert "| numpy | f32 | 190 |" in page
     assert "h2o.cpp 0.1." in page
     # 200 tokens/s of 2 GFLOP; 40 tokens/s of 1 GB, of 50 GB/s.

@@ -75,6 +75,8 @@ class Bench {
         session_(model_, options(policy)) {}
 
   void run() {
+    std::printf("%s\n", model_->backend->name().c_str());
+    std::printf("                 1 thread |    2 |    4 |    8 |   16 |   32 |   64 |\n");
     std::vector<double> prefill(std::size(kThreads));
     record(kChunk, prefill);  // the first chunk and the last
     for (int32_t i = 0; i < kPrompt - kChunk; i += kChunk) step(kChunk);
@@ -143,6 +145,5 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: h2o_bench_efficiency MODEL.gguf [HEAVY]\n");
     return 2;
   }
-  std::printf("                 1 thread |    2 |    4 |    8 |   16 |   32 |   64 |\n");
   h2o::Bench(argv[1], argc > 2 ? argv[2] : "0").run();
 }

@@ -67,9 +67,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def _machine(records: Sequence[Record]) -> Iterator[str]:
     for name, engines in values_of(records, 0).items():
         ours = {measure: values[-1] for measure, values in engines[OURS].items()}
+        if "processors" not in ours:  # only a section was measured, not the machine
+            continue
+        bandwidths = [f"{value / 1e9:.1f}" for value in engines[OURS].get("read bandwidth", ())]
+        read = f" Read bandwidth before each part: {', '.join(bandwidths)} GB/s."
         yield (
             f"{name}, {ours['processors']:.0f} processors, {ours['threads']:.0f} threads."
-            " The fastest matrix products of 2048 x 2048:"
+            f"{read if bandwidths else ''} The fastest matrix products of 2048 x 2048:"
         )
         yield ""
         peaks = [

@@ -103,6 +103,12 @@ def measure_machine(bench: Bench) -> None:
             record(library, type_name, value)
 
 
+def _record_bandwidth(bench: Bench) -> None:
+    """The memory's read bandwidth now: it varies on shared machines."""
+    bandwidth = machine.read_bandwidth(bench.threads)
+    bench.results.add(Record(0, machine.processor(), OURS, "read bandwidth", (bandwidth,)))
+
+
 def measure_speed(bench: Bench) -> None:
     """Section 1: prefill and decode of every shape, type and engine."""
     plan = bench.plan
@@ -133,6 +139,7 @@ def measure_contexts(bench: Bench) -> None:
         n_ctx = max(contexts) + 64
         sizes = {"num_hidden_layers": n_layers, "max_position_embeddings": n_ctx}
         path = bench.models.gguf(shape, type_name, **sizes)
+        _record_bandwidth(bench)
         n_real = config(shape)["num_hidden_layers"]
         depth = "" if n_layers == n_real else f", {n_layers} of {n_real} layers"
         with Comparison(bench.results, 2, f"{shape} {type_name}{depth}") as comparison:
@@ -173,6 +180,7 @@ def measure_machinery(bench: Bench) -> None:
     shape, type_name = "SmolLM2-135M", "Q8_0"
     for slots in bench.plan.slots:
         path = bench.models.gguf(shape, type_name)
+        _record_bandwidth(bench)
         with Comparison(bench.results, 3, f"{shape} {type_name}, {slots} slots") as comparison:
             comparison.open(
                 ours(path, bench.threads, name=policy, hh=slots, policy=policy)
