@@ -14,7 +14,7 @@ constexpr float kDecay = 0.99f;          // scores halve after 69 tokens
 constexpr float kQuestionDecay = 0.95f;  // after 14: the end of a question tells best what the
                                          // answer needs
 
-// Besides the sinks, half heavy hitters and half recent tokens, of which the odd one is.
+// The sinks, then half of the rest as heavy hitters and half, rounded up, as recent tokens.
 constexpr KvPolicy halves(int32_t n, int32_t sinks = 0) {
   sinks = std::min(sinks, n - 1);
   const int32_t heavy = (n - sinks) / 2;

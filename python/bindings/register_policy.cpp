@@ -5,6 +5,7 @@
 #include <array>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "core/error.h"
@@ -17,11 +18,15 @@ namespace py = pybind11;
 namespace h2o::python {
 namespace {
 
-constexpr std::array kScorings = {std::pair{"sum", Scoring::sum}, std::pair{"mean", Scoring::mean},
-                                  std::pair{"inverse", Scoring::inverse},
-                                  std::pair{"question", Scoring::question}};
-constexpr std::array kNorms = {std::pair{"l1", ValueNorm::l1},
-                               std::pair{"output", ValueNorm::output}};
+using NamedScoring = std::pair<std::string_view, Scoring>;
+using NamedNorm = std::pair<std::string_view, ValueNorm>;
+
+constexpr std::array<NamedScoring, 4> kScorings = {{{"sum", Scoring::sum},
+                                                    {"mean", Scoring::mean},
+                                                    {"inverse", Scoring::inverse},
+                                                    {"question", Scoring::question}}};
+constexpr std::array<NamedNorm, 2> kNorms = {
+    {{"l1", ValueNorm::l1}, {"output", ValueNorm::output}}};
 
 KvPolicy kv_policy(int32_t sinks, int32_t heavy, std::optional<int32_t> recent,
                    const std::string& score, float decay,
@@ -30,14 +35,12 @@ KvPolicy kv_policy(int32_t sinks, int32_t heavy, std::optional<int32_t> recent,
                      .heavy = heavy,
                      .recent = recent.value_or(KvPolicy::kUnbounded),
                      .decay = decay};
-  const auto scoring =
-      std::ranges::find(kScorings, score, [](const auto& one) { return one.first; });
+  const auto scoring = std::ranges::find(kScorings, score, &NamedScoring::first);
   require(scoring != kScorings.end(), "score is '", score,
           "', expected sum, mean, inverse or question");
   policy.scoring = scoring->second;
   if (!value_norm) return policy;
-  const auto norm =
-      std::ranges::find(kNorms, *value_norm, [](const auto& one) { return one.first; });
+  const auto norm = std::ranges::find(kNorms, *value_norm, &NamedNorm::first);
   require(norm != kNorms.end(), "value_norm is '", *value_norm, "', expected l1, output or None");
   policy.value_norm = norm->second;
   return policy;
@@ -48,14 +51,12 @@ std::optional<int32_t> recent_of(const KvPolicy& policy) {
   return policy.recent;
 }
 
-const char* score_of(const KvPolicy& policy) {
-  return std::ranges::find(kScorings, policy.scoring, [](const auto& one) { return one.second; })
-      ->first;
+std::string_view score_of(const KvPolicy& policy) {
+  return std::ranges::find(kScorings, policy.scoring, &NamedScoring::second)->first;
 }
 
-std::optional<std::string> value_norm_of(const KvPolicy& policy) {
-  const auto norm =
-      std::ranges::find(kNorms, policy.value_norm, [](const auto& one) { return one.second; });
+std::optional<std::string_view> value_norm_of(const KvPolicy& policy) {
+  const auto norm = std::ranges::find(kNorms, policy.value_norm, &NamedNorm::second);
   if (norm == kNorms.end()) return {};
   return norm->first;
 }

@@ -125,7 +125,8 @@ def _non_empty(policy: Policy, what: str) -> Policy:
 
 def named_policy(name: str, n: int) -> Policy:
     """The policy of this name that keeps n tokens. Raises ValueError for unknown names."""
-    _check_name(name)
+    if name not in POLICIES:
+        raise ValueError(f"policy={name!r}, expected one of {', '.join(POLICIES)}")
     return _of_core(_core.named_policy(name, check_int("n", n, 1)))
 
 
@@ -133,11 +134,6 @@ def named_policy(name: str, n: int) -> Policy:
 POLICIES: Mapping[str, Callable[[int], Policy]] = {
     name: partial(named_policy, name) for name in _core.policy_names()
 }
-
-
-def _check_name(name: str) -> None:
-    if name not in POLICIES:
-        raise ValueError(f"policy={name!r}, expected one of {', '.join(POLICIES)}")
 
 
 def _of_core(policy: _core.KvPolicy) -> Policy:
@@ -160,8 +156,6 @@ def budget_policy(
     tokens, unless `recent` or the policy's name says otherwise. Fractions are as in fraction_of().
     More tokens than n_ctx are the full cache, which needs no scores.
     """
-    if name is not None:
-        _check_name(name)
     amounts = _amount("hh", hh), _amount("recent", recent)
     return _of_core(_core.budget_policy(*amounts, n_ctx, name))
 
