@@ -111,7 +111,7 @@ def cache_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_sequences(parser: Parser | argparse._ArgumentGroup, meaning: str) -> None:
-    """Add --max-sequences and --memory, for open_generator with many=True."""
+    """Add --max-sequences and --memory, for open_generator."""
     at_once = parser.add_mutually_exclusive_group()
     add_max_sequences(at_once, f"{meaning} (default: {MAX_SEQUENCES})")
     at_once.add_argument(

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
     with (
         _open_input(args.input) as lines,
-        open_generator(args, many=True) as generator,
+        open_generator(args) as generator,
         _open_output(args, generator) as output,
         tqdm(total=n_lines, initial=len(output.finished), unit=" prompts", disable=None) as bar,
     ):

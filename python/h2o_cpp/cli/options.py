@@ -28,12 +28,12 @@ from h2o_cpp.model.stored_metadata import metadata_output
 _MODEL = "GGUF file, a directory with one, the name of a pulled model, or hf://org/name"
 _OR_BUNDLED = f"{_MODEL} (default: the bundled tiny model)"
 
-_NO_PREFIXES = {
-    "prefix_cache": 0,
-    "prefix_cache_disk": None,
-    "prefix_cache_disk_bytes": None,
-    "prefix_ends": False,
-}
+# Arguments of Generator that commands have options for.
+_OF_GENERATOR = (
+    *(*CACHE, "cache_memory", "n_batch", "device", "threads", "max_resident", "exact"),
+    *("archive", "archive_pages", "archive_dir", "archive_heads", "max_sequences", "memory"),
+    *("prefix_cache", "prefix_cache_disk", "prefix_cache_disk_bytes", "prefix_ends"),
+)
 
 
 def add_generation(parser: Parser, *, max_tokens: int | None = 128) -> None:
@@ -222,25 +222,19 @@ def stores(args: argparse.Namespace, model: str) -> bool:
     return True
 
 
-def generator_options(args: argparse.Namespace, *, many: bool) -> dict[str, Any]:
-    """Options of Generator, for one sequence or as many as add_sequences allows."""
-    memory = args.memory if many else None
-    max_sequences = args.max_sequences if many else None
-    if many and max_sequences is None and memory is None:
-        max_sequences = MAX_SEQUENCES
-    same = (
-        *(*CACHE, "cache_memory", "n_batch", "device", "threads", "max_resident", "exact"),
-        *("archive", "archive_pages", "archive_dir", "archive_heads"),
-    )
-    options = {name: getattr(args, name) for name in same}
-    # Other commands have no use for a prompt's state after its end.
-    prefixes = {name: getattr(args, name, default) for name, default in _NO_PREFIXES.items()}
-    return {**options, "max_sequences": max_sequences, "memory": memory, **prefixes}
+def generator_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of Generator that the command has."""
+    options = {name: value for name, value in vars(args).items() if name in _OF_GENERATOR}
+    # Commands without this option have no use for a prompt's state after its end.
+    options.setdefault("prefix_cache", 0)
+    if "memory" in options and options["memory"] is None and options["max_sequences"] is None:
+        options["max_sequences"] = MAX_SEQUENCES
+    return options
 
 
-def open_generator(args: argparse.Namespace, *, many: bool = False) -> Generator:
+def open_generator(args: argparse.Namespace) -> Generator:
     """Open the model, for one sequence or as many as add_sequences allows."""
-    generator = Generator(args.model, **generator_options(args, many=many))
+    generator = Generator(args.model, **generator_options(args))
     if args.n_ctx is None and generator.n_ctx < generator.n_ctx_train:
         print(
             f"note: the context is {generator.n_ctx} of the {generator.n_ctx_train} tokens that "

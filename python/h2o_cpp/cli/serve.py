@@ -163,12 +163,12 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as opened:
         on_hangup: Callable[[], Awaitable[None]] | None = None
         if args.models is None:
-            generator = opened.enter_context(open_generator(args, many=True))
+            generator = opened.enter_context(open_generator(args))
             service = Service(generator, name=args.name or generator.path.stem, **limits)
             catalog = Catalog.of(service)
             announce = partial(_print_model, service, args.template)
         else:
-            options = generator_options(args, many=True)
+            options = generator_options(args)
             entries = read_models(args.models, options, limits)
             catalog = Catalog(entries, max_loaded=args.max_models, idle=args.idle_timeout)
 
