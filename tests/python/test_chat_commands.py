@@ -20,7 +20,7 @@ import pytest
 from h2o_cpp import Chat
 from h2o_cpp.chat import Chat as _Chat
 from h2o_cpp.cli import main
-from h2o_cpp.cli.conversation import COMMANDS
+from h2o_cpp.cli.chat import COMMANDS
 from support.needs import needs
 from support.scripted_chat import script, turn
 
