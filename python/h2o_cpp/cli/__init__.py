@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NamedTuple, Protocol, cast
+from typing import Protocol, cast
 
 from h2o_cpp import __version__
 from h2o_cpp.cli.files import error_text
@@ -20,73 +20,68 @@ class _Module(Protocol):
     def run(self, args: argparse.Namespace) -> int: ...
 
 
-class _Command(NamedTuple):
-    summary: str
-    example: str
-
-
-_GROUPS: dict[str, dict[str, _Command]] = {
+# The summary and an example of each command, by group.
+_GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "generate text": {
-        "run": _Command("continue a text", 'run "The old man" --hh 0.2 -n 300'),
-        "chat": _Command("chat with a model", "chat -m model.gguf --hh 0.2"),
-        "generate": _Command(
+        "run": ("continue a text", 'run "The old man" --hh 0.2 -n 300'),
+        "chat": ("chat with a model", "chat -m model.gguf --hh 0.2"),
+        "generate": (
             "continue many prompts, from a file to a file",
             "generate -i prompts.jsonl -o outputs.jsonl -m model.gguf --hh 0.2",
         ),
-        "embed": _Command("print the embedding of a text", 'embed model.gguf "The old man"'),
-        "serve": _Command(
+        "embed": ("print the embedding of a text", 'embed model.gguf "The old man"'),
+        "serve": (
             "serve models over OpenAI's API, with a page to chat",
             "serve -m model.gguf --hh 0.2 --memory 4GiB",
         ),
     },
     "model files": {
-        "pull": _Command(
-            "download a model from the Hugging Face Hub", "pull hf://OWNER/REPO:Q4_K_M"
-        ),
-        "models": _Command("list the pulled models", "models"),
-        "info": _Command("describe a GGUF file", "info model.gguf --memory 4GiB"),
-        "convert": _Command(
+        "pull": ("download a model from the Hugging Face Hub", "pull hf://OWNER/REPO:Q4_K_M"),
+        "models": ("list the pulled models", "models"),
+        "info": ("describe a GGUF file", "info model.gguf --memory 4GiB"),
+        "convert": (
             "convert a Hugging Face checkpoint to GGUF",
             "convert CHECKPOINT_DIR -o model.gguf",
         ),
-        "quantize": _Command("make a GGUF file smaller", "quantize model.gguf small.gguf Q4_K_M"),
-        "imatrix": _Command(
+        "quantize": ("make a GGUF file smaller", "quantize model.gguf small.gguf Q4_K_M"),
+        "imatrix": (
             "measure which weights matter, for quantize --imatrix",
             "imatrix model.gguf book.txt -o imatrix.gguf",
         ),
     },
     "what a small cache costs": {
-        "advise": _Command(
+        "advise": (
             "find the smallest cache that costs little on a text",
             "advise model.gguf book.txt --write",
         ),
-        "perplexity": _Command(
+        "perplexity": (
             "measure what eviction costs on a text",
             "perplexity model.gguf book.txt --hh 0.1,0.2",
         ),
-        "heads": _Command(
+        "heads": (
             "rank the KV heads that find facts, for --archive-heads",
             "heads model.gguf --write",
         ),
-        "inspect": _Command(
-            "show what the cache keeps of a text", 'inspect "The old man" -n 200 --hh 0.2 -c 256'
+        "inspect": (
+            "show what the cache keeps of a text",
+            'inspect "The old man" -n 200 --hh 0.2 -c 256',
         ),
-        "retrieve": _Command(
+        "retrieve": (
             "measure how well facts in a prompt are found",
             "retrieve model.gguf --hh 0.2",
         ),
-        "eval": _Command(
+        "eval": (
             "score a model on benchmark tasks under eviction",
             "eval model.gguf --data DIR --tasks copa,piqa --hh 0.2",
         ),
     },
     "this machine": {
-        "bench": _Command("measure the speed of a model", "bench -m model.gguf --hh 0.2 --json"),
-        "plan": _Command(
+        "bench": ("measure the speed of a model", "bench -m model.gguf --hh 0.2 --json"),
+        "plan": (
             "plan how many sequences run, and which weights stay in memory",
             "plan model.gguf --memory 4GiB -p 512 -n 512 --hh 0.2",
         ),
-        "completion": _Command(
+        "completion": (
             "print a shell completion script",
             "completion bash > ~/.local/share/bash-completion/completions/h2o-cpp",
         ),
@@ -168,7 +163,8 @@ def _module(command: str) -> _Module:
 
 def _list_commands() -> str:
     width = max(len(name) for group in _GROUPS.values() for name in group)
-    return "\n\n".join(
-        "\n".join([f"{title}:", *(f"  {name:{width}}  {c.summary}" for name, c in group.items())])
-        for title, group in _GROUPS.items()
-    )
+    groups = []
+    for title, group in _GROUPS.items():
+        rows = [f"  {name:{width}}  {summary}" for name, (summary, _) in group.items()]
+        groups.append("\n".join([f"{title}:", *rows]))
+    return "\n\n".join(groups)
