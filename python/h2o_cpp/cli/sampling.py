@@ -59,7 +59,6 @@ _LETTERS = {
     "x": "xtc",
     "e": "penalties",
 }
-_OTHERS = ("logit_bias", "dry_sequence_breakers", "samplers", "schema", "grammar")
 
 
 def add_sampling(group: argparse._ArgumentGroup) -> None:
@@ -160,9 +159,12 @@ def sampling_options(args: argparse.Namespace) -> StreamOptions:
 
 def changed_sampling(args: argparse.Namespace) -> dict[str, Any]:
     """The options that differ from the default, except the seed."""
-    options = sampling_options(args)
-    changed: dict[str, Any] = {n: v for n, v in options.items() if n in _OTHERS and v is not None}
-    return changed | {n: getattr(args, n) for n in NUMBERS if getattr(args, n) != default(n)}
+    defaults = {name: default(name) for name in NUMBERS}
+    return {
+        name: value
+        for name, value in sampling_options(args).items()
+        if name != "seed" and value != defaults.get(name)
+    }
 
 
 def _bias(text: str) -> tuple[int, float]:
