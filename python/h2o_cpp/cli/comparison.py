@@ -108,8 +108,12 @@ def show_rows(
     columns: Sequence[str],
     cells: Callable[[Row], Sequence[str]],
     settings: dict[str, Any],
+    csv_row: Callable[[Row], dict[str, Any]] = asdict,
 ) -> list[Row]:
-    """Print a table, row by row as measured, or JSON with `settings`; returns the rows."""
+    """Print a table, row by row as measured, or JSON with `settings`; write the CSV file.
+
+    Returns the rows.
+    """
     table = shows_table(args)
     measured: list[Row] = []
     for row in tqdm(rows, total=total, disable=None, leave=False):
@@ -121,10 +125,12 @@ def show_rows(
     if args.json:
         found = {**settings, "measured": [_numbers(asdict(row)) for row in measured]}
         print(json.dumps(found, indent=2, allow_nan=False))
+    if args.csv is not None:
+        _write_csv(args.csv, [csv_row(row) for row in measured])
     return measured
 
 
-def write_csv(path: Path, rows: Sequence[dict[str, object]]) -> None:
+def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Write rows as a CSV file, or to stdout."""
     with (
         nullcontext(sys.stdout) if path == STANDARD

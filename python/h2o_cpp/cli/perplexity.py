@@ -15,7 +15,6 @@ from h2o_cpp.cli.comparison import (
     open_figure,
     show_rows,
     shows_table,
-    write_csv,
 )
 from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.options import add_model, add_text, add_text_tokens
@@ -87,14 +86,13 @@ def run(args: argparse.Namespace) -> int:
         columns=columns + [str(i + 1) for i in range(N_SEGMENTS if args.streaming else 0)],
         cells=cells,
         settings={"n_ctx": n_ctx, "n_batch": args.n_batch},
+        csv_row=_flat,
     )
     if shows_table(args):
         how = "one pass; 1 to 10 are its tenths" if args.streaming else f"windows of {n_ctx}"
         print(f"\n{measured[0].tokens} tokens predicted, in {how}, {args.n_batch} at a time")
         if isnan(full):
             print(f"the full cache is not measured: the text is longer than n-ctx, {n_ctx}")
-    if args.csv is not None:
-        write_csv(args.csv, [_flat(row) for row in measured])
     if figure is not None:
         axes = figure.subplots()
         evicting = [row for row in measured if row.policy != "full"]

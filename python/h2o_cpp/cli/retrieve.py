@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from math import isnan
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from h2o_cpp.cli.comparison import (
     open_figure,
     show_rows,
     shows_table,
-    write_csv,
 )
 from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.options import add_model
@@ -114,8 +112,6 @@ def run(args: argparse.Namespace) -> int:
             f"\nprompts of up to {length} tokens, read {args.n_batch} at a time; "
             "log-likelihood of a token of the answer, in nats"
         )
-    if args.csv is not None:
-        write_csv(args.csv, [asdict(row) for row in measured])
     if figure is not None:
         panels = figure.subplots(1, len(tasks), squeeze=False)[0]
         for axes, task in zip(panels, tasks, strict=True):
