@@ -12,9 +12,6 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from h2o_cpp.cli.argument_types import integer
 from h2o_cpp.cli.cache_options import add_cache, cache_options
 from h2o_cpp.cli.files import STANDARD, check_outputs, write_text
@@ -69,7 +66,11 @@ def run(args: argparse.Namespace) -> int:
         return 0
     color = args.color == "always" or (args.color == "auto" and color_wanted(sys.stdout))
     one_head = args.layer is not None and args.head is not None
-    kept = _kept(found, args.layer, args.head)
+    kept = found.kept()
+    if args.layer is not None:
+        kept = kept[args.layer : args.layer + 1]
+    if args.head is not None:
+        kept = kept[:, args.head : args.head + 1]
     for part in marked(kept, found.pieces, found.policy, color=color, one_head=one_head):
         print(part, end="\n\n")
     for line in _table(found, args.layer, args.head):
@@ -98,13 +99,6 @@ def _inspected(args: argparse.Namespace, text: str, device: str) -> Inspection:
         max_tokens=args.max_tokens,
         kv_dtype=kv_dtype,
     )
-
-
-def _kept(found: Inspection, layer: int | None, kv_head: int | None) -> NDArray[np.bool_]:
-    """Whether these layers and heads keep each token at the end."""
-    kept = found.kept()
-    kept = kept if layer is None else kept[layer : layer + 1]
-    return kept if kv_head is None else kept[:, kv_head : kv_head + 1]
 
 
 def _table(found: Inspection, layer: int | None, kv_head: int | None) -> Iterator[str]:
