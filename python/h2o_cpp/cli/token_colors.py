@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 from itertools import groupby
 from operator import itemgetter
@@ -54,7 +54,10 @@ def marked(
     kept: as for keeper_shares(). one_head: the legend does not say how many heads keep a token.
     """
     styles = _token_styles(keeper_shares(kept), policy)
-    return "".join(_styled(styles, pieces, color)), _legend(set(styles), color, one_head)
+    write = _colored if color else _plain
+    runs = groupby(zip(styles, pieces, strict=True), key=itemgetter(0))
+    text = "".join(write(style, [piece for _, piece in run]) for style, run in runs)
+    return text, _legend(set(styles), color, one_head)
 
 
 def keeper_shares(kept: NDArray[np.bool_]) -> list[float]:
@@ -85,20 +88,13 @@ def _token_styles(shares: Sequence[float], policy: Policy) -> list[TokenStyle]:
     return [style(i, share) for i, share in enumerate(shares)]
 
 
-def _styled(styles: Sequence[TokenStyle], pieces: Iterable[str], color: bool) -> Iterator[str]:
-    """The text, in runs of tokens with the same style."""
-    write = _colored if color else _plain
-    for style, group in groupby(zip(styles, pieces, strict=True), key=itemgetter(0)):
-        yield write(style, [piece for _, piece in group])
-
-
 def _legend(styles: Collection[TokenStyle], color: bool, one_head: bool) -> str:
     """The labels of the given styles."""
     entries = []
     for style in TokenStyle:
-        name = style.of_one if one_head else style.of_many
         if style not in styles:
             continue
+        name = style.of_one if one_head else style.of_many
         if color:
             entries.append(_colored(style, [name]))
         else:
