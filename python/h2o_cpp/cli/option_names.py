@@ -21,8 +21,6 @@ _ATTRIBUTES = {
     "sequences": ("max_sequences",),
     "n_chunks": ("chunks",),
     "flops": ("gflops",),
-    "budgets": ("budget",),
-    "policies": ("policy",),
     "kv_dtype": ("kv_dtype", "kv_dtypes"),
     "task": ("tasks",),
     "cors_origins": ("cors_origin",),
