@@ -41,11 +41,10 @@ def run(args: argparse.Namespace) -> int:
     metadata, tensors = file.metadata(), file.tensors()
     summary = _summarize(metadata, tensors, _shape(path))
     if args.memory is not None:
-        architecture = metadata.get("general.architecture")
         summary["sequences"] = {
             "memory": args.memory,
             **{name: capacity(path, args.memory, hh=hh) for name, hh in _BUDGETS.items()},
-            "n_ctx": min(metadata[f"{architecture}.context_length"], _core.DEFAULT_N_CTX),
+            "n_ctx": min(summary["context_length"], _core.DEFAULT_N_CTX),
         }
     short = {key: _short(value) for key, value in metadata.items()}
     if args.json:
