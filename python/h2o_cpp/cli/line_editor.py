@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -75,14 +76,10 @@ def editing(history: Path | None, commands: Sequence[str]) -> Iterator[None]:
 
     history: the file that stores the lines, readable only by its owner; None: no history.
     """
-    if not sys.stdin.isatty():
+    if not sys.stdin.isatty() or find_spec("readline") is None:  # not in every Python
         yield
         return
-    try:
-        import readline
-    except ImportError:  # not in every Python
-        yield
-        return
+    import readline
 
     def complete(text: str, i: int) -> str | None:
         return [*(name for name in commands if name.startswith(text)), None][i]
