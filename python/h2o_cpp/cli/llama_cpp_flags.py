@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Container, Sequence
 from typing import Final
 
@@ -62,26 +63,38 @@ _ANSWERS = {
 ANSWERS: Final = {flag: answer for flags, answer in _ANSWERS.items() for flag in flags.split()}
 
 _REPOSITORY = ("-hf", "-hfr", "--hf-repo")
+_GPU_LAYERS = ("-ngl", "--n-gpu-layers", "--gpu-layers")
 
 
 def translate(words: Sequence[str], known: Container[str]) -> list[str]:
-    """Replace -hf OWNER/REPO by -m hf://OWNER/REPO; `known`: the command's options.
+    """Replace -hf OWNER/REPO by --model=hf://OWNER/REPO, and omit -ngl N with a note on stderr.
 
-    Raises ValueError for an unknown flag that has an answer, and for -hf alone.
+    known: the command's options.
+
+    Raises ValueError for an unknown flag that has an answer, and for a flag without its value.
     """
     end = words.index("--") if "--" in words else len(words)
-    result = list(words)
-    for i, word in enumerate(words[:end]):
-        flag, equals, value = word.partition("=")
-        if flag in known:
-            continue
-        if flag in ANSWERS:
+    following = iter(words[:end])
+    result: list[str] = []
+
+    def value_of(flag: str, given: str, expected: str) -> str:
+        value = given or next(following, "")
+        if not value:
+            raise ValueError(f"argument {flag}: expected {expected}")
+        return value
+
+    for word in following:
+        flag, _, given = word.partition("=")
+        if flag in ANSWERS and flag not in known:
             raise ValueError(f"{flag} is a llama.cpp flag: {ANSWERS[flag]}")
-        if flag in _REPOSITORY and "-m" in known:
-            if equals:
-                result[i] = f"--model=hf://{value}"
-            elif i + 1 < end:
-                result[i : i + 2] = ["-m", f"hf://{words[i + 1]}"]
-            else:
-                raise ValueError(f"argument {flag}: expected OWNER/REPO")
-    return result
+        if flag in _REPOSITORY and "--model" in known:
+            result.append(f"--model=hf://{value_of(flag, given, 'OWNER/REPO')}")
+        elif flag in _GPU_LAYERS and "--device" in known:
+            print(
+                f"note: {flag} {value_of(flag, given, 'a number')} has no effect: --device (auto, "
+                "cpu, cuda or cuda:N) chooses where all layers are computed",
+                file=sys.stderr,
+            )
+        else:
+            result.append(word)
+    return [*result, *words[end:]]

@@ -157,14 +157,6 @@ def add_machine(parser: Parser, *, resident: bool = False) -> None:
         metavar="NAME",
         help="auto (the CPU), cpu, cuda or cuda:N (default: %(default)s)",
     )
-    machine.add_argument(
-        "-ngl",
-        "--n-gpu-layers",
-        "--gpu-layers",
-        action=_GpuLayers,
-        default=argparse.SUPPRESS,
-        help=argparse.SUPPRESS,
-    )
     if resident:
         machine.add_argument(
             "--max-resident",
@@ -284,20 +276,3 @@ def _is_model(text: str) -> bool:
             find_model(text)
             return True
     return text in pulled_models() or (text.endswith(".gguf") and os.path.isfile(text))
-
-
-class _GpuLayers(argparse.Action):
-    """llama.cpp's option: has no effect except a note about --device."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        print(
-            f"note: {option_string} {values} has no effect: --device (auto, cpu, cuda or cuda:N) "
-            "chooses where all layers are computed",
-            file=sys.stderr,
-        )
