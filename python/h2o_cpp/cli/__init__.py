@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Protocol, cast
+from types import ModuleType
 
 from h2o_cpp import __version__
 from h2o_cpp.cli.files import error_text
 from h2o_cpp.cli.option_names import with_option_names
 from h2o_cpp.cli.parser import Parser
-
-
-class _Module(Protocol):
-    def add_arguments(self, parser: Parser) -> None: ...
-    def run(self, args: argparse.Namespace) -> int: ...
-
 
 # The summary and an example of each command, by group.
 _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
@@ -129,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = None
     try:
         args = make_parser(command).parse_args(argv)
-        status = _module(args.command).run(args)
+        status: int = _module(args.command).run(args)
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # the reader of the output has exited
@@ -157,8 +150,8 @@ def _discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _module(command: str) -> _Module:
-    return cast(_Module, import_module(f"h2o_cpp.cli.{command}"))
+def _module(command: str) -> ModuleType:
+    return import_module(f"h2o_cpp.cli.{command}")
 
 
 def _list_commands() -> str:
