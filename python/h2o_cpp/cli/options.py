@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, cast
 
 from h2o_cpp import BUNDLED_MODEL, Generator
 from h2o_cpp.cli.argument_types import gguf_output, integer
@@ -237,12 +237,8 @@ def open_generator(args: argparse.Namespace) -> Generator:
 
 
 def stream_options(args: argparse.Namespace) -> StreamOptions:
-    return {
-        "max_tokens": args.max_tokens,
-        **sampling_options(args),
-        "stop": args.stop,
-        "ignore_eos": args.ignore_eos,
-    }
+    options = {name: getattr(args, name) for name in ("max_tokens", "stop", "ignore_eos")}
+    return cast(StreamOptions, options | sampling_options(args))
 
 
 def read_prompt(args: argparse.Namespace) -> str:

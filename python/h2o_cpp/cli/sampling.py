@@ -6,15 +6,12 @@ import argparse
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from h2o_cpp import _core
 from h2o_cpp.cli.argument_types import integer, number, seed
 from h2o_cpp.cli.files import read_text
 from h2o_cpp.generation.sampling import INTEGERS, NUMBERS, default
-
-if TYPE_CHECKING:
-    from h2o_cpp.generation.request import StreamOptions
 
 # Aliases and help of each option.
 _NUMBERS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -140,8 +137,9 @@ def add_sampling(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def sampling_options(args: argparse.Namespace) -> StreamOptions:
-    options: Any = {name: getattr(args, name) for name in (*NUMBERS, "samplers", "seed")}
+def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of Generator.stream."""
+    options = {name: getattr(args, name) for name in (*NUMBERS, "samplers", "seed")}
     if args.logit_bias is not None:
         options["logit_bias"] = dict(args.logit_bias)
     if args.dry_sequence_breakers is not None:
@@ -153,8 +151,7 @@ def sampling_options(args: argparse.Namespace) -> StreamOptions:
     ):
         if text is not None or file is not None:
             options[name] = text if file is None else read_text(file)
-    found: StreamOptions = options
-    return found
+    return options
 
 
 def changed_sampling(args: argparse.Namespace) -> dict[str, Any]:
