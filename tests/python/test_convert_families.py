@@ -13,7 +13,7 @@ from gguf.quants import dequantize, quantize
 
 from h2o_cpp import Generator
 from h2o_cpp.convert import convert
-from h2o_cpp.convert.gptneox import grouped_by_projection
+from h2o_cpp.convert.gpt import grouped_by_projection
 from h2o_cpp.convert.llama_layout import pairs_from_halves
 from support.changed_gguf import changed
 from support.needs import packages

@@ -90,7 +90,7 @@ def test_every_folder_is_in_order() -> None:
         ("generation/stream.py", "def f():\n    import h2o_cpp.measure", ["measure"]),
         ("measure/speed.py", "from h2o_cpp import Generator, _core", ["Generator"]),
         ("measure/speed.py", "from h2o_cpp import __version__", ["__version__"]),
-        ("convert/opt.py", "from h2o_cpp import quantize", ["quantize"]),
+        ("convert/gpt.py", "from h2o_cpp import quantize", ["quantize"]),
         ("generator.py", "from h2o_cpp.chat import Chat\nimport numpy", []),
         ("cli/run.py", "from h2o_cpp import Generator\nimport h2o_cpp.cli.info", []),
     ],

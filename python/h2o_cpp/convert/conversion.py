@@ -8,17 +8,7 @@ import numpy as np
 from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, GGUFWriter, LlamaFileType
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from h2o_cpp.convert import (
-    gpt,
-    gpt_oss,
-    gptneox,
-    layernorm,
-    lfm2,
-    llama,
-    mixtures,
-    opt,
-    qwen35,
-)
+from h2o_cpp.convert import gpt, gpt_oss, layernorm, lfm2, llama, mixtures, qwen35
 from h2o_cpp.convert.checkpoint import open_tensors, read_json
 from h2o_cpp.convert.config import Config, Value, dimension
 from h2o_cpp.convert.family import Family
@@ -30,13 +20,11 @@ from h2o_cpp.model.atomic import atomic_output, check_output
 
 # config.json's architectures[0] -> family
 FAMILIES: dict[str, Family] = {
-    **opt.FAMILIES,
+    **gpt.FAMILIES,
     **llama.FAMILIES,
     **mixtures.FAMILIES,
-    **gptneox.FAMILIES,
     **layernorm.FAMILIES,
     **gpt_oss.FAMILIES,
-    **gpt.FAMILIES,
     **qwen35.FAMILIES,
     **lfm2.FAMILIES,
 }

@@ -1,4 +1,8 @@
-"""Older families with layer norms and GELU: GPT-2, StarCoder, GPT-J, BLOOM, MPT and Falcon."""
+"""Older families with layer norms: OPT, GPT-NeoX, GPT-2, StarCoder, GPT-J, BLOOM, MPT, Falcon.
+
+OPT (Zhang et al. 2022) is GGUF architecture `opt`, which ggml does not have; the names are those of
+its forks (SparkInfer, llama.cpp PR 13799). GPT-NeoX (Pythia, GPT-NeoX-20B) is `gptneox`.
+"""
 
 import re
 from collections.abc import Iterator
@@ -8,14 +12,141 @@ import numpy as np
 
 from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import Config, Metadata, check_fixed, dimension, flag, number, refuse
-from h2o_cpp.convert.family import Family, Module, whole_head
-from h2o_cpp.convert.gptneox import gelu_form, layer_with_grouped_qkv
+from h2o_cpp.convert.family import Family, Module, qkv, whole_head
+from h2o_cpp.convert.rope import rotated_share
 from h2o_cpp.convert.sizes import Sizes
+
+# config.json's activation -> h2o.activation, a key of our own that distinguishes exact GELU from
+# its tanh approximation. GGUF has no such key: llama.cpp always computes the approximation, and so
+# does the engine for files without the key.
+_ACTIVATIONS = {
+    "gelu": "gelu_erf",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+
+def gelu_form(architecture: str, config: Config, key: str, default: str) -> Metadata:
+    """The key h2o.activation; `key`: in config.json. Raises ValueError unless it is a GELU."""
+    activation = config.get(key, default)
+    if activation not in _ACTIVATIONS:
+        raise refuse(architecture, key, activation, "the MLP does not use GELU")
+    return {"h2o.activation": _ACTIVATIONS[activation]}
 
 
 def _norm(gguf: str, hf: str) -> Module:
     return Module(gguf, hf, ("embd",), bias=True)
 
+
+# ---- OPT ----
+
+_POSITION_OFFSET = 2  # HF reads position p from row p + 2; rows 0 and 1 are unused
+
+_OPT_LAYER = (
+    _norm("attn_norm", "self_attn_layer_norm"),
+    *qkv(bias=True),
+    Module("attn_output", "self_attn.out_proj", ("embd", "embd"), bias=True),
+    _norm("ffn_norm", "final_layer_norm"),
+    Module("ffn_up", "fc1", ("ff", "embd"), bias=True),
+    Module("ffn_down", "fc2", ("embd", "ff"), bias=True),
+)
+
+_OPT_FIXED = (
+    ("do_layer_norm_before", True, "the layer norms come after attention and MLP, as in opt-350m"),
+    ("_remove_final_layer_norm", False, "there is no layer norm before the head"),
+    ("activation_function", "relu", "the MLP does not use ReLU"),
+    ("enable_bias", True, "the projections have no biases"),
+    ("layer_norm_elementwise_affine", True, "the layer norms have no weights"),
+)
+
+
+def _check_opt_embedding(config: Config, sizes: Sizes) -> Metadata:
+    projected = config.get("word_embed_proj_dim", sizes["embd"])
+    if projected != sizes["embd"]:
+        why = f"embeddings are projected to hidden_size {sizes['embd']}"
+        raise refuse("opt", "word_embed_proj_dim", projected, why)
+    return {}
+
+
+def _opt_position_sizes(config: Config) -> Sizes:
+    n_rows = _POSITION_OFFSET + dimension(config, "max_position_embeddings")
+    return {"first_position": _POSITION_OFFSET, "position_rows": n_rows}
+
+
+OPT = Family(
+    architecture="opt",
+    layer=lambda config, index: _OPT_LAYER,
+    fixed=_OPT_FIXED,
+    details=_check_opt_embedding,
+    rotated=None,
+    layers="decoder.layers",
+    embeddings=(
+        Module("token_embd", "decoder.embed_tokens", ("vocab", "embd")),
+        Module(
+            "position_embd",
+            "decoder.embed_positions",
+            ("position_rows", "embd"),
+            rows=("first_position", "position_rows"),
+        ),
+    ),
+    output_norm=_norm("output_norm", "decoder.final_layer_norm"),
+    tied=True,
+    more_sizes=_opt_position_sizes,
+    ignored=re.compile(r"decoder\.version"),  # of fairseq
+    add_bos=True,
+    control_tokens=frozenset({"<s>", "<pad>", "</s>", "<unk>"}),
+)
+
+# ---- GPT-NeoX ----
+
+
+def grouped_by_projection(values: Values, head_size: int) -> Values:
+    """Permute rows from Q, K, V per head to all Q, all K, all V."""
+    by_head: Values = values.reshape(-1, 3, head_size, *values.shape[1:])
+    return np.reshape(by_head.swapaxes(0, 1), values.shape)
+
+
+def _layer_with_grouped_qkv(attention: str) -> tuple[Module, ...]:
+    """A layer of GPT-NeoX or BLOOM; `attention` is the HF name of its attention."""
+    qkv_name = f"{attention}.query_key_value"
+    return (
+        _norm("attn_norm", "input_layernorm"),
+        Module("attn_qkv", qkv_name, ("qkv", "embd"), bias=True, reorder=grouped_by_projection),
+        Module("attn_output", f"{attention}.dense", ("embd", "embd"), bias=True),
+        _norm("ffn_norm", "post_attention_layernorm"),
+        Module("ffn_up", "mlp.dense_h_to_4h", ("ff", "embd"), bias=True),
+        Module("ffn_down", "mlp.dense_4h_to_h", ("embd", "ff"), bias=True),
+    )
+
+
+_GPTNEOX_LAYER = _layer_with_grouped_qkv("attention")
+
+
+def _gptneox_details(config: Config, sizes: Sizes) -> Metadata:
+    parallel = flag(config, "use_parallel_residual", True)
+    return {"use_parallel_residual": parallel, **gelu_form("gptneox", config, "hidden_act", "gelu")}
+
+
+GPTNEOX = Family(
+    architecture="gptneox",
+    layer=lambda config, index: _GPTNEOX_LAYER,
+    fixed=(
+        ("attention_bias", True, "the attention has no biases"),
+        ("tie_word_embeddings", False, "the head repeats the embedding"),
+    ),
+    details=_gptneox_details,
+    # rotary_pct: before transformers 5
+    rotated=lambda config, sizes: rotated_share(
+        "gptneox", config, sizes["head"], 0.25, "rotary_pct"
+    ),
+    base_prefix="gpt_neox.",
+    embeddings=(Module("token_embd", "embed_in", ("vocab", "embd")),),
+    output_norm=_norm("output_norm", "final_layer_norm"),
+    head=Module("output", "embed_out", ("vocab", "embd")),
+    # Old checkpoints have causal masks, masked values and frequencies.
+    ignored=re.compile(r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)"),
+)
 
 # ---- GPT-2 ----
 
@@ -105,7 +236,7 @@ GPTJ = replace(
 
 # ---- BLOOM ----
 
-_BLOOM_LAYER = layer_with_grouped_qkv("self_attention")
+_BLOOM_LAYER = _layer_with_grouped_qkv("self_attention")
 _WORDS = Module("token_embd", "word_embeddings", ("vocab", "embd"))
 
 BLOOM = replace(
@@ -208,6 +339,8 @@ FALCON = replace(
 )
 
 FAMILIES = {
+    "OPTForCausalLM": OPT,
+    "GPTNeoXForCausalLM": GPTNEOX,
     "GPT2LMHeadModel": GPT2,
     "GPTBigCodeForCausalLM": STARCODER,
     "GPTJForCausalLM": GPTJ,
