@@ -2,8 +2,8 @@
 
 `conversion` reads a checkpoint (`checkpoint`, `config`), maps its tensors (`family`, `sizes`;
 `llama`, `mixtures`, `gpt` and others, with `rope`, `window` and `experts`), reads its tokenizer
-(`vocabulary`, with `tokens` from `bpe` or `sentencepiece`, `tokenizer_settings`, and `pipelines`
-for pre-tokenizers) and writes the file (`tensors`).
+(`vocabulary`, with `tokens`, `tokenizer_settings`, and `pipelines` for pre-tokenizers) and writes
+the file (`tensors`).
 """
 
 from h2o_cpp.convert.conversion import OUTTYPES, convert

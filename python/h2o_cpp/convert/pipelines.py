@@ -139,11 +139,6 @@ _SENTENCEPIECE_PREFIX: tuple[tuple[list[_Step], list[_Step], bool], ...] = (
 )
 
 
-def is_byte_fallback(tokenizer: Mapping[str, Any]) -> bool:
-    """Whether characters without a token are encoded as bytes, as in SentencePiece's BPE."""
-    return tokenizer["model"].get("byte_fallback") is True
-
-
 def byte_level_pre(path: Path, tokenizer: Mapping[str, Any]) -> str:
     """tokenizer.ggml.pre of byte-level BPE. Raises ValueError for unknown steps."""
     found = _steps(tokenizer)

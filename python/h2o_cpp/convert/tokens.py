@@ -1,10 +1,16 @@
-"""The contents of tokenizer files: tokens, scores or merges, and added tokens."""
+"""The tokens in a checkpoint's tokenizer files: byte-level BPE and SentencePiece's BPE."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from gguf import TokenType
+
+from h2o_cpp.convert.checkpoint import read_json, read_optional_json
+from h2o_cpp.convert.pipelines import byte_level_pre, is_prefix_first, sentencepiece_prefix
+from h2o_cpp.model.text_files import read_text
 
 
 @dataclass(frozen=True)
@@ -48,9 +54,262 @@ class Tokens:
     """Tokens that the tokenizer adds before and after a text, if its file has a template."""
 
 
+def read_tokens(directory: Path) -> Tokens:
+    """Read a checkpoint's tokens. Prefers tokenizer.model, from which tokenizer.json is made.
+
+    Raises FileNotFoundError without a tokenizer, and ValueError if it is damaged, no BPE, or its
+    steps have no name in llama.cpp.
+    """
+    model, tokenizer = directory / "tokenizer.model", directory / "tokenizer.json"
+    vocab, merges = directory / "vocab.json", directory / "merges.txt"
+    if model.is_file():
+        added = _read_added_tokens(directory / "added_tokens.json")
+        if not tokenizer.is_file():
+            return _read_sentencepiece(model, added)
+        same = read_json(tokenizer)
+        tokens = _read_sentencepiece(model, added + _added_tokens(tokenizer, same))
+        return replace(tokens, prefix_first=is_prefix_first(same))
+    if tokenizer.is_file():
+        return _read_tokenizer_json(tokenizer)
+    if vocab.is_file() and merges.is_file():
+        return _read_vocab_and_merges(vocab, merges)
+    raise FileNotFoundError(
+        f"{directory}: no tokenizer (tokenizer.model, tokenizer.json, or vocab.json and merges.txt)"
+    )
+
+
 def added_token(path: object, text: object, id: object, fields: Mapping[str, Any]) -> AddedToken:
     """An added token from the JSON file `path`. Raises ValueError if it is malformed."""
     special, lstrip, rstrip = (fields.get(key, False) for key in ("special", "lstrip", "rstrip"))
     if isinstance(text, str) and isinstance(id, int) and isinstance(special, bool):
         return AddedToken(text, id, special, strips=lstrip is True or rstrip is True)
     raise ValueError(f"{path}: malformed added token {text!r} with id {id!r}")
+
+
+def _read_tokenizer_json(path: Path) -> Tokens:
+    """Read tokenizer.json: byte-level BPE, or SentencePiece's BPE in HF's form.
+
+    Raises ValueError if it is damaged or llama.cpp has no name for its steps.
+    """
+    tokenizer = read_json(path)
+    model = tokenizer.get("model")
+    if not isinstance(model, dict):
+        raise ValueError(f"{path}: no model")
+    _check_model(path, model)
+    ids = _check_ids(path, model.get("vocab"))
+    merges = _check_merges(path, model.get("merges"), ids)
+    added = _added_tokens(path, tokenizer)
+    template = _template(path, tokenizer.get("post_processor"))
+    if model.get("byte_fallback") is not True:  # true: characters without a token become bytes
+        pre = byte_level_pre(path, tokenizer)
+        return Tokens("gpt2", pre, ids, added, merges=merges, template=template)
+    flags = {"add_space_prefix": sentencepiece_prefix(path, tokenizer)}
+    names = {token.text for token in added}
+    scores, types = _scores_from_merges(path, {text for text in ids if text not in names}, merges)
+    return Tokens(
+        "llama",
+        "default",
+        ids,
+        added,
+        scores=scores,
+        types=types,
+        flags=flags,
+        prefix_first=is_prefix_first(tokenizer),
+        template=template,
+    )
+
+
+def _read_vocab_and_merges(vocab: Path, merges: Path) -> Tokens:
+    """Read GPT-2's byte-level BPE; added_tokens.json next to the files is optional."""
+    lines = read_text(merges).split("\n")
+    if lines[0].startswith("#version"):
+        del lines[0]
+    ids = _check_ids(vocab, read_json(vocab))
+    return Tokens(
+        "gpt2",
+        "gpt-2",
+        ids,
+        _read_added_tokens(vocab.with_name("added_tokens.json")),
+        merges=_check_merges(merges, [line for line in lines if line], ids),
+    )
+
+
+def _read_added_tokens(path: Path) -> list[AddedToken]:
+    """Read added_tokens.json, {text: id}; an absent file has no tokens."""
+    return [added_token(path, text, id, {}) for text, id in read_optional_json(path).items()]
+
+
+def _added_tokens(path: Path, tokenizer: Mapping[str, Any]) -> list[AddedToken]:
+    """The added_tokens of tokenizer.json."""
+    added = tokenizer.get("added_tokens") or []
+    if not isinstance(added, list) or not all(isinstance(entry, dict) for entry in added):
+        raise ValueError(f"{path}: added_tokens must be a list of objects")
+    return [added_token(path, entry.get("content"), entry.get("id"), entry) for entry in added]
+
+
+def _check_model(path: Path, model: Mapping[str, Any]) -> None:
+    for key, allowed in (
+        ("type", ("BPE",)),
+        ("dropout", (None, 0)),
+        ("continuing_subword_prefix", (None, "")),
+        ("end_of_word_suffix", (None, "")),
+    ):
+        if model.get(key) not in allowed:
+            raise ValueError(
+                f"{path}: model.{key} is {model.get(key)!r}; only plain BPE can be converted"
+            )
+
+
+def _check_ids(path: Path, vocab: object) -> dict[str, int]:
+    """A vocabulary {text: id}. Raises ValueError for anything else."""
+    if not isinstance(vocab, dict) or not all(
+        isinstance(id, int) and not isinstance(id, bool) for id in vocab.values()
+    ):
+        raise ValueError(f"{path}: the vocabulary must give an integer id for each token")
+    return dict(vocab)
+
+
+def _check_merges(path: Path, merges: object, ids: Mapping[str, int]) -> list[str]:
+    """Merges as "left right"; since tokenizers 0.20, JSON may have them as lists.
+
+    Raises ValueError for a malformed merge, or one of texts without an id.
+    """
+    if not isinstance(merges, list) or not merges:
+        raise ValueError(f"{path}: no merges")
+    joined = []
+    for merge in merges:
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        if (
+            not isinstance(pair, list)
+            or len(pair) != 2
+            or not all(isinstance(part, str) and part and " " not in part for part in pair)
+        ):
+            raise ValueError(f"{path}: malformed merge {merge!r}")
+        for text in (*pair, "".join(pair)):
+            if text not in ids:
+                raise ValueError(
+                    f"{path}: merge {' '.join(pair)!r} needs {text!r}, which has no id"
+                )
+        joined.append(" ".join(pair))
+    return joined
+
+
+def _template(path: Path, post_processor: object) -> tuple[list[str], list[str]] | None:
+    """The tokens that a TemplateProcessing, or one in a Sequence, adds before and after a text."""
+    match post_processor:
+        case {"type": "Sequence", "processors": list(processors)}:
+            templates = [_template(path, processor) for processor in processors]
+            return next((template for template in templates if template is not None), None)
+        case {"type": "TemplateProcessing", "single": list(parts)}:
+            before: list[str] = []
+            after: list[str] = []
+            place = before
+            for part in parts:
+                match part:
+                    case {"Sequence": _}:
+                        place = after
+                    case {"SpecialToken": {"id": str(text)}}:
+                        place.append(text)
+                    case _:
+                        raise ValueError(f"{path}: malformed post_processor")
+            return before, after
+    return None
+
+
+def _read_sentencepiece(path: Path, added: list[AddedToken]) -> Tokens:
+    """Read tokenizer.model. Raises ValueError if it is damaged or not a BPE of plain text."""
+    model = _parse_sentencepiece(path)
+    trainer, normalizer = model.trainer_spec, model.normalizer_spec
+    for value, why in (
+        (trainer.model_type != trainer.BPE, "it is not a BPE model"),
+        (trainer.treat_whitespace_as_suffix, "it puts spaces at the ends of words"),
+        (normalizer.precompiled_charsmap, "it normalizes characters"),
+        (not normalizer.escape_whitespaces, "it keeps spaces"),
+    ):
+        if value:
+            raise ValueError(f"{path}: {why}; a GGUF file of model `llama` cannot express this")
+    ids = {piece.piece: id for id, piece in enumerate(model.pieces)}
+    if len(ids) < len(model.pieces):
+        raise ValueError(f"{path}: two pieces are the same")
+    # The types have the same numbers in GGUF.
+    types = {piece.piece: TokenType(piece.type) for piece in model.pieces}
+    _check_bytes(path, types)
+    flags = {"add_space_prefix": normalizer.add_dummy_prefix}
+    if normalizer.remove_extra_whitespaces:
+        flags["remove_extra_whitespaces"] = True
+    special_ids = {
+        "unknown": trainer.unk_id,
+        "bos": trainer.bos_id,
+        "eos": trainer.eos_id,
+        "padding": trainer.pad_id,
+    }
+    return Tokens(
+        "llama",
+        "default",
+        ids,
+        added,
+        scores={piece.piece: piece.score for piece in model.pieces},
+        types=types,
+        # Missing tokens have id -1.
+        special_ids={name: id for name, id in special_ids.items() if 0 <= id < len(ids)},
+        flags=flags,
+    )
+
+
+def _parse_sentencepiece(path: Path) -> Any:
+    """The ModelProto in a file.
+
+    SentencePieceProcessor does not expose the model's type, its normalization or user-defined
+    pieces; the protocol buffers do, and need `protobuf`.
+    """
+    from google.protobuf.message import DecodeError
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
+    try:
+        model = ModelProto.FromString(path.read_bytes())
+    except (DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not a readable SentencePiece model ({error})") from error
+    for id, piece in enumerate(model.pieces):
+        if not isinstance(piece.piece, str):  # protobuf returns invalid UTF-8 as bytes
+            raise ValueError(
+                f"{path}: not a readable SentencePiece model (piece {id} is not UTF-8)"
+            )
+    return model
+
+
+def _scores_from_merges(
+    path: Path, texts: AbstractSet[str], merges: Sequence[str]
+) -> tuple[dict[str, float], dict[str, TokenType]]:
+    """Scores and types with which SentencePiece merges in the same order as BPE with `merges`.
+
+    BPE applies the listed merge of lowest rank; SentencePiece the merge to the piece of highest
+    score, listed or not. They agree if every way to form a piece is listed, consecutively.
+    Raises ValueError otherwise.
+    """
+    scores: dict[str, float] = {}
+    last = None
+    for merge in merges:
+        piece = merge.replace(" ", "", 1)
+        if piece != last and piece in scores:
+            raise ValueError(f"{path}: the merges to {piece!r} are not of one rank")
+        scores.setdefault(piece, float(-len(scores)))
+        last = piece
+
+    types = {f"<0x{byte:02X}>": TokenType.BYTE for byte in range(256)}
+    types = {text: type for text, type in types.items() if text in texts}
+    _check_bytes(path, types)
+    listed = set(merges)
+    for piece in texts - types.keys():
+        for i in range(1, len(piece)):
+            left, right = piece[:i], piece[i:]
+            # SentencePiece begins with single characters, whether or not they are pieces.
+            mergeable = all(part in texts or len(part) == 1 for part in (left, right))
+            if mergeable and f"{left} {right}" not in listed:
+                raise ValueError(f"{path}: token {piece!r} has no merge of {left!r} and {right!r}")
+    worst = float(-len(scores))  # never compared: only merges form these pieces
+    return {text: scores.get(text, worst) for text in texts}, types
+
+
+def _check_bytes(path: Path, types: Mapping[str, TokenType]) -> None:
+    if list(types.values()).count(TokenType.BYTE) != 256:
+        raise ValueError(f"{path}: not every byte has a token for characters without one")

@@ -1,23 +1,14 @@
 """A checkpoint's vocabulary as GGUF stores it: types, special tokens, padding."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from gguf import GGUFWriter, TokenType
 
-from h2o_cpp.convert.bpe import (
-    added_tokens,
-    read_added_tokens,
-    read_tokenizer_json,
-    read_vocab_and_merges,
-)
-from h2o_cpp.convert.checkpoint import read_json
 from h2o_cpp.convert.config import Config
-from h2o_cpp.convert.pipelines import is_prefix_first
-from h2o_cpp.convert.sentencepiece import read_sentencepiece
 from h2o_cpp.convert.tokenizer_settings import ChatTemplate, TokenizerSettings, end_ids
-from h2o_cpp.convert.tokens import AddedToken, Tokens
+from h2o_cpp.convert.tokens import AddedToken, Tokens, read_tokens
 
 # llama.cpp's scores of added tokens and padding
 _ADDED_SCORE, _PADDING_SCORE = -1000.0, -10000.0
@@ -84,7 +75,7 @@ def read_vocabulary(
     """
     settings = TokenizerSettings(directory)
     config = settings.with_generation_config(config)
-    tokens = _read_tokens(directory)
+    tokens = read_tokens(directory)
     ids = dict(tokens.ids)
     types = dict.fromkeys(ids, TokenType.NORMAL) | dict(tokens.types)
     scores = dict(tokens.scores)
@@ -136,26 +127,6 @@ def read_vocabulary(
         flags=flags,
         chat_template=settings.chat_template(),
         notes=notes,
-    )
-
-
-def _read_tokens(directory: Path) -> Tokens:
-    """Prefers tokenizer.model, from which tokenizer.json is made."""
-    model, tokenizer = directory / "tokenizer.model", directory / "tokenizer.json"
-    vocab, merges = directory / "vocab.json", directory / "merges.txt"
-    if model.is_file():
-        added = read_added_tokens(directory / "added_tokens.json")
-        if not tokenizer.is_file():
-            return read_sentencepiece(model, added)
-        same = read_json(tokenizer)
-        tokens = read_sentencepiece(model, added + added_tokens(tokenizer, same))
-        return replace(tokens, prefix_first=is_prefix_first(same))
-    if tokenizer.is_file():
-        return read_tokenizer_json(tokenizer)
-    if vocab.is_file() and merges.is_file():
-        return read_vocab_and_merges(vocab, merges)
-    raise FileNotFoundError(
-        f"{directory}: no tokenizer (tokenizer.model, tokenizer.json, or vocab.json and merges.txt)"
     )
 
 
