@@ -1,6 +1,7 @@
 """Converts a Hugging Face checkpoint to one GGUF file."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -9,12 +10,10 @@ from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, GGUFWriter, LlamaFile
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp.convert import gpt, gpt_oss, layernorm, lfm2, llama, mixtures, qwen35
-from h2o_cpp.convert.checkpoint import open_tensors, read_json
+from h2o_cpp.convert.checkpoint import SourceTensor, open_tensors, read_json
 from h2o_cpp.convert.config import Config, Value, dimension
 from h2o_cpp.convert.family import Family
 from h2o_cpp.convert.tensors import PlannedTensor, plan_tensors
-from h2o_cpp.convert.text_model import NOTE, has_encoder, text_config, text_tensors
-from h2o_cpp.convert.unsupported import missing
 from h2o_cpp.convert.vocabulary import read_vocabulary
 from h2o_cpp.model.atomic import atomic_output, check_output
 
@@ -28,6 +27,31 @@ FAMILIES: dict[str, Family] = {
     **qwen35.FAMILIES,
     **lfm2.FAMILIES,
 }
+
+_STATE = "which have a state instead of a KV cache"
+
+# part of an architecture's name -> what such models need beyond what can be converted
+_UNSUPPORTED = {
+    r"Mamba|Jamba|NemotronH|Bamba|FalconH1|Zamba|Plamo2": (
+        f"layers of a state-space model (Mamba), {_STATE}"
+    ),
+    r"KimiLinear": f"layers of linear attention, {_STATE}",
+    r"Rwkv|RWKV": f"layers of linear attention (RWKV), {_STATE}",
+    r"DeepseekV[23]|MiniCPM3|KimiK2|GlmMoeDsa|Plm": (
+        "multi-head latent attention (MLA), whose cache holds one compressed row for all heads"
+    ),
+    r"Llama4": "attention in chunks and temperatures of queries by position",
+    r"HunYuan": "norms of q and k after their rotation",
+    r"Apertus": "an activation with parameters of each layer (xIELU)",
+    r"PhimoeFor|PhiMoE": "a router that drops experts far below the best (SparseMixer)",
+    r"ConditionalGeneration|VLFor|VisionFor": "an encoder of pictures or sound, or of the prompt",
+    r"Bert|RobertaFor|MaskedLM": "attention to later tokens (an encoder)",
+}
+
+# A checkpoint may also have an encoder of images, whose tensors have these names; those of the text
+# model then have another prefix.
+_ENCODER = re.compile(r"(model\.)?(visual|vision_tower|multi_modal_projector)\.")
+_TEXT = re.compile(r"(model\.)?language_model\.")
 
 # outtype -> type of the weight matrices, general.file_type
 OUTTYPES = {
@@ -73,11 +97,13 @@ def convert(
     check_output(output, overwrite=overwrite)
     config: Config = read_json(checkpoint / "config.json")
     family = _family(config)
-    encoder = has_encoder(config)
-    config = {**family.absent, **(text_config(config) if encoder else config)}
+    has_encoder = isinstance(config.get("vision_config"), dict)
+    config = {**family.absent, **(_text_config(config) if has_encoder else config)}
     metadata = family.metadata(config)
     source = open_tensors(checkpoint)
-    tensors = plan_tensors(family, config, text_tensors(source) if encoder else source, weight_type)
+    if has_encoder:
+        source = _text_tensors(source)
+    tensors = plan_tensors(family, config, source, weight_type)
     vocabulary = read_vocabulary(
         checkpoint,
         config,
@@ -96,7 +122,8 @@ def convert(
             _add(writer, key if key.startswith("h2o.") else f"{family.architecture}.{key}", value)
         vocabulary.write(writer)
         _write_tensors(writer, tensors, progress)
-    return [*([NOTE] if encoder else []), *vocabulary.notes]
+    note = "only the model of text is converted, not the encoder of images"
+    return [*([note] if has_encoder else []), *vocabulary.notes]
 
 
 def _check_output(output: Path, checkpoint: Path) -> None:
@@ -116,12 +143,14 @@ def _family(config: Config) -> Family:
             if config.get("is_causal") is False:
                 raise ValueError("config.json: is_causal is False: tokens attend to later ones")
             return family
-        case [str(name), *_] if needs := missing(name):
-            raise ValueError(f"config.json: architectures is {name!r}, which needs {needs}")
-        case found:
-            raise ValueError(
-                f"config.json: architectures is {found!r}; {', '.join(FAMILIES)} can be converted"
-            )
+        case [str(name), *_]:
+            for pattern, needs in _UNSUPPORTED.items():
+                if re.search(pattern, name):
+                    raise ValueError(f"config.json: architectures is {name!r}, which needs {needs}")
+    raise ValueError(
+        f"config.json: architectures is {config.get('architectures')!r};"
+        f" {', '.join(FAMILIES)} can be converted"
+    )
 
 
 def _check_quantization(family: Family, quantization: object) -> None:
@@ -131,6 +160,24 @@ def _check_quantization(family: Family, quantization: object) -> None:
         case {"quant_method": "mxfp4"} if family.mxfp4:
             return
     raise ValueError("config.json: quantization_config: the weights are quantized")
+
+
+def _text_config(config: Config) -> Config:
+    """config.json of the text model alone; `text_config` may have only a part of the keys."""
+    own = config.get("text_config")
+    if not isinstance(own, dict):
+        return config
+    whole = {key: config[key] for key in ("architectures", "tie_word_embeddings") if key in config}
+    return {**config, **own, **whole}
+
+
+def _text_tensors(tensors: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]:
+    """The tensors of the text model, by the names that they have without an encoder."""
+    return {
+        _TEXT.sub("", name, count=1): tensor
+        for name, tensor in tensors.items()
+        if not _ENCODER.match(name)
+    }
 
 
 def _add(writer: GGUFWriter, key: str, value: Value) -> None:
