@@ -9,7 +9,6 @@ from dataclasses import replace
 from h2o_cpp.convert.config import Config, Metadata, dimension, flag, found_key, layer_flags, number
 from h2o_cpp.convert.experts import MIXTRAL_EXPERTS
 from h2o_cpp.convert.family import Family, Module, TensorSpec, gated_mlp, qkv
-from h2o_cpp.convert.rope import refuse_factors
 from h2o_cpp.convert.sizes import Sizes
 
 _KINDS = {"conv": True, "full_attention": False}
@@ -67,7 +66,6 @@ def _more_sizes(config: Config) -> Sizes:
 
 
 def _details(config: Config, sizes: Sizes) -> Metadata:
-    refuse_factors(_NAME, config)
     kv_heads = [0 if conv else sizes["kv_heads"] for conv in _convolutions(config)]
     return {"attention.head_count_kv": kv_heads, "shortconv.l_cache": _taps(config)}
 

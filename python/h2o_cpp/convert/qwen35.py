@@ -15,7 +15,7 @@ from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import Config, Metadata, dimension, layer_flags, refuse
 from h2o_cpp.convert.experts import EVERY_LAYER, SHARED_EXPERT, Mixture
 from h2o_cpp.convert.family import Family, Module, TensorSpec, gated_mlp
-from h2o_cpp.convert.rope import refuse_factors, rope_sections, rotated_share
+from h2o_cpp.convert.rope import rope_sections, rotated_share
 from h2o_cpp.convert.sizes import Sizes
 
 _NAME = "qwen35"
@@ -174,7 +174,6 @@ def _kinds_of_layers(config: Config) -> Metadata:
 
 
 def _details(config: Config, sizes: Sizes) -> Metadata:
-    refuse_factors(_NAME, config)
     heads = _Heads.of(config)
     return {
         "ssm.conv_kernel": _taps(config),

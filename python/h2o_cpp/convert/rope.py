@@ -15,13 +15,19 @@ from h2o_cpp.convert.config import Config, Metadata, dimension, number, refuse
 _DEFAULT_BASE = 10000.0
 _KINDS = {"full_attention", "sliding_attention"}  # if layers differ
 
+# Architectures whose files cannot have Llama 3's factors of frequencies.
+_WITHOUT_FACTORS = ("lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next")
+
 
 def rope_metadata(architecture: str, config: Config) -> Metadata:
     """The keys rope.freq_base and rope.scaling.*; raises ValueError for an unknown scaling."""
     rope = rope_parameters(config)
     metadata: Metadata = {"rope.freq_base": number(rope, "rope_theta", _DEFAULT_BASE)}
+    with_factors = architecture not in _WITHOUT_FACTORS
     match rope["rope_type"]:
-        case "default" | "llama3":  # llama3: see rope_tensors
+        case "default":
+            return metadata
+        case "llama3" if with_factors:  # see rope_tensors
             return metadata
         case "mrope" if architecture == "qwen2vl":
             return metadata
@@ -37,9 +43,9 @@ def rope_metadata(architecture: str, config: Config) -> Metadata:
         case "yarn":
             return metadata | _yarn(architecture, config, rope)
         case other:
-            raise refuse(
-                architecture, "rope_type", other, "only linear, dynamic, yarn and llama3 are known"
-            )
+            also = "llama3, " if with_factors else ""
+            why = f"only {also}linear, dynamic and yarn are known"
+            raise refuse(architecture, "rope_type", other, why)
 
 
 def rope_tensors(config: Config, rotated: int) -> dict[str, Values]:
@@ -82,15 +88,6 @@ def rope_parameters(config: Config) -> Mapping[str, Any]:
         found = {}
     theta = config.get("rope_theta", config.get("rotary_emb_base"))  # GPT-NeoX
     return {"rope_theta": theta, "rope_type": found.get("type", "default")} | found
-
-
-def refuse_factors(architecture: str, config: Config) -> None:
-    """Raise ValueError for Llama 3's factors of frequencies, which such GGUF files cannot have."""
-    rope_type = rope_parameters(config)["rope_type"]
-    if rope_type == "llama3":
-        raise refuse(
-            architecture, "rope_type", rope_type, "only linear, dynamic and yarn are known"
-        )
 
 
 def rope_sections(config: Config, default: list[int] | None = None) -> Metadata:
