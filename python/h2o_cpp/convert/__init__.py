@@ -1,6 +1,6 @@
 """Hugging Face checkpoints to GGUF.
 
-`conversion` reads a checkpoint (`checkpoint`, `config`), maps its tensors (`family`, `sizes`;
+`conversion` reads a checkpoint (`checkpoint`, `config`), maps its tensors (`family`;
 `llama`, `mixtures`, `gpt` and others, with `rope`, `window` and `experts`), reads its tokenizer
 (`vocabulary`, with `tokens`, `tokenizer_settings`, and `pipelines` for pre-tokenizers) and writes
 the file (`tensors`).

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from h2o_cpp.convert.config import Config, Fixed, Metadata, dimension, flag, found_key, number
-from h2o_cpp.convert.family import GATE_UP_DOWN, Module, TensorSpec, gated_mlp
-from h2o_cpp.convert.sizes import Sizes
+from h2o_cpp.convert.family import GATE_UP_DOWN, Module, Sizes, TensorSpec, gated_mlp
 
 
 class Mixture(NamedTuple):

@@ -20,7 +20,18 @@ from h2o_cpp.convert.config import (
     refuse,
 )
 from h2o_cpp.convert.rope import rope_metadata, rope_tensors
-from h2o_cpp.convert.sizes import Sizes, read_sizes
+
+Sizes = Mapping[str, int]
+"""The sizes of a model by the names that its modules use, such as embd and ff."""
+
+# size -> keys in config.json
+_SIZE_KEYS = {
+    "embd": ("hidden_size", "n_embd", "n_embed", "d_model"),
+    "ff": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
+    "layers": ("num_hidden_layers", "n_layer", "n_layers"),
+    "heads": ("num_attention_heads", "n_head", "n_heads"),
+    "context": ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len"),
+}
 
 
 @dataclass(frozen=True)
@@ -208,7 +219,7 @@ class Family:
     """HF's values of keys that config.json may lack, where they differ from those here."""
 
     defaults: Sizes = field(default_factory=dict)
-    """Defaults of sizes, as for read_sizes."""
+    """Sizes if config.json lacks their keys; ff_ratio is ff / embd."""
 
     kv_heads: Callable[[Config], int | None] = lambda config: None
     """The number of KV heads, if not num_key_value_heads."""
@@ -238,10 +249,46 @@ class Family:
     """Control tokens, even if the checkpoint does not list them as special."""
 
     def sizes(self, config: Config) -> Sizes:
-        """config.json -> the sizes of modules."""
+        """config.json -> the sizes of modules. Raises ValueError for inconsistent ones."""
+        embd, heads = _size(config, "embd"), _size(config, "heads")
+        head = self._head_size(config, embd, heads)
         kv_heads = self.kv_heads(config)
-        sizes = read_sizes(self.architecture, config, kv_heads, self.defaults, self.has_mlp)
+        if kv_heads is None:
+            kv_heads = dimension(config, "num_key_value_heads", heads)
+        if heads % kv_heads:
+            why = f"{heads} heads of Q cannot share them evenly"
+            raise refuse(self.architecture, "num_key_value_heads", kv_heads, why)
+        q, kv = heads * head, kv_heads * head
+        sizes = {
+            "vocab": dimension(config, "vocab_size"),
+            "context": _size(config, "context", self.defaults.get("context")),
+            "layers": _size(config, "layers"),
+            "embd": embd,
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "head": head,
+            "q": q,
+            "q_and_gate": 2 * q,
+            "kv": kv,
+            "q_and_k": q + kv,
+            "qkv": q + 2 * kv,
+            "none": 0,
+            "one": 1,
+        }
+        if self.has_mlp:
+            ratio = self.defaults.get("ff_ratio")
+            ff = _size(config, "ff", None if ratio is None else ratio * embd)
+            sizes |= {"ff": ff, "gate_and_up": 2 * ff}
         return {**sizes, **self.more_sizes(config)}
+
+    def _head_size(self, config: Config, embd: int, heads: int) -> int:
+        """head_dim, or embd / heads."""
+        if config.get("head_dim") is not None:
+            return dimension(config, "head_dim")
+        if embd % heads:
+            why = f"the heads do not divide the width {embd} evenly"
+            raise refuse(self.architecture, found_key(config, _SIZE_KEYS["heads"]), heads, why)
+        return embd // heads
 
     def metadata(self, config: Config) -> Metadata:
         """config.json -> the metadata of the model; int is written as u32, float as f32.
@@ -307,3 +354,7 @@ class Family:
         if self.rotated is None:
             return {}
         return rope_tensors(config, self.rotated(config, self.sizes(config)))
+
+
+def _size(config: Config, size: str, default: int | None = None) -> int:
+    return dimension(config, found_key(config, _SIZE_KEYS[size]), default)

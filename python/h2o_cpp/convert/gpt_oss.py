@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import Config, Metadata
 from h2o_cpp.convert.experts import expert_counts
-from h2o_cpp.convert.family import Family, Module, TensorSpec, qkv, transposed
-from h2o_cpp.convert.sizes import Sizes
+from h2o_cpp.convert.family import Family, Module, Sizes, TensorSpec, qkv, transposed
 from h2o_cpp.convert.window import window_of_listed_layers
 
 _FIXED = (

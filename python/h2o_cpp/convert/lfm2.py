@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from h2o_cpp.convert.config import Config, Metadata, dimension, flag, found_key, layer_flags, number
 from h2o_cpp.convert.experts import MIXTRAL_EXPERTS
-from h2o_cpp.convert.family import Family, Module, TensorSpec, gated_mlp, qkv
-from h2o_cpp.convert.sizes import Sizes
+from h2o_cpp.convert.family import Family, Module, Sizes, TensorSpec, gated_mlp, qkv
 
 _KINDS = {"conv": True, "full_attention": False}
 _NAME = "lfm2"

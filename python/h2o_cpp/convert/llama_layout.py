@@ -10,9 +10,8 @@ import numpy as np
 from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import Config, Fixed, Metadata, dimension, flag, refuse
 from h2o_cpp.convert.experts import Mixture
-from h2o_cpp.convert.family import EMBEDDING, Family, Module, TensorSpec, gated_mlp, qkv
+from h2o_cpp.convert.family import EMBEDDING, Family, Module, Sizes, TensorSpec, gated_mlp, qkv
 from h2o_cpp.convert.rope import rope_parameters, rotated_share
-from h2o_cpp.convert.sizes import Sizes
 
 _SILU: Fixed = (("hidden_act", "silu", "the MLP does not use SiLU"),)
 _RELU_SQUARED: Fixed = (("hidden_act", "relu2", "the MLP does not square ReLU"),)

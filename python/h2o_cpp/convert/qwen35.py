@@ -14,9 +14,8 @@ import numpy as np
 from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import Config, Metadata, dimension, layer_flags, refuse
 from h2o_cpp.convert.experts import EVERY_LAYER, SHARED_EXPERT, Mixture
-from h2o_cpp.convert.family import Family, Module, TensorSpec, gated_mlp
+from h2o_cpp.convert.family import Family, Module, Sizes, TensorSpec, gated_mlp
 from h2o_cpp.convert.rope import rope_sections, rotated_share
-from h2o_cpp.convert.sizes import Sizes
 
 _NAME = "qwen35"
 _KINDS = {"linear_attention": True, "full_attention": False}
