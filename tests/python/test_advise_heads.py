@@ -47,7 +47,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
     opened: list[tuple[Share, int]] = []
 
     def recording_open_session(model: _core.Model, policy: Policy, **options: Any) -> _core.Session:
-        share = 0 if options["archive"] is None else options["archive_heads"]
+        share = 0 if options.get("archive") is None else options["archive_heads"]
         opened.append((share, policy.budget or N_CTX))
         return open_session(model, policy, **options)
 

@@ -29,7 +29,7 @@ from h2o_cpp.cli.options import (
 )
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.tables import cache_text, mebibytes
-from h2o_cpp.measure.advice import Advice, Archived, advise, recall_of
+from h2o_cpp.measure.advice import Advice, Archived, advise, archive_of
 from h2o_cpp.model.arguments import KvDType, types_text
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.stored_budget import store_budget
@@ -94,8 +94,7 @@ def run(args: argparse.Namespace) -> int:
             n_ctx=found.n_ctx,
             loss=advised.loss,
             kv_dtype=found.kv_dtype,
-            archive=None if found.archived is None else found.archived.archive,
-            **({} if found.archived is None else recall_of(found.archived)),
+            **({} if found.archived is None else archive_of(found.archived)),
         )
         print(f"wrote {args.output or found.model}, for --hh auto", file=sys.stderr)
     return 0
@@ -122,15 +121,13 @@ def _print(found: Advice) -> None:
         print(f"advice: --hh {found.hh:g} --policy {found.policy}{types}")
         _print_costs(found, found, mebibytes(found.cache_bytes))
     if (with_archive := found.archived) is not None:
+        arguments = archive_of(with_archive) | {"archive": types_text(with_archive.archive)}
         options = "".join(
             f" --{name.replace('_', '-')} {value}"
-            for name, value in recall_of(with_archive).items()
+            for name, value in arguments.items()
             if value is not None
         )
-        print(
-            f"with an archive: --hh {with_archive.hh:g} --policy {found.policy}{types} "
-            f"--archive {types_text(with_archive.archive)}{options}"
-        )
+        print(f"with an archive: --hh {with_archive.hh:g} --policy {found.policy}{types}{options}")
         sizes = cache_text(with_archive.cache_bytes, with_archive.archive_bytes)
         _print_costs(found, with_archive, sizes)
 

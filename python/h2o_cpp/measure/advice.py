@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import median
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import numpy as np
 
@@ -41,16 +41,13 @@ _NEEDLE_BATCH = 32  # tokens per chunk of such a prompt
 _SHARES = (0.1, 0.2, 1.0)  # of the KV heads, tried if the model ranks them
 
 
-class Recall(TypedDict, total=False):
-    """Options of an archive, as for Generator."""
-
-    archive_pages: int | None
-    archive_heads: float | None
-
-
-def recall_of(one: Trial | Archived) -> Recall:
-    """The options of its archive besides the types."""
-    return {"archive_pages": one.archive_pages, "archive_heads": one.archive_heads}
+def archive_of(one: Trial | Archived) -> dict[str, Any]:
+    """The options of its archive, as for Generator."""
+    return {
+        "archive": one.archive,
+        "archive_pages": one.archive_pages,
+        "archive_heads": one.archive_heads,
+    }
 
 
 @dataclass(frozen=True)
@@ -201,15 +198,14 @@ def advise(
     n_most = (len(types) + 1 + _SEARCH * n_searches) * len(tokens)
     with tqdm(total=n_most, desc="budgets", unit="token", disable=None, leave=False) as bar:
 
-        def measure(one: Budgeted, archive: KvDType | None = None, **recall: Any) -> Trial:
+        def measure(one: Budgeted, **archive: Any) -> Trial:
             session = open_session(
-                model, one.policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=one.kv_dtype,
-                archive=archive, **recall,
-            )  # fmt: skip
+                model, one.policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=one.kv_dtype, **archive
+            )
             value, n = perplexity(session, tokens, beginning=beginning, progress=bar.update)
             return Trial(
                 one.name, one.budget, one.kept, value, n, session.cache_bytes,
-                session.archive_bytes, kv_dtype=one.kv_dtype, archive=archive, **recall,
+                session.archive_bytes, kv_dtype=one.kv_dtype, **archive,
             )  # fmt: skip
 
         def costs_little(one: Trial) -> bool:
@@ -226,7 +222,7 @@ def advise(
             while good - bad > 1:
                 percent = min(max(round(sqrt(max(bad, 1) * good)), bad + 1), good - 1)
                 (one,) = at_budgets([name], [percent / 100], n_ctx, whole.kv_dtype)
-                found[percent] = measure(one, whole.archive, **recall_of(whole))
+                found[percent] = measure(one, **archive_of(whole))
                 if costs_little(found[percent]):
                     good = percent
                 else:
@@ -273,8 +269,7 @@ def advise(
             least = min(candidates, key=lambda one: one.cache_bytes + one.archive_bytes)
             archived = Archived(
                 hh=least.budget,
-                archive=archive,
-                **recall_of(least),
+                **archive_of(least),
                 kept=least.kept,
                 loss=least.perplexity / full.perplexity - 1,
                 perplexity=least.perplexity,
@@ -327,7 +322,7 @@ def _find_needles(model: _core.Model, tokenizer: Tokenizer, advised: Trial, n_ct
     full, absent, found = measure_retrieval(
         model, {"needle": samples}, policies=[advised.policy], budgets=[advised.budget],
         n_ctx=length, n_batch=min(_NEEDLE_BATCH, length), kv_dtype=advised.kv_dtype,
-        question_apart=True, archive=advised.archive, **recall_of(advised),
+        question_apart=True, **archive_of(advised),
     )  # fmt: skip
     return Needle(found.log_likelihood, full.log_likelihood, absent.log_likelihood)
 
@@ -338,6 +333,6 @@ def _speed(model: _core.Model, one: Trial, n_ctx: int) -> float:
     tokens = np.random.default_rng(0).integers(model.n_vocab, size=n_ctx, dtype=np.int32)
     session = open_session(
         model, policy, n_ctx=n_ctx, n_batch=min(512, n_ctx), kv_dtype=one.kv_dtype,
-        archive=one.archive, **recall_of(one),
+        **archive_of(one),
     )  # fmt: skip
     return 1 / median(decode_seconds(session, tokens, n_ctx - _DECODED))
