@@ -119,7 +119,8 @@ def convert(
         if weight_type is GGMLQuantizationType.Q8_0:
             writer.add_quantization_version(GGML_QUANT_VERSION)
         for key, value in metadata.items():
-            _add(writer, key if key.startswith("h2o.") else f"{family.architecture}.{key}", value)
+            full_key = key if key.startswith("h2o.") else f"{family.architecture}.{key}"
+            add_value(writer, full_key, value)
         vocabulary.write(writer)
         _write_tensors(writer, tensors, progress)
     note = "only the model of text is converted, not the encoder of images"
@@ -180,7 +181,8 @@ def _text_tensors(tensors: Mapping[str, SourceTensor]) -> dict[str, SourceTensor
     }
 
 
-def _add(writer: GGUFWriter, key: str, value: Value) -> None:
+def add_value(writer: GGUFWriter, key: str, value: Value) -> None:
+    """Add a value of a family's metadata to a file."""
     match value:
         case bool():  # before int, which it is too
             writer.add_bool(key, value)

@@ -18,7 +18,6 @@ from gguf import (
     GGML_QUANT_VERSION,
     GGUF_DEFAULT_ALIGNMENT,
     GGMLQuantizationType,
-    GGUFValueType,
     GGUFWriter,
     LlamaFileType,
     TokenType,
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 
 from h2o_bench.shapes import N_SPECIAL, SPECIAL, Config
 from h2o_cpp import _core
-from h2o_cpp.convert.conversion import FAMILIES
+from h2o_cpp.convert.conversion import FAMILIES, add_value
 from h2o_cpp.convert.family import TensorSpec
 from h2o_cpp.measure.machine import n_processors
 from h2o_cpp.model.atomic import atomic_output
@@ -51,12 +50,6 @@ TYPES = ("F32", "F16", "BF16", *MIXES, *RANDOM)
 
 _PIECE = 1 << 22  # random values to generate and quantize; every tensor is made of them
 
-_METADATA_TYPES = {
-    bool: GGUFValueType.BOOL,
-    int: GGUFValueType.UINT32,
-    float: GGUFValueType.FLOAT32,
-    str: GGUFValueType.STRING,
-}
 _FILE_TYPES = {
     "F32": LlamaFileType.ALL_F32,
     "F16": LlamaFileType.MOSTLY_F16,
@@ -94,7 +87,7 @@ def write_model(path: Path, config: Config, type_name: str, *, seed: int = 0) ->
             writer.add_file_type(_FILE_TYPES[type_name])
             writer.add_quantization_version(GGML_QUANT_VERSION)
             for key, value in metadata.items():
-                writer.add_key_value(key, value, _METADATA_TYPES[type(value)])
+                add_value(writer, key, value)
             _add_vocabulary(writer, config["vocab_size"], add_bos=family.add_bos)
             _write_header(writer, specs, types)
         with open(output, "r+b") as file:
