@@ -11,7 +11,6 @@ from h2o_cpp.convert.experts import MIXTRAL_EXPERTS
 from h2o_cpp.convert.family import Family, Module, Sizes, TensorSpec, gated_mlp, qkv
 
 _KINDS = {"conv": True, "full_attention": False}
-_NAME = "lfm2"
 
 _CONVOLUTION = (
     Module("shortconv.in_proj", "conv.in_proj", ("bcx", "embd")),
@@ -95,7 +94,7 @@ def _weights_of_taps(config: Config, index: int, sizes: Sizes) -> Iterator[Tenso
 
 
 LFM2 = Family(
-    architecture=_NAME,
+    architecture="lfm2",
     layer=lambda config, index: _layer(config, index, _MLP),
     fixed=(("conv_bias", False, "the convolutions have biases"),),
     details=_details,
@@ -127,7 +126,7 @@ def _all_tensors(config: Config, index: int, sizes: Sizes) -> Iterator[TensorSpe
 
 LFM2_MOE = replace(
     LFM2,
-    architecture=f"{_NAME}moe",
+    architecture="lfm2moe",
     layer=_expert_layer,
     fixed=(
         *LFM2.fixed,

@@ -24,12 +24,7 @@ from h2o_cpp.measure.prediction import (
     placements,
 )
 from h2o_cpp.measure.speed import prefill_seconds
-from h2o_cpp.measure.traffic import (
-    decode_weight_bytes,
-    kv_bytes,
-    prefill_flops,
-    weights,
-)
+from h2o_cpp.measure.traffic import decode_weight_bytes, kv_bytes, prefill_flops, weights
 from h2o_cpp.model.arguments import KvDType, bytes_of, check_float, check_int, thread_count
 from h2o_cpp.model.capacity import ModelShape, slab_bytes
 from h2o_cpp.model.model_files import find_model
