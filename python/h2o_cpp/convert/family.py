@@ -2,10 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
-
-import numpy as np
+from dataclasses import dataclass, field
 
 from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import (
@@ -19,10 +16,8 @@ from h2o_cpp.convert.config import (
     number,
     refuse,
 )
+from h2o_cpp.convert.modules import EMBEDDING, HEAD, OUTPUT_NORM, Mixture, Module, Sizes, TensorSpec
 from h2o_cpp.convert.rope import rope_metadata, rope_tensors
-
-Sizes = Mapping[str, int]
-"""The sizes of a model by the names that its modules use, such as embd and ff."""
 
 # size -> keys in config.json
 _SIZE_KEYS = {
@@ -32,137 +27,6 @@ _SIZE_KEYS = {
     "heads": ("num_attention_heads", "n_head", "n_heads"),
     "context": ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len"),
 }
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """A tensor to write: `gguf` is its name in the file, `hf` its name in the checkpoint.
-
-    `shape` is the shape in the checkpoint, in PyTorch order (..., rows, columns). Only rows[0] to
-    rows[1] - 1 are written. `transform` changes the values;
-    `written` is the resulting shape, if it differs. With `stack`, this many tensors of that
-    shape are stacked; {} in `hf` is the number. With `mxfp4_rows`, the checkpoint may have
-    it in MXFP4, transposed, as `hf`_blocks and `hf`_scales; these rows of each matrix are copied.
-    `joined`: the same values in a larger tensor, if the checkpoint has that one.
-    """
-
-    gguf: str
-    hf: str
-    shape: tuple[int, ...]
-    rows: tuple[int, int] | None = None
-    transform: Callable[[Values], Values] | None = None
-    stack: int = 0
-    written: tuple[int, ...] | None = None
-    mxfp4_rows: slice | None = None
-    joined: "TensorSpec | None" = None
-
-    @property
-    def written_shape(self) -> tuple[int, ...]:
-        """The shape in the file, in PyTorch order."""
-        if self.written is not None:
-            return self.written
-        shape = list(self.shape)
-        if self.rows is not None:
-            shape[-2] = self.rows[1] - self.rows[0]
-        return (self.stack, *shape) if self.stack else tuple(shape)
-
-    def sources(self) -> list[str]:
-        """The names in the checkpoint."""
-        return [self.hf.format(i) for i in range(self.stack)] if self.stack else [self.hf]
-
-
-class Module(NamedTuple):
-    """A module with a weight and optionally a bias; `shape` names the sizes of the weight.
-
-    With {} in `hf`, there is one per expert.
-    `reorder` permutes the rows of both, given the head size; `add` is added to the weight.
-    `rows` names the first row to write and the end. With `transposed`, the weight is transposed in
-    the checkpoint.
-    """
-
-    gguf: str
-    hf: str
-    shape: tuple[str, ...]
-    bias: bool = False
-    reorder: Callable[[Values, int], Values] | None = None
-    add: float = 0
-    rows: tuple[str, str] | None = None
-    transposed: bool = False
-
-    def in_layer(self, index: int, layers: str) -> "Module":
-        """This module in a layer; `layers` is the HF name of the list of layers."""
-        return self._replace(gguf=f"blk.{index}.{self.gguf}", hf=f"{layers}.{index}.{self.hf}")
-
-    def tensors(self, sizes: Sizes) -> Iterator[TensorSpec]:
-        """The weight, and the bias if there is one."""
-        shape = tuple(sizes[name] for name in self.shape)
-        stack = sizes["experts"] if "{}" in self.hf else 0
-        weight = TensorSpec(
-            f"{self.gguf}.weight",
-            f"{self.hf}.weight",
-            shape,
-            rows=None if self.rows is None else (sizes[self.rows[0]], sizes[self.rows[1]]),
-            transform=self._added() if self.add else self._reordered(sizes),
-            stack=stack,
-        )
-        if self.transposed:
-            weight = replace(weight, shape=shape[::-1], transform=transposed, written=shape)
-        yield weight
-        if self.bias:
-            bias, hf = f"{self.gguf}.bias", f"{self.hf}.bias"
-            yield TensorSpec(bias, hf, shape[:1], transform=self._reordered(sizes), stack=stack)
-
-    def _added(self) -> Callable[[Values], Values]:
-        add = np.float32(self.add)
-        return lambda values: values + add
-
-    def _reordered(self, sizes: Sizes) -> Callable[[Values], Values] | None:
-        reorder = self.reorder
-        return None if reorder is None else lambda values: reorder(values, sizes["head"])
-
-
-def transposed(values: Values) -> Values:
-    """The values with rows and columns exchanged, of each matrix if there are several."""
-    return np.ascontiguousarray(values.swapaxes(-1, -2))
-
-
-def qkv(
-    bias: bool = False, reorder: Callable[[Values, int], Values] | None = None
-) -> tuple[Module, ...]:
-    """Q, K and V as in Llama's checkpoints; `reorder` is for Q and K."""
-    return (
-        Module("attn_q", "self_attn.q_proj", ("q", "embd"), bias, reorder),
-        Module("attn_k", "self_attn.k_proj", ("kv", "embd"), bias, reorder),
-        Module("attn_v", "self_attn.v_proj", ("kv", "embd"), bias),
-    )
-
-
-GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
-
-
-def gated_mlp(
-    hf: str,
-    names: tuple[str, str, str] = GATE_UP_DOWN,
-    *,
-    kind: str = "",
-    size: str = "ff",
-    bias: bool = False,
-) -> tuple[Module, ...]:
-    """The gate, up and down of an MLP, with these names in `hf`.
-
-    kind: the end of their names in the file, such as _exps. size: the name of their size.
-    """
-    gate, up, down = names
-    return (
-        Module(f"ffn_gate{kind}", f"{hf}.{gate}", (size, "embd"), bias),
-        Module(f"ffn_up{kind}", f"{hf}.{up}", (size, "embd"), bias),
-        Module(f"ffn_down{kind}", f"{hf}.{down}", ("embd", size), bias),
-    )
-
-
-EMBEDDING = Module("token_embd", "embed_tokens", ("vocab", "embd"))
-OUTPUT_NORM = Module("output_norm", "norm", ("embd",))
-HEAD = Module("output", "lm_head", ("vocab", "embd"))
 
 
 def whole_head(config: Config, sizes: Sizes) -> int:
@@ -239,6 +103,9 @@ class Family:
     add_bos: bool = False
     """The default of tokenizer.ggml.add_bos_token."""
 
+    mixture: Mixture | None = None
+    """The experts, if there are any."""
+
     has_mlp: bool = True
     """Whether config.json has the size of an MLP, and not only those of experts."""
 
@@ -279,6 +146,8 @@ class Family:
             ratio = self.defaults.get("ff_ratio")
             ff = _size(config, "ff", None if ratio is None else ratio * embd)
             sizes |= {"ff": ff, "gate_and_up": 2 * ff}
+        if self.mixture is not None:
+            sizes |= self.mixture.sizes(config)
         return {**sizes, **self.more_sizes(config)}
 
     def _head_size(self, config: Config, embd: int, heads: int) -> int:
@@ -318,6 +187,8 @@ class Family:
                 raise refuse(self.architecture, "head_dim", sizes["head"], why)
             values["rope.dimension_count"] = self.rotated(config, sizes)
             values |= rope_metadata(self.architecture, config)
+        if self.mixture is not None:
+            values |= self.mixture.metadata(config, sizes)
         return values | self.details(config, sizes)
 
     def tensors(self, config: Config) -> Iterator[TensorSpec]:
@@ -329,6 +200,8 @@ class Family:
             for module in self.layer(config, i):
                 yield from module.in_layer(i, self.layers).tensors(sizes)
             yield from self.more_tensors(config, i, sizes)
+            if self.mixture is not None:
+                yield from self.mixture.bias_of(config, i, sizes)
         yield from self.output_norm.tensors(sizes)
         if not self.is_tied(config):
             yield from self.head.tensors(sizes)

@@ -12,7 +12,8 @@ import numpy as np
 
 from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import Config, Metadata, check_fixed, dimension, flag, number, refuse
-from h2o_cpp.convert.family import Family, Module, Sizes, qkv, whole_head
+from h2o_cpp.convert.family import Family, whole_head
+from h2o_cpp.convert.modules import Module, Sizes, qkv
 from h2o_cpp.convert.rope import rotated_share
 
 # config.json's activation -> h2o.activation, a key of our own that distinguishes exact GELU from

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 
 from h2o_cpp.convert.checkpoint import Values
-from h2o_cpp.convert.config import Config, Metadata
-from h2o_cpp.convert.experts import expert_counts
-from h2o_cpp.convert.family import Family, Module, Sizes, TensorSpec, qkv, transposed
+from h2o_cpp.convert.config import Config
+from h2o_cpp.convert.family import Family
+from h2o_cpp.convert.modules import Mixture, Module, Sizes, TensorSpec, qkv, transposed
 from h2o_cpp.convert.window import window_of_listed_layers
 
 _FIXED = (
@@ -22,16 +22,6 @@ _LAYER = (
     Module("post_attention_norm", "post_attention_layernorm", ("embd",)),
     Module("ffn_gate_inp", "mlp.router", ("experts", "embd"), bias=True),
 )
-
-
-def _details(config: Config, sizes: Sizes) -> Metadata:
-    n_experts, n_used = expert_counts(config)
-    return {
-        "expert_feed_forward_length": sizes["ff"],
-        "expert_count": n_experts,
-        "expert_used_count": n_used,
-        **window_of_listed_layers(config, period=2),
-    }
 
 
 def _sinks_and_experts(config: Config, layer: int, sizes: Sizes) -> Iterator[TensorSpec]:
@@ -79,11 +69,11 @@ GPT_OSS = Family(
     architecture="gpt-oss",
     layer=lambda config, index: _LAYER,
     fixed=_FIXED,
-    details=_details,
+    details=lambda config, sizes: window_of_listed_layers(config, period=2),
     epsilon=("rms_norm_eps", 1e-5),
     rms=True,
-    more_sizes=lambda config: {"experts": expert_counts(config)[0]},
     more_tensors=_sinks_and_experts,
+    mixture=Mixture(ff="intermediate_size", says_normalized=False),
     mxfp4=True,
     absent={
         "rope_theta": 150000.0,

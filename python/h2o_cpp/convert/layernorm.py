@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from h2o_cpp.convert.config import Config, Metadata, flag, number
-from h2o_cpp.convert.family import HEAD, Family, Module, Sizes, gated_mlp, qkv
+from h2o_cpp.convert.family import Family
 from h2o_cpp.convert.gpt import gelu_form
+from h2o_cpp.convert.modules import HEAD, Module, Sizes, gated_mlp, qkv
 from h2o_cpp.convert.rope import rotated_share
 from h2o_cpp.convert.window import window_of_every_layer, window_of_pattern
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from h2o_cpp.convert.config import Config, Metadata, dimension, flag, found_key, layer_flags, number
-from h2o_cpp.convert.experts import MIXTRAL_EXPERTS
-from h2o_cpp.convert.family import Family, Module, Sizes, TensorSpec, gated_mlp, qkv
+from h2o_cpp.convert.family import Family
+from h2o_cpp.convert.modules import MIXTRAL_EXPERTS, Module, Sizes, TensorSpec, gated_mlp, qkv
 
 _KINDS = {"conv": True, "full_attention": False}
 
@@ -27,6 +27,7 @@ _EXPERTS = MIXTRAL_EXPERTS._replace(
     router="feed_forward.gate",
     experts="feed_forward.experts.{}",
     ff="moe_intermediate_size",
+    says_ff=True,
     n_dense="num_dense_layers",
     sigmoid=True,
     bias="feed_forward.expert_bias",
@@ -119,11 +120,6 @@ def _expert_layer(config: Config, index: int) -> Iterator[Module]:
     return _layer(config, index, _MLP if dense else tuple(_EXPERTS.modules(config)))
 
 
-def _all_tensors(config: Config, index: int, sizes: Sizes) -> Iterator[TensorSpec]:
-    yield from _weights_of_taps(config, index, sizes)
-    yield from _EXPERTS.bias_of(config, index, sizes)
-
-
 LFM2_MOE = replace(
     LFM2,
     architecture="lfm2moe",
@@ -134,9 +130,8 @@ LFM2_MOE = replace(
         ("norm_topk_prob", True, "the weights of a token's experts do not sum to 1"),
         ("routed_scaling_factor", 1.0, "the weights of a token's experts are scaled"),
     ),
-    details=lambda config, sizes: _EXPERTS.metadata(config) | _details(config, sizes),
-    more_sizes=lambda config: {**_EXPERTS.sizes(config), **_more_sizes(config)},
-    more_tensors=_all_tensors,
+    more_sizes=_more_sizes,
+    mixture=_EXPERTS,
     absent={
         **LFM2.absent,
         "intermediate_size": 7168,

@@ -5,9 +5,8 @@ Llama 1 to 3.2, Mistral and Mixtral are GGUF architecture `llama`, Qwen2 and 2.5
 """
 
 from h2o_cpp.convert.config import Config, Metadata, dimension, number, refuse
-from h2o_cpp.convert.experts import EVERY_LAYER, GRANITE_EXPERTS, MIXTRAL_EXPERTS, Mixture
-from h2o_cpp.convert.family import Module
 from h2o_cpp.convert.llama_layout import LlamaLayout
+from h2o_cpp.convert.modules import EVERY_LAYER, MIXTRAL_EXPERTS, Mixture, Module
 from h2o_cpp.convert.rope import rope_of_windows, rope_parameters, rope_sections
 from h2o_cpp.convert.window import (
     window_if_used,
@@ -115,7 +114,12 @@ _GRANITE = _LLAMA._replace(
     ),
     more=_granite,
 )
-_GRANITE_MOE = _GRANITE._replace(architecture="granitemoe", mixture=GRANITE_EXPERTS)
+_GRANITE_MOE = _GRANITE._replace(
+    architecture="granitemoe",
+    mixture=MIXTRAL_EXPERTS._replace(
+        router="block_sparse_moe.router.layer", experts="block_sparse_moe", joined=True
+    ),
+)
 _GRANITE4 = _GRANITE._replace(
     fixed=(
         *_GRANITE.fixed,
@@ -157,7 +161,7 @@ _QWEN3_MOE = _QWEN3._replace(
 _OLMOE = LlamaLayout(
     "olmoe",
     qk_norm="whole",
-    mixture=Mixture(ff="intermediate_size"),
+    mixture=Mixture(ff="intermediate_size", says_ff=False),
     fixed=(("clip_qkv", None, "q, k and v are clamped"),),
     absent={"rms_norm_eps": 1e-5},
 )

@@ -1,7 +1,7 @@
 """The layout of Llama's checkpoints: RMS norms, gated MLP, rotary positions."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -9,8 +9,8 @@ import numpy as np
 
 from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import Config, Fixed, Metadata, dimension, flag, refuse
-from h2o_cpp.convert.experts import Mixture
-from h2o_cpp.convert.family import EMBEDDING, Family, Module, Sizes, TensorSpec, gated_mlp, qkv
+from h2o_cpp.convert.family import Family
+from h2o_cpp.convert.modules import EMBEDDING, Mixture, Module, Sizes, gated_mlp, qkv
 from h2o_cpp.convert.rope import rope_parameters, rotated_share
 
 _SILU: Fixed = (("hidden_act", "silu", "the MLP does not use SiLU"),)
@@ -73,7 +73,7 @@ class LlamaLayout(NamedTuple):
             architecture=self.architecture,
             fixed=self._all_fixed(),
             layer=self._layer,
-            details=self._details,
+            details=lambda config, sizes: self.more(config),
             epsilon=("rms_norm_eps", 1e-6),
             rms=True,
             rotated=self._rotated,
@@ -82,7 +82,7 @@ class LlamaLayout(NamedTuple):
             tied=self.tied,
             absent=self.absent,
             more_sizes=self._more_sizes,
-            more_tensors=self._more_tensors,
+            mixture=self.mixture,
             ignored=self.ignored,
         )
 
@@ -91,18 +91,11 @@ class LlamaLayout(NamedTuple):
         biases = () if self.qkv_bias is None else _NO_BIASES
         return (*activation, *biases, *self.fixed)
 
-    def _details(self, config: Config, sizes: Sizes) -> Metadata:
-        experts = {} if self.mixture is None else self.mixture.metadata(config)
-        return experts | self.more(config)
-
     def _more_sizes(self, config: Config) -> Sizes:
-        if self.ff:
-            ff = dimension(config, self.ff)
-            return {"ff": ff, "gate_and_up": 2 * ff}
-        return {} if self.mixture is None else self.mixture.sizes(config)
-
-    def _more_tensors(self, config: Config, index: int, sizes: Sizes) -> Iterable[TensorSpec]:
-        return () if self.mixture is None else self.mixture.bias_of(config, index, sizes)
+        if not self.ff:
+            return {}
+        ff = dimension(config, self.ff)
+        return {"ff": ff, "gate_and_up": 2 * ff}
 
     def _norm(self, gguf: str, hf: str, size: str = "embd") -> Module:
         return Module(gguf, hf, (size,), add=1.0 if self.gemma else 0.0)

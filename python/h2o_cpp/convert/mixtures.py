@@ -10,9 +10,8 @@ Ring `bailingmoe` and, from 2.0, `bailingmoe2`.
 import re
 
 from h2o_cpp.convert.config import Config, Fixed, Metadata, dimension, refuse
-from h2o_cpp.convert.experts import MIXTRAL_EXPERTS, Mixture, count
-from h2o_cpp.convert.family import Module
 from h2o_cpp.convert.llama_layout import LlamaLayout, pairs_from_halves
+from h2o_cpp.convert.modules import MIXTRAL_EXPERTS, Mixture, Module, count
 from h2o_cpp.convert.window import sliding_layers, window_of_pattern
 
 
@@ -126,8 +125,9 @@ _MINIMAX_M2 = LlamaLayout(
     "minimax-m2",
     qk_norm="whole",
     partial=1.0,
-    mixture=MIXTRAL_EXPERTS._replace(sigmoid=True, bias="block_sparse_moe.e_score_correction_bias"),
-    more=lambda config: {"expert_feed_forward_length": dimension(config, "intermediate_size")},
+    mixture=MIXTRAL_EXPERTS._replace(
+        says_ff=True, sigmoid=True, bias="block_sparse_moe.e_score_correction_bias"
+    ),
     absent={"rope_theta": 5e6, "head_dim": 128},
 )
 _K_EXAONE = LlamaLayout(

@@ -13,8 +13,16 @@ import numpy as np
 
 from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import Config, Metadata, dimension, layer_flags, refuse
-from h2o_cpp.convert.experts import EVERY_LAYER, SHARED_EXPERT, Mixture
-from h2o_cpp.convert.family import Family, Module, Sizes, TensorSpec, gated_mlp
+from h2o_cpp.convert.family import Family
+from h2o_cpp.convert.modules import (
+    EVERY_LAYER,
+    SHARED_EXPERT,
+    Mixture,
+    Module,
+    Sizes,
+    TensorSpec,
+    gated_mlp,
+)
 from h2o_cpp.convert.rope import rope_sections, rotated_share
 
 _NAME = "qwen35"
@@ -32,7 +40,6 @@ _ATTENTION = (
     Module("attn_output", "self_attn.o_proj", ("embd", "q")),
 )
 _MLP = gated_mlp("mlp")
-_EXPERTS = Mixture(says_normalized=False, shared=True)  # always normalized
 _SHARED = (Module("ffn_gate_inp", "mlp.gate", ("experts", "embd")), *SHARED_EXPERT)
 
 
@@ -221,10 +228,6 @@ QWEN35 = Family(
 )
 
 
-def _expert_sizes(config: Config) -> Sizes:
-    return {**_Heads.of(config).sizes(), **_EXPERTS.sizes(config)}
-
-
 def _all_tensors(config: Config, index: int, sizes: Sizes) -> Iterator[TensorSpec]:
     yield from _delta_net_parameters(config, index, sizes)
     yield from _experts(index, sizes)
@@ -235,10 +238,9 @@ QWEN35_MOE = replace(
     architecture=f"{_NAME}moe",
     fixed=(*QWEN35.fixed, *EVERY_LAYER),
     layer=lambda config, index: _layer(config, index, _delta_net(config), _SHARED),
-    details=lambda config, sizes: _EXPERTS.metadata(config) | QWEN35.details(config, sizes),
     has_mlp=False,
-    more_sizes=_expert_sizes,
     more_tensors=_all_tensors,
+    mixture=Mixture(says_normalized=False, shared=True),  # always normalized
     absent={
         **QWEN35.absent,
         "num_key_value_heads": 2,
@@ -294,7 +296,7 @@ QWEN3_NEXT = replace(
         ("norm_topk_prob", True, "the weights of a token's experts do not sum to 1"),
     ),
     layer=lambda config, index: _layer(config, index, _NEXT_DELTA_NET, _SHARED),
-    details=lambda config, sizes: _EXPERTS.metadata(config) | _details(config, sizes),
+    details=_details,
     more_tensors=_next_tensors,
     absent={**QWEN35_MOE.absent, "num_experts": 512, "num_experts_per_tok": 10},
 )

@@ -12,7 +12,8 @@ from gguf.quants import quantize
 
 from h2o_cpp.convert.checkpoint import Bytes, SourceTensor, Values
 from h2o_cpp.convert.config import Config
-from h2o_cpp.convert.family import Family, TensorSpec
+from h2o_cpp.convert.family import Family
+from h2o_cpp.convert.modules import TensorSpec
 
 # Largest values of types with less range than float32; block scales are f16.
 _LARGEST = {

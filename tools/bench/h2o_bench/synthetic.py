@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from h2o_bench.shapes import N_SPECIAL, SPECIAL, Config
 from h2o_cpp import _core
 from h2o_cpp.convert.conversion import FAMILIES, add_value
-from h2o_cpp.convert.family import TensorSpec
+from h2o_cpp.convert.modules import TensorSpec
 from h2o_cpp.measure.machine import n_processors
 from h2o_cpp.model.atomic import atomic_output
 from h2o_cpp.quantize.mix import MIXES, Model, choose_types
