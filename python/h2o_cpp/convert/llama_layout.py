@@ -69,9 +69,11 @@ class LlamaLayout(NamedTuple):
 
     def family(self) -> Family:
         """The family of such checkpoints."""
+        activation = () if self.gemma else _RELU_SQUARED if self.relu_squared else _SILU
+        biases = () if self.qkv_bias is None else _NO_BIASES
         return Family(
             architecture=self.architecture,
-            fixed=self._all_fixed(),
+            fixed=(*activation, *biases, *self.fixed),
             layer=self._layer,
             details=lambda config, sizes: self.more(config),
             epsilon=("rms_norm_eps", 1e-6),
@@ -85,11 +87,6 @@ class LlamaLayout(NamedTuple):
             mixture=self.mixture,
             ignored=self.ignored,
         )
-
-    def _all_fixed(self) -> Fixed:
-        activation = () if self.gemma else _RELU_SQUARED if self.relu_squared else _SILU
-        biases = () if self.qkv_bias is None else _NO_BIASES
-        return (*activation, *biases, *self.fixed)
 
     def _more_sizes(self, config: Config) -> Sizes:
         if not self.ff:

@@ -118,7 +118,7 @@ def choose_types(
         if name == "output.weight" or (
             name == "token_embd.weight" and "output.weight" not in shapes
         ):
-            type = _output_type(mix, shapes[name])
+            type = _Q8_0 if mix.type is _Q8_0 or not _fits(mix.type, shapes[name]) else _Q6_K
         elif name in values:
             type = _value_type(mix, model, values.index(name), len(values))
         elif "ffn_down" in name:
@@ -150,10 +150,6 @@ def _layer_and_name(name: str) -> tuple[int, str]:
 def _has_more_bits(i: int, n: int) -> bool:
     """The first and last eighth of the layers, and every third in between."""
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
-
-
-def _output_type(mix: Mix, shape: Shape) -> GGMLQuantizationType:
-    return _Q8_0 if mix.type is _Q8_0 or not _fits(mix.type, shape) else _Q6_K
 
 
 def _value_type(mix: Mix, model: Model, i: int, n: int) -> GGMLQuantizationType:
