@@ -1,4 +1,4 @@
-"""The description of a model family; the modules beside this one have the families."""
+"""The description of a model family; `llama`, `gpt` and others have the families."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
