@@ -23,11 +23,11 @@ def rope_metadata(architecture: str, config: Config) -> Metadata:
     """The keys rope.freq_base and rope.scaling.*; raises ValueError for an unknown scaling."""
     rope = rope_parameters(config)
     metadata: Metadata = {"rope.freq_base": number(rope, "rope_theta", _DEFAULT_BASE)}
-    with_factors = architecture not in _WITHOUT_FACTORS
+    factors = architecture not in _WITHOUT_FACTORS
     match rope["rope_type"]:
         case "default":
             return metadata
-        case "llama3" if with_factors:  # see rope_tensors
+        case "llama3" if factors:  # see rope_tensors
             return metadata
         case "mrope" if architecture == "qwen2vl":
             return metadata
@@ -43,9 +43,8 @@ def rope_metadata(architecture: str, config: Config) -> Metadata:
         case "yarn":
             return metadata | _yarn(architecture, config, rope)
         case other:
-            also = "llama3, " if with_factors else ""
-            why = f"only {also}linear, dynamic and yarn are known"
-            raise refuse(architecture, "rope_type", other, why)
+            known = "linear, dynamic, yarn and llama3" if factors else "linear, dynamic and yarn"
+            raise refuse(architecture, "rope_type", other, f"only {known} are known")
 
 
 def rope_tensors(config: Config, rotated: int) -> dict[str, Values]:
