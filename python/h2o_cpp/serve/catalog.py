@@ -6,10 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from h2o_cpp import _core
 from h2o_cpp.generation.stats import EngineStats
 from h2o_cpp.serve.errors import ApiError, closed
 from h2o_cpp.serve.intake import Intake
@@ -193,13 +193,9 @@ class Catalog:
         entry.open, entry.service, entry.last_used = opened, service, time.monotonic()
 
     def _has_room(self, entry: Entry) -> bool:
-        n_loaded = len(self.loaded)
-        if n_loaded == 0:
-            return True
-        if self._max_loaded is not None and n_loaded >= self._max_loaded:
+        if self._max_loaded is not None and len(self.loaded) >= self._max_loaded:
             return False
-        available = _available_memory()
-        return available is None or entry.n_bytes <= available or not self._unused()
+        return entry.n_bytes <= _core.available_memory() or not self._unused()
 
     def _unused(self) -> list[Entry]:
         """Loaded models without users, least recently used first."""
@@ -219,13 +215,3 @@ class Catalog:
     def _close_all(self) -> None:
         for entry in self._known:
             entry.open.close()
-            entry.open = ExitStack()
-
-
-def _available_memory() -> int | None:
-    """Bytes that can be allocated, page cache included; None if unknown."""
-    with suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
