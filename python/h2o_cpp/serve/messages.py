@@ -9,7 +9,7 @@ from uuid import uuid4
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from h2o_cpp.serve.blocks import Block, Blocks
+from h2o_cpp.serve.blocks import Block, Blocks, Step
 from h2o_cpp.serve.conversation import prompt_of, submit_chat
 from h2o_cpp.serve.endpoint import post
 from h2o_cpp.serve.generation_response import EVENTS, GenerationResponse, sse
@@ -102,7 +102,7 @@ class _Message(GenerationResponse):
 
     def event(self, output: Output, piece: str) -> bytes:
         """The events for the blocks that a piece changes."""
-        return b"".join(_block_event(*step) for step in self._blocks.add(output, piece))
+        return b"".join(_block_event(step) for step in self._blocks.add(output, piece))
 
     def end(self) -> bytes:
         """The events with the stop reason and the usage."""
@@ -136,17 +136,18 @@ def _content(block: Block) -> dict[str, Any]:
     return {"type": "text", "text": block.text}
 
 
-def _block_event(step: str, block: Block, text: str) -> bytes:
-    if step == "end":
+def _block_event(step: Step) -> bytes:
+    block = step.block
+    if step.kind == "end":
         return _event("content_block_stop", index=block.index)
-    if step == "begin":
+    if step.kind == "begin":
         return _event("content_block_start", index=block.index, content_block=_content(block))
     kind, field = {
         "text": ("text_delta", "text"),
         "reasoning": ("thinking_delta", "thinking"),
         "call": ("input_json_delta", "partial_json"),
     }[block.kind]
-    delta = {"type": kind, field: text}
+    delta = {"type": kind, field: step.text}
     return _event("content_block_delta", index=block.index, delta=delta)
 
 

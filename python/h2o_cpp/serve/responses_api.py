@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -11,7 +12,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from h2o_cpp.generation.trace import TokenLogprob
-from h2o_cpp.serve.blocks import Block, Blocks
+from h2o_cpp.serve.blocks import Block, Blocks, Step
 from h2o_cpp.serve.conversation import prompt_of, submit_chat
 from h2o_cpp.serve.endpoint import post
 from h2o_cpp.serve.errors import ApiError
@@ -20,7 +21,6 @@ from h2o_cpp.serve.logprobs import chat_logprobs
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.responses_request import FunctionTool, ResponsesRequest, Tool, shown_name
 from h2o_cpp.serve.service import Service
-from h2o_cpp.serve.text_logprobs import TextLogprobs
 
 router = APIRouter()
 
@@ -76,7 +76,6 @@ class _Response(GenerationResponse):
         self._tokenizer = service.generator.tokenizer
         self._id, self._created = f"resp_{uuid4().hex}", int(time.time())
         self._blocks = Blocks()
-        self._texts = TextLogprobs(self._blocks)
         self._n_events = 0
         self._functions = {
             shown_name(namespace, function.name): (namespace, function.name)
@@ -87,8 +86,7 @@ class _Response(GenerationResponse):
 
     def complete(self, outputs: list[Output]) -> ResponseObject:
         [output] = outputs
-        for _ in self._texts.add(output, output.ended.text, deltas=False):
-            pass
+        self._blocks.add_all(output)
         return self._response(output)
 
     def begin(self) -> bytes:
@@ -101,7 +99,7 @@ class _Response(GenerationResponse):
 
     def event(self, output: Output, piece: str) -> bytes:
         """The events for the items that a piece changes."""
-        return b"".join(self._step(*step) for step in self._texts.add(output, piece))
+        return b"".join(self._step(step) for step in self._blocks.add(output, piece))
 
     def end(self) -> bytes:
         """The event with the complete response."""
@@ -190,12 +188,13 @@ class _Response(GenerationResponse):
         logprobs = self._shown(block.logprobs)
         return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": logprobs}
 
-    def _shown(self, found: list[TokenLogprob]) -> list[dict[str, Any]]:
+    def _shown(self, found: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
         return [one.model_dump() for one in chat_logprobs(self._tokenizer, found).content]
 
-    def _step(self, step: str, block: Block, text: str, new: list[TokenLogprob]) -> bytes:
+    def _step(self, step: Step) -> bytes:
+        block = step.block
         at: dict[str, Any] = {"output_index": block.index}
-        item = self._item(block, done=step == "end")
+        item = self._item(block, done=step.kind == "end")
         inside = {**at, "item_id": item["id"]}
         kind = {
             "text": "output_text",
@@ -206,15 +205,16 @@ class _Response(GenerationResponse):
             inside["content_index"] = 0
         logprobs: dict[str, Any] = {}
         if block.kind == "text":
-            logprobs["logprobs"] = self._shown(block.logprobs if step == "end" else new)
-        if step == "begin":
+            found = block.logprobs if step.kind == "end" else step.logprobs
+            logprobs["logprobs"] = self._shown(found)
+        if step.kind == "begin":
             added = self._event("response.output_item.added", **at, item=item)
             if block.kind == "call":
                 return added
             part = self._part(block)
             return added + self._event("response.content_part.added", **inside, part=part)
-        if step == "more":
-            return self._event(f"response.{kind}.delta", **inside, delta=text, **logprobs)
+        if step.kind == "more":
+            return self._event(f"response.{kind}.delta", **inside, delta=step.text, **logprobs)
         if block.kind == "call":
             called = {"name": item["name"], "arguments": block.text}
             done = self._event(f"response.{kind}.done", **inside, **called)
