@@ -19,7 +19,7 @@ from support.written_calls import FORMAT_NAMES, format_of, split, written
 pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
 
 from h2o_cpp.reply import ReplyParser
-from h2o_cpp.serve.chat import _Chat
+from h2o_cpp.serve.completions import _Chat
 from h2o_cpp.serve.generation_response import GenerationResponse
 from h2o_cpp.serve.messages import _Message
 from h2o_cpp.serve.outputs import Output

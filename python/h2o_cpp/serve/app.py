@@ -22,7 +22,6 @@ from h2o_cpp import __version__
 from h2o_cpp.generator import Generator
 from h2o_cpp.model.arguments import check_int
 from h2o_cpp.serve import (
-    chat,
     completions,
     embeddings,
     messages,
@@ -45,7 +44,6 @@ from h2o_cpp.serve.service import Service
 MAX_BODY_BYTES = 4 * 2**20
 ROUTERS = (
     completions.router,
-    chat.router,
     messages.router,
     responses_api.router,
     ollama.router,

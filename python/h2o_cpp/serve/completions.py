@@ -1,20 +1,50 @@
-"""POST /v1/completions: continue prompts."""
+"""POST /v1/completions and /v1/chat/completions: OpenAI's choices, complete or in chunks."""
 
 from __future__ import annotations
 
+import json
+import time
+from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Literal
+from uuid import uuid4
 
 from fastapi import APIRouter
+from pydantic import BaseModel
 
-from h2o_cpp.reply import Content, Part
+from h2o_cpp.measure.inspection import VisiblePieces
+from h2o_cpp.model.tokenizer import Tokenizer
+from h2o_cpp.reply import CallDelta, Content, Part, Reasoning
+from h2o_cpp.serve.chat_messages import CalledFunction, ToolCall
+from h2o_cpp.serve.conversation import submit_chat
 from h2o_cpp.serve.endpoint import post
-from h2o_cpp.serve.generation_response import EVENTS
-from h2o_cpp.serve.logprobs import CompletionTokens
-from h2o_cpp.serve.openai_response import OpenAIResponse
+from h2o_cpp.serve.generation_response import EVENTS, GenerationResponse, sse
+from h2o_cpp.serve.logprobs import CompletionTokens, chat_logprobs
 from h2o_cpp.serve.outputs import Output
-from h2o_cpp.serve.requests import CompletionRequest, prompt_list
-from h2o_cpp.serve.responses import CompletionChoice, CompletionLogprobs, CompletionResponse
+from h2o_cpp.serve.requests import ChatRequest, CompletionRequest, GenerationRequest, prompt_list
+from h2o_cpp.serve.responses import (
+    CalledFunctionDelta,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    ChatResponse,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionResponse,
+    CompletionTokensDetails,
+    KeptTokens,
+    PolicyCounts,
+    PromptTokensDetails,
+    ResponseHead,
+    ToolCallDelta,
+    Usage,
+)
 from h2o_cpp.serve.service import Service
+
+_PIECE = "\ufdd0"  # placeholder for a piece of text; a Unicode noncharacter
 
 router = APIRouter()
 
@@ -36,7 +66,103 @@ def create_completion(service: Service, body: CompletionRequest) -> _Completions
     return _Completions(service, body, outputs)
 
 
-class _Completions(OpenAIResponse):
+@post(
+    router,
+    "/v1/chat/completions",
+    ChatRequest,
+    response_model=ChatResponse,
+    responses=EVENTS,
+    quick=False,
+)
+def create_chat_completion(service: Service, body: ChatRequest) -> _Chat:
+    """Answer the last message."""
+    return _Chat(service, body, submit_chat(service, body))
+
+
+class _Choices(GenerationResponse):
+    """A choice per output. A stream ends with [DONE] unless it failed."""
+
+    id_prefix: str  # of responses
+    complete_type: type[BaseModel]  # of a response with all choices
+    chunk_type: type[BaseModel]  # of its parts in a stream
+
+    def __init__(self, service: Service, body: GenerationRequest, outputs: list[Output]) -> None:
+        super().__init__(outputs, stream=body.stream)
+        self._body = body
+        self._logprobs = body.n_top is not None
+        settings = body.stream_options
+        self._streams_usage = settings is not None and settings.include_usage
+        self._tokenizer = service.generator.tokenizer
+        self._views: list[_CacheView] = []
+        if body.kept_every is not None:
+            self._views = [_CacheView(self._tokenizer, output) for output in outputs]
+        self._plain: dict[int, list[bytes]] = {}  # by output: a chunk, split at its text
+        # The first fields of every chunk.
+        self._head = ResponseHead(
+            id=f"{self.id_prefix}-{uuid4().hex}", created=int(time.time()), model=service.name
+        ).model_dump()
+
+    @abstractmethod
+    def choice(self, output: Output) -> BaseModel:
+        """The choice of a finished output."""
+
+    @abstractmethod
+    def delta(self, output: Output, parts: Sequence[Part]) -> BaseModel:
+        """The choice of a chunk, with the new parts of an output."""
+
+    def complete(self, outputs: list[Output]) -> BaseModel:
+        choices = [self.choice(output) for output in outputs]
+        return self.complete_type(**self._head, choices=choices, usage=self._usage())
+
+    def event(self, output: Output, piece: str) -> bytes:
+        """A chunk, unless the piece adds nothing."""
+        parts = output.parts(piece, deltas=True)
+        if output.generation is None and not (self._logprobs or self._views):
+            if not parts:
+                return b""
+            if output.begun and len(parts) == 1 and isinstance(part := parts[0], Content):
+                return self._plain_event(output, part.text)
+        event = self._chunk([self.delta(output, parts)])
+        output.begun = True
+        return event
+
+    def _plain_event(self, output: Output, text: str) -> bytes:
+        around = self._plain.get(output.index)
+        if around is None:  # chunks differ only in the text
+            around = self._chunk([self.delta(output, [Content(_PIECE)])]).split(_PIECE.encode())
+            self._plain[output.index] = around
+        return json.dumps(text)[1:-1].encode().join(around)
+
+    def end(self) -> bytes:
+        """The usage chunk, if requested, and [DONE]."""
+        if not self._streams_usage:
+            return sse("[DONE]")
+        return self._chunk([], self._usage()) + sse("[DONE]")
+
+    def _chunk(self, choices: list[BaseModel], usage: Usage | None = None) -> bytes:
+        chunk = self.chunk_type(**self._head, choices=choices, usage=usage)
+        return sse(chunk.model_dump_json(exclude=set() if self._streams_usage else {"usage"}))
+
+    def _kept(self, output: Output) -> KeptTokens | None:
+        return self._views[output.index].new() if self._views else None
+
+    def _usage(self) -> Usage:
+        outputs = self._outputs.all
+        first = outputs[:: self._body.n]  # one of each prompt
+        n_prompt = sum(len(output.prompt) for output in first)
+        n = sum(output.ended.completion_tokens for output in outputs)
+        n_cached = sum(output.ended.cached_tokens for output in first)
+        n_reasoning = sum(output.count_reasoning(self._tokenizer) for output in outputs)
+        return Usage(
+            prompt_tokens=n_prompt,
+            completion_tokens=n,
+            total_tokens=n_prompt + n,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=n_cached),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=n_reasoning),
+        )
+
+
+class _Completions(_Choices):
     """Choices, each with its prompt in front if the request has `echo`."""
 
     id_prefix = "cmpl"
@@ -78,3 +204,91 @@ class _Completions(OpenAIResponse):
         if echoes:
             tokens.begin(output.prompt[0])
         return tokens.part(output.new_logprobs())
+
+
+class _Chat(_Choices):
+    id_prefix = "chatcmpl"
+    complete_type = ChatResponse
+    chunk_type = ChatChunk
+
+    def choice(self, output: Output) -> ChatChoice:
+        output.parts(output.ended.text)
+        reply = output.reply
+        calls = [
+            ToolCall(
+                id=output.call_id(i),
+                function=CalledFunction(name=call.name, arguments=call.arguments),
+            )
+            for i, call in enumerate(reply.calls)
+        ]
+        return ChatChoice(
+            index=output.index,
+            message=ChatMessage(
+                content=None if calls and not reply.content else reply.content,
+                reasoning_content=reply.reasoning or None,
+                tool_calls=calls or None,
+            ),
+            logprobs=self._new_logprobs(output),
+            finish_reason=output.finish_reason,
+            kept=self._kept(output),
+        )
+
+    def delta(self, output: Output, parts: Sequence[Part]) -> ChatChunkChoice:
+        """The first one of a message has the role."""
+        role: Literal["assistant"] | None = None if output.begun else "assistant"
+        content = [part.text for part in parts if isinstance(part, Content)]
+        reasoning = [part.text for part in parts if isinstance(part, Reasoning)]
+        calls = [_delta(output, part) for part in parts if isinstance(part, CallDelta)]
+        return ChatChunkChoice(
+            index=output.index,
+            delta=ChatDelta(
+                role=role,
+                content="".join(content) or None,
+                reasoning_content="".join(reasoning) or None,
+                tool_calls=calls or None,
+            ),
+            logprobs=self._new_logprobs(output),
+            finish_reason=output.finish_reason,
+            kept=self._kept(output),
+        )
+
+    def _new_logprobs(self, output: Output) -> ChatLogprobs | None:
+        if not self._logprobs:
+            return None
+        return chat_logprobs(self._tokenizer, output.new_logprobs())
+
+
+def _delta(output: Output, part: CallDelta) -> ToolCallDelta:
+    begins = part.name is not None
+    return ToolCallDelta(
+        index=part.index,
+        id=output.call_id(part.index) if begins else None,
+        type="function" if begins else None,
+        function=CalledFunctionDelta(name=part.name, arguments=part.arguments),
+    )
+
+
+class _CacheView:
+    """What the cache keeps of one sequence, one observation after another."""
+
+    def __init__(self, tokenizer: Tokenizer, output: Output) -> None:
+        self._output = output
+        self._pieces = VisiblePieces(tokenizer)
+        self._n_pieces = 0
+
+    def new(self) -> KeptTokens | None:
+        """The last observation; None if it was already returned."""
+        kept = self._output.record.kept
+        if kept is None or len(kept.shares) == self._n_pieces:
+            return None
+        n = len(kept.shares)
+        tokens = [*self._output.prompt, *self._output.completion.tokens][self._n_pieces : n]
+        begin, self._n_pieces = self._n_pieces, n
+        return KeptTokens(
+            tokens_seen=n,
+            tokens_kept=kept.tokens_kept,
+            policy=PolicyCounts.of(self._output.policy),
+            shares=[round(share, 3) for share in kept.shares.tolist()],
+            begin=begin,
+            pieces=[self._pieces.push(token) for token in tokens],
+        )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
 from h2o_cpp import __version__
+from h2o_cpp.model.policy import Policy
 from h2o_cpp.serve.chat_messages import ToolCall
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -51,6 +53,12 @@ class PolicyCounts(BaseModel):
     sinks: int
     heavy: int
     recent: int | None  # None: all tokens
+
+    @staticmethod
+    def of(policy: Policy | Sequence[Policy]) -> PolicyCounts:
+        """Of a policy; of a list, those of the first layer."""
+        first = policy if isinstance(policy, Policy) else policy[0]
+        return PolicyCounts(sinks=first.n_sinks, heavy=first.n_heavy, recent=first.n_recent)
 
 
 class KeptTokens(BaseModel):

@@ -17,12 +17,11 @@ from h2o_cpp.generator import Generator
 from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.chat_template import ChatTemplate
 from h2o_cpp.model.policy import choose_policy
-from h2o_cpp.serve.cache_view import policy_counts
 from h2o_cpp.serve.errors import ApiError, TooLongError, closed, refusal
 from h2o_cpp.serve.logprobs import TextOffset
 from h2o_cpp.serve.outputs import Output, Outputs
 from h2o_cpp.serve.requests import GenerationRequest
-from h2o_cpp.serve.responses import Model, ModelLimits
+from h2o_cpp.serve.responses import Model, ModelLimits, PolicyCounts
 
 
 class Service:
@@ -77,7 +76,7 @@ class Service:
                 n_ctx=generator.n_ctx,
                 endless=generator.endless and self.max_tokens > generator.n_ctx,
                 chat=self.template is not None,
-                policy=policy_counts(generator.policy),
+                policy=PolicyCounts.of(generator.policy),
                 n_sequences=generator.max_sequences,
                 cache_bytes=stats.cache_bytes // stats.n_sequences,
                 full_cache_bytes=stats.full_cache_bytes // stats.n_sequences,
