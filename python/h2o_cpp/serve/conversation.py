@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from typing import Any
 
 from h2o_cpp.generation.request import ContextFullError
@@ -15,10 +14,20 @@ from h2o_cpp.serve.requests import ChatRequest
 from h2o_cpp.serve.service import Service
 
 
-def prompt_of(service: Service, body: ChatRequest, *, truncate: bool = False) -> ChatPrompt:
+def submit_chat(
+    service: Service, body: ChatRequest, *, truncate: bool = False, cut: bool = False
+) -> list[Output]:
+    """Submit a conversation; truncate, cut: as for prompt_of(). Raises ApiError."""
+    return submit_prompt(service, body, prompt_of(service, body, truncate=truncate, cut=cut))
+
+
+def prompt_of(
+    service: Service, body: ChatRequest, *, truncate: bool = False, cut: bool = False
+) -> ChatPrompt:
     """Render and tokenize a conversation. Raises ApiError.
 
     truncate: if it is too long, leave out the oldest turns.
+    cut: if its last turn alone is too long, the longest message of it loses its beginning.
     """
     template = service.chat_template(tools=bool(body.shown_tools()))
     given = body.conversation()
@@ -28,40 +37,44 @@ def prompt_of(service: Service, body: ChatRequest, *, truncate: bool = False) ->
         except ContextFullError:
             if not truncate:
                 raise
-        return _truncated(template, given, service.max_prompt)
+        return _truncated(template, given, service.max_prompt, cut)
 
 
-def _truncated(template: ChatTemplate, given: dict[str, Any], most: int) -> ChatPrompt:
+def _truncated(template: ChatTemplate, given: dict[str, Any], most: int, cut: bool) -> ChatPrompt:
     """The prompt of the system's messages and as many of the newest turns as fit.
 
-    A quarter is left for the output, unless the last turn alone takes more.
+    A quarter is left for the output, unless the last turn alone takes more and is not cut.
     """
     messages = given["messages"]
-    first, begins = turns([message["role"] for message in messages])
+    roles = [message["role"] for message in messages]
+    first = next((i for i, role in enumerate(roles) if role != "system"), 0)
+    begins = [i for i, role in enumerate(roles) if role == "user"] or [first]  # of turns
 
-    def prompt(begin: int, most: int) -> ChatPrompt:
-        kept = [*messages[:first], *messages[begin:]]
-        return template.prompt(**{**given, "messages": kept}, most=most)
+    def prompt(kept: list[Any], most: int) -> ChatPrompt:
+        return template.prompt(**{**given, "messages": [*messages[:first], *kept]}, most=most)
 
-    def fits(begin: int) -> bool:
+    def fits(kept: list[Any]) -> bool:
         try:
-            prompt(begin, most * 3 // 4)
+            prompt(kept, max(most * 3 // 4, 1))
         except ContextFullError:
             return False
         return True
 
-    return prompt(begins[bisect_left(begins[:-1], True, key=fits)], most)
+    n_old = bisect_left(begins[:-1], True, key=lambda begin: fits(messages[begin:]))
+    kept = messages[begins[n_old] :]
+    try:
+        return prompt(kept, most)
+    except ContextFullError:
+        if not cut:
+            raise
+    long = max(kept, key=lambda message: len(message["content"]))
+    text = long["content"]
 
+    def without(n: int) -> list[Any]:
+        return [{**one, "content": text[n:]} if one is long else one for one in kept]
 
-def turns(roles: Sequence[str]) -> tuple[int, list[int]]:
-    """Where the first message after the system's is, and where each turn begins."""
-    first = next((i for i, role in enumerate(roles) if role != "system"), 0)
-    return first, [i for i, role in enumerate(roles) if role == "user"] or [first]
-
-
-def submit_chat(service: Service, body: ChatRequest, *, truncate: bool = False) -> list[Output]:
-    """Submit a conversation; truncate: as for prompt_of(). Raises ApiError."""
-    return submit_prompt(service, body, prompt_of(service, body, truncate=truncate))
+    n_cut = bisect_left(range(len(text)), True, key=lambda n: fits(without(n)))
+    return prompt(without(n_cut), most)
 
 
 def submit_prompt(service: Service, body: ChatRequest, prompt: ChatPrompt) -> list[Output]:

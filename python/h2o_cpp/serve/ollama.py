@@ -14,9 +14,10 @@ from pydantic import BaseModel
 from h2o_cpp.generation.embedding import unit_length
 from h2o_cpp.reply import Reply
 from h2o_cpp.serve.catalog import Entry
+from h2o_cpp.serve.conversation import submit_chat, submit_prompt
 from h2o_cpp.serve.embeddings import EmbeddingResponse
 from h2o_cpp.serve.endpoint import CatalogOf, post
-from h2o_cpp.serve.errors import ApiError
+from h2o_cpp.serve.errors import ApiError, TooLongError
 from h2o_cpp.serve.generation_response import GenerationResponse
 from h2o_cpp.serve.logprobs import chat_logprobs
 from h2o_cpp.serve.ollama_requests import (
@@ -27,7 +28,6 @@ from h2o_cpp.serve.ollama_requests import (
     OllamaRequest,
     ShowRequest,
 )
-from h2o_cpp.serve.ollama_truncate import submit_after_reply, submit_cut_chat, submit_cut_prompt
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.parsing import check
 from h2o_cpp.serve.requests import ChatRequest, CompletionRequest
@@ -92,7 +92,7 @@ def chat(service: Service, body: OllamaChatRequest) -> _Lines | OllamaAnswer:
     messages = [message.plain() for message in body.messages]
     fields = body.chat(service.max_tokens)
     request = check(ChatRequest, {**fields, "messages": messages, "tools": tools})
-    outputs = submit_cut_chat(service, request, truncate=body.truncate)
+    outputs = submit_chat(service, request, truncate=body.truncate, cut=True)
     return _Lines(service, outputs, body, chat=True)
 
 
@@ -116,13 +116,19 @@ def _continue(service: Service, body: OllamaGenerateRequest) -> list[Output]:
     fields = body.generation(service.max_tokens)
     fields["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     request = check(CompletionRequest, {"max_tokens": -1, **fields, "prompt": body.prompt})
+    tokenizer = service.generator.tokenizer
     prompt: str | list[int] = body.prompt
     if body.context:
         with service.refusals():
-            prompt = body.context + service.generator.tokenizer.encode(
-                body.prompt, add_special=False, begins=False
-            )
-    return submit_cut_prompt(service, prompt, request, body.n_keep)
+            prompt = body.context + tokenizer.encode(body.prompt, add_special=False, begins=False)
+    try:
+        return service.submit([prompt], request)
+    except TooLongError:
+        if not body.truncate:
+            raise
+    with service.refusals():
+        tokens = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    return service.submit([_cut(service, tokens, body.n_keep)], request)
 
 
 def _reply(service: Service, body: OllamaGenerateRequest) -> list[Output]:
@@ -131,9 +137,31 @@ def _reply(service: Service, body: OllamaGenerateRequest) -> list[Output]:
     if body.system and not body.context:
         messages.insert(0, {"role": "system", "content": body.system})
     chat = check(ChatRequest, {**body.chat(service.max_tokens), "messages": messages})
-    if body.context:
-        return submit_after_reply(service, body.context, chat, body.n_keep)
-    return submit_cut_chat(service, chat, truncate=body.truncate)
+    if not body.context:
+        return submit_chat(service, chat, truncate=body.truncate, cut=True)
+    given = chat.conversation()
+    first = {"role": "user", "content": "Hello"}  # before the reply, which is only a place
+    with service.refusals():
+        prompt = service.chat_template().prompt_after_reply(
+            [first], given["messages"], variables=given["variables"]
+        )
+    tokens = [*body.context, *prompt.tokens]
+    if body.truncate and len(tokens) > service.max_prompt:
+        tokens = _cut(service, tokens, body.n_keep)
+    return submit_prompt(service, chat, prompt._replace(tokens=tokens))
+
+
+def _cut(service: Service, tokens: list[int], n_keep: int) -> list[int]:
+    """The first n_keep tokens (-1: most), besides the one that begins a text, and the last ones.
+
+    A quarter of what fits is left for the output.
+    """
+    most = max(service.max_prompt * 3 // 4, 1)
+    n_first = most - 1
+    if n_keep >= 0:
+        begins = tokens[0] == service.generator.tokenizer.bos
+        n_first = min(n_keep + begins, most - 1)
+    return tokens[:n_first] + tokens[n_first - most :]
 
 
 @post(router, "/embed", OllamaEmbedRequest)

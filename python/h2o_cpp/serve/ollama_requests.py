@@ -201,13 +201,10 @@ class OllamaGenerateRequest(OllamaRequest):
         return not self.prompt
 
     @property
-    def n_keep(self) -> int | None:
-        """The first tokens to keep of a raw prompt that is cut, by default Ollama's; None: do not
-        cut it."""
-        if not self.truncate:
-            return None
+    def n_keep(self) -> int:
+        """The first tokens to keep of a raw prompt that is cut; -1: most."""
         given = None if self.options is None else self.options.num_keep
-        return 4 if given is None else given
+        return 4 if given is None else given  # Ollama's default
 
 
 class OllamaEmbedRequest(OllamaModelRequest):
