@@ -13,9 +13,9 @@ from pydantic import BaseModel
 
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.messages_request import MessagesRequest
-from h2o_cpp.serve.parsing import parse
 from h2o_cpp.serve.requests import ChatRequest, CompletionRequest
 from h2o_cpp.serve.responses_request import ResponsesRequest
+from h2o_cpp.serve.schema import parse
 
 USER = {"role": "user", "content": "Hi"}
 NUMBER = "Input should be a valid integer or a valid number"

@@ -13,8 +13,8 @@ from h2o_cpp import Generator
 
 pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
 
-from h2o_cpp.serve.parsing import parse
 from h2o_cpp.serve.requests import CompletionRequest
+from h2o_cpp.serve.schema import parse
 from support.serving import Server, serving
 
 MOST = 12

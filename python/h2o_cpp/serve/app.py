@@ -34,11 +34,11 @@ from h2o_cpp.serve.bodies import Bodies, BodyLimits
 from h2o_cpp.serve.catalog import Catalog
 from h2o_cpp.serve.docs_page import docs_page
 from h2o_cpp.serve.endpoint import CatalogOf, bearer
-from h2o_cpp.serve.errors import add_handlers, closed
+from h2o_cpp.serve.errors import ErrorResponse, add_handlers, closed
 from h2o_cpp.serve.guard import Cors, Guard, Origins
 from h2o_cpp.serve.metrics import CountResponses, EngineCollector
-from h2o_cpp.serve.parsing import body_schemas
-from h2o_cpp.serve.responses import ErrorResponse, Health
+from h2o_cpp.serve.responses import Health
+from h2o_cpp.serve.schema import body_schemas
 from h2o_cpp.serve.service import Service
 
 MAX_BODY_BYTES = 4 * 2**20

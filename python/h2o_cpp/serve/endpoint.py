@@ -11,8 +11,8 @@ from fastapi.security import HTTPBearer
 
 from h2o_cpp.serve.catalog import Catalog
 from h2o_cpp.serve.generation_response import OutputsResponse
-from h2o_cpp.serve.parsing import body_of, parse
 from h2o_cpp.serve.requests import ModelRequest
+from h2o_cpp.serve.schema import body_of, parse
 from h2o_cpp.serve.service import Service
 
 

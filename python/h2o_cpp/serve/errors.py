@@ -9,12 +9,12 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from h2o_cpp.generation.request import ContextFullError
-from h2o_cpp.serve.responses import ErrorDetail, ErrorResponse
 
 Api = Literal["OpenAI", "Anthropic", "Ollama"]
 
@@ -28,6 +28,21 @@ _ANTHROPIC = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+
+
+class ErrorDetail(BaseModel):
+    """Details of an error."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorResponse(BaseModel):
+    """The body of an error."""
+
+    error: ErrorDetail
 
 
 class ApiError(Exception):

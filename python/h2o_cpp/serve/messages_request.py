@@ -10,10 +10,9 @@ from pydantic import Field
 
 from h2o_cpp.serve.chat_messages import tool_call
 from h2o_cpp.serve.errors import ApiError
-from h2o_cpp.serve.parsing import check
 from h2o_cpp.serve.requests import ChatRequest, ModelRequest
 from h2o_cpp.serve.sampling import StopStrings, TopP
-from h2o_cpp.serve.schema import ByType, Empty, ListOf, NonEmptyList, NonEmptyText, Schema
+from h2o_cpp.serve.schema import ByType, Empty, ListOf, NonEmptyList, NonEmptyText, Schema, check
 
 
 class TextBlock(Schema):

@@ -224,18 +224,3 @@ class Health(BaseModel):
     """The status of a server that accepts requests."""
 
     status: Literal["ok"] = "ok"
-
-
-class ErrorDetail(BaseModel):
-    """Details of an error."""
-
-    message: str
-    type: str
-    param: str | None = None
-    code: str | None = None
-
-
-class ErrorResponse(BaseModel):
-    """The body of an error."""
-
-    error: ErrorDetail

@@ -9,7 +9,6 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 
 from h2o_cpp.serve.chat_messages import FunctionDefinition, RefusalPart, text_of, tool_call
 from h2o_cpp.serve.errors import ApiError
-from h2o_cpp.serve.parsing import check
 from h2o_cpp.serve.requests import (
     ChatRequest,
     Effort,
@@ -19,7 +18,7 @@ from h2o_cpp.serve.requests import (
     TextFormat,
 )
 from h2o_cpp.serve.sampling import TopLogprobs, TopP
-from h2o_cpp.serve.schema import ByType, ListOf, NonEmptyList, NonEmptyText, Schema
+from h2o_cpp.serve.schema import ByType, ListOf, NonEmptyList, NonEmptyText, Schema, check
 
 
 class TextContent(Schema):
