@@ -32,7 +32,6 @@ from h2o_cpp.serve.responses import (
     ChatMessage,
     ChatResponse,
     CompletionChoice,
-    CompletionLogprobs,
     CompletionResponse,
     CompletionTokensDetails,
     KeptTokens,
@@ -174,7 +173,7 @@ class _Completions(_Choices):
         self._tokens = []
         if self._logprobs:
             self._tokens = [
-                CompletionTokens(self._tokenizer, after=() if body.echo else output.prompt)
+                CompletionTokens(self._tokenizer, output.prompt, echo=body.echo)
                 for output in outputs
             ]
 
@@ -187,10 +186,13 @@ class _Completions(_Choices):
 
     def _choice(self, output: Output, piece: str) -> CompletionChoice:
         echoes = not output.begun and bool(self._prompts)
+        logprobs = None
+        if self._logprobs:
+            logprobs = self._tokens[output.index].part(output.new_logprobs())
         return CompletionChoice(
             index=output.index,
             text=self._prompt(output) + piece if echoes else piece,
-            logprobs=self._new_logprobs(output, echoes) if self._logprobs else None,
+            logprobs=logprobs,
             finish_reason=output.finish_reason,
             kept=self._kept(output),
         )
@@ -198,12 +200,6 @@ class _Completions(_Choices):
     def _prompt(self, output: Output) -> str:
         prompt = self._prompts[output.index // self._body.n]
         return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
-
-    def _new_logprobs(self, output: Output, echoes: bool) -> CompletionLogprobs:
-        tokens = self._tokens[output.index]
-        if echoes:
-            tokens.begin(output.prompt[0])
-        return tokens.part(output.new_logprobs())
 
 
 class _Chat(_Choices):

@@ -43,15 +43,13 @@ class TextOffset:
 class CompletionTokens:
     """Log-probabilities and text offsets of one sequence's tokens, part by part."""
 
-    def __init__(self, tokenizer: Tokenizer, after: Sequence[int]) -> None:
-        """`after`: preceding tokens, which are not reported."""
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], *, echo: bool) -> None:
+        """echo: the prompt is reported too; its first token has no log-probability."""
         self._tokenizer = tokenizer
-        self._offset = TextOffset(tokenizer, after)
+        self._offset = TextOffset(tokenizer, after=() if echo else prompt)
         self._part = _nothing()
-
-    def begin(self, token: int) -> None:
-        """Add the first token of an echoed prompt, which has no log-probability."""
-        self._add(token, None, None)
+        if echo:
+            self._add(prompt[0], None, None)
 
     def part(self, found: Iterable[TokenLogprob]) -> CompletionLogprobs:
         """Add tokens, and return those added since the last part."""
