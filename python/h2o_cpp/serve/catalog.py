@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 
 from h2o_cpp import _core
-from h2o_cpp.generation.stats import EngineStats
 from h2o_cpp.serve.errors import ApiError, closed
 from h2o_cpp.serve.intake import Intake
 from h2o_cpp.serve.service import Service
@@ -41,8 +41,8 @@ class Entry:
 class Catalog:
     """The served models, and which of them are loaded. Used only by the event loop.
 
-    Attributes: `entries` by name; `intake`, during run(); `on_unload`, called with the counters of
-    a model's engine.
+    Attributes: `entries` by name; `intake`, during run(); `unloaded`, the sums of the EngineStats
+    of unloaded models.
     """
 
     intake: Intake
@@ -56,7 +56,7 @@ class Catalog:
         self._max_loaded = max_loaded
         self._idle = idle
         self._closed = False
-        self.on_unload: Callable[[EngineStats], None] = lambda _: None
+        self.unloaded: Counter[str] = Counter()
         # One model at a time is loaded or unloaded: each needs the room that others leave.
         self._changing = asyncio.Lock()
 
@@ -208,7 +208,7 @@ class Catalog:
 
     async def _close(self, entry: Entry) -> None:
         if entry.service is not None and entry.n_users == 0:
-            self.on_unload(entry.service.engine.stats())
+            self.unloaded.update(vars(entry.service.engine.stats()))
             opened, entry.open, entry.service = entry.open, ExitStack(), None
             await asyncio.to_thread(opened.close)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter as Totals
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter
@@ -10,7 +9,6 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from h2o_cpp.generation.stats import EngineStats
 from h2o_cpp.serve.bodies import BodyLimits
 from h2o_cpp.serve.catalog import Catalog
 
@@ -39,18 +37,13 @@ class EngineCollector(Collector):
     def __init__(self, catalog: Catalog, limits: BodyLimits) -> None:
         self._catalog = catalog
         self._limits = limits
-        self._unloaded: Totals[str] = Totals()  # counts of models that were unloaded
-        catalog.on_unload = self._add
-
-    def _add(self, stats: EngineStats) -> None:
-        self._unloaded.update({field: getattr(stats, field) for _, _, field in _COUNTS})
 
     def collect(self) -> Iterator[Metric]:
         """Counters include models that were unloaded."""
         services = self._catalog.loaded
         stats = [service.engine.stats() for service in services]
         for name, what, field in _COUNTS:
-            total = self._unloaded[field] + sum(getattr(one, field) for one in stats)
+            total = self._catalog.unloaded[field] + sum(getattr(one, field) for one in stats)
             yield CounterMetricFamily(name, what, total)
         for name, what, field in _STATES:
             yield GaugeMetricFamily(name, what, sum(getattr(one, field) for one in stats))
