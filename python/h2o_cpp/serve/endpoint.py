@@ -41,7 +41,24 @@ def post(
 
     def add(submit: _Submit[_Body]) -> _Submit[_Body]:
         async def respond(request: Request, catalog: CatalogOf) -> Any:
-            return await _answer(request, catalog, model, submit, quick)
+            sent = await request.body()
+            body = await catalog.intake.run(len(sent), partial(parse, model, sent))
+            service = await catalog.take(body.model)
+            job = partial(submit, service, body)
+            try:
+                response = await catalog.intake.run(
+                    len(sent), job, quick=quick and not body.has_form
+                )
+            except BaseException:
+                catalog.give_back(service)
+                raise
+            if isinstance(response, OutputsResponse):
+                response.on_end = partial(catalog.give_back, service)
+            else:
+                catalog.give_back(service)
+                if body.unloads:
+                    await catalog.unload(body.model)
+            return response
 
         router.add_api_route(
             path,
@@ -55,24 +72,3 @@ def post(
         return submit
 
     return add
-
-
-async def _answer(
-    request: Request, catalog: Catalog, model: type[_Body], submit: _Submit[_Body], quick: bool
-) -> object:
-    sent = await request.body()
-    body = await catalog.intake.run(len(sent), partial(parse, model, sent))
-    service = await catalog.take(body.model)
-    try:
-        quick = quick and not body.has_form
-        response = await catalog.intake.run(len(sent), partial(submit, service, body), quick=quick)
-    except BaseException:
-        catalog.give_back(service)
-        raise
-    if isinstance(response, OutputsResponse):
-        response.on_end = partial(catalog.give_back, service)
-    else:
-        catalog.give_back(service)
-        if body.unloads:
-            await catalog.unload(body.model)
-    return response
