@@ -68,10 +68,7 @@ def create_message(service: Service, body: MessagesRequest) -> _Message:
         guided_json=body.schema_of_output,
         max_tokens=min(body.max_tokens, service.max_tokens),
         stop=body.stop_sequences,
-        stream=body.stream,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
+        **body.model_dump(include={"stream", "temperature", "top_k", "top_p"}),
     )
     return _Message(service.name, submit_chat(service, chat), stream=body.stream)
 

@@ -159,6 +159,7 @@ class TextSettings(Schema):
         return given
 
 
+_SAME_IN_CHATS = {"parallel_tool_calls", "stream", "temperature", "top_logprobs", "top_p"}
 _LOGPROBS = "message.output_text.logprobs"
 Included = Literal[
     "message.output_text.logprobs",
@@ -241,15 +242,11 @@ class ResponsesRequest(ModelRequest):
                 "continue_final_message": False,  # as OpenAI's
                 "tools": [{"type": "function", "function": one} for one in functions],
                 "tool_choice": _choice(self.tool_choice),
-                "parallel_tool_calls": self.parallel_tool_calls,
                 "max_tokens": self.max_output_tokens,
-                "temperature": self.temperature,
-                "top_p": self.top_p,
-                "stream": self.stream,
                 "logprobs": logprobs,
-                "top_logprobs": self.top_logprobs,
                 "response_format": None if self.text is None else self.text.response_format(),
                 "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
+                **self.model_dump(include=_SAME_IN_CHATS),
             },
         )
 
