@@ -96,9 +96,9 @@ class GenerationResponse(OutputsResponse):
     def event(self, output: Output, piece: str) -> bytes:
         """The bytes for a piece of an output; may be empty."""
 
-    @abstractmethod
     def end(self) -> bytes:
         """The last bytes of a stream."""
+        return b""
 
     def failed(self, error: ApiError) -> bytes:
         """The last bytes of a stream that failed."""

@@ -259,9 +259,6 @@ class _Lines(GenerationResponse):
         line = self._line(output, piece)
         return line.model_dump_json().encode() + b"\n" if line.done or line.model_extra else b""
 
-    def end(self) -> bytes:
-        return b""
-
     def _line(self, output: Output, piece: str) -> OllamaAnswer:
         n_before = len(output.reply.calls)
         parts = output.parts(piece)
