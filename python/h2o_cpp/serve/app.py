@@ -33,7 +33,7 @@ from h2o_cpp.serve import (
 from h2o_cpp.serve.bodies import Bodies, BodyLimits
 from h2o_cpp.serve.catalog import Catalog
 from h2o_cpp.serve.docs_page import docs_page
-from h2o_cpp.serve.endpoint import CatalogOf, bearer
+from h2o_cpp.serve.endpoint import bearer
 from h2o_cpp.serve.errors import ErrorResponse, add_handlers, closed
 from h2o_cpp.serve.guard import Cors, Guard, Origins
 from h2o_cpp.serve.metrics import CountResponses, EngineCollector
@@ -243,7 +243,7 @@ def _add_state(
     registry.register(EngineCollector(catalog, limits))
 
     @app.get("/health")
-    async def health(catalog: CatalogOf) -> Health:
+    async def health() -> Health:
         """Whether the server accepts requests: status 200 or 503."""
         if catalog.closed:
             raise closed()

@@ -170,9 +170,6 @@ class Service:
         def output(i: int, completion: Completion) -> Output:
             return Output(i, prompts[i], completion, Record(), self.generator.policy)
 
-        def submit(i: int) -> Output:
-            return output(i, self.engine.submit(prompts[i], pooling=pooling, timeout=0))
-
         async def submit_later(i: int) -> Output:
             with _submitting():
                 return output(i, await self.engine.submit_async(prompts[i], pooling=pooling))
@@ -180,7 +177,8 @@ class Service:
         n = min(len(prompts), self.max_queue, 2 * self.generator.max_sequences)
         with _submitting() as outputs:
             for i in range(n):
-                outputs.append(submit(i))
+                completion = self.engine.submit(prompts[i], pooling=pooling, timeout=0)
+                outputs.append(output(i, completion))
         return Outputs(outputs, [partial(submit_later, i) for i in range(n, len(prompts))])
 
     def chat_template(self, *, tools: bool = False) -> ChatTemplate:
