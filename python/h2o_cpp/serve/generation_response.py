@@ -43,8 +43,9 @@ class OutputsResponse(Response, ABC):
         """Send the response. The request's body must have been read."""
         client = asyncio.ensure_future(self._until_disconnect(receive))
         try:
-            # In a task of its own, so that each piece resumes this and not all middleware.
-            await asyncio.ensure_future(self._answer_whole(scope, receive, send))
+            async with aclosing(self._outputs.pieces()) as pieces:
+                # In a task of its own, so that each piece resumes this and not all middleware.
+                await asyncio.ensure_future(self._answer(pieces, scope, receive, send))
         except ApiError:
             if client.done():
                 raise ApiError(499, "the client has left") from None
@@ -53,10 +54,6 @@ class OutputsResponse(Response, ABC):
             client.cancel()
             self._outputs.close()
             self.on_end()
-
-    async def _answer_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._outputs.pieces()) as pieces:
-            await self._answer(pieces, scope, receive, send)
 
     @abstractmethod
     def complete(self, outputs: list[Output]) -> BaseModel:
