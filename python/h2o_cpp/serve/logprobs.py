@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Collection, Iterable, Sequence
 
+from h2o_cpp import _core
 from h2o_cpp.generation.trace import TokenLogprob
 from h2o_cpp.model.tokenizer import Tokenizer
 from h2o_cpp.serve.responses import (
@@ -28,7 +28,7 @@ class TextOffset:
         self.value = 0
         self._tokenizer = tokenizer
         self._spelled = spelled
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._text = _core.Detokenizer()
         self._begins = not tokenizer.has_text(after)  # no text so far
 
     def add(self, token: int) -> None:
@@ -37,7 +37,7 @@ class TextOffset:
         else:
             data = self._tokenizer.token_bytes(token, begins=self._begins)
         self._begins = self._begins and not self._tokenizer.has_text([token])
-        self.value += len(self._decoder.decode(data))
+        self.value += len(self._text.push(data))
 
 
 class CompletionTokens:
