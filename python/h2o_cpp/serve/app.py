@@ -24,11 +24,11 @@ from h2o_cpp.model.arguments import check_int
 from h2o_cpp.serve import (
     completions,
     embeddings,
+    llama_cpp,
     messages,
+    models,
     ollama,
-    properties,
     responses_api,
-    tokens,
 )
 from h2o_cpp.serve.bodies import Bodies, BodyLimits
 from h2o_cpp.serve.catalog import Catalog
@@ -48,8 +48,8 @@ ROUTERS = (
     responses_api.router,
     ollama.router,
     embeddings.router,
-    properties.router,
-    tokens.router,
+    models.router,
+    llama_cpp.router,
 )
 
 _PAGES = ("/docs", "/static")  # Starlette handles a slash after these

@@ -1,17 +1,48 @@
-"""llama.cpp's POST /tokenize, /detokenize and /apply-template."""
+"""llama.cpp's /props, /slots, /tokenize, /detokenize and /apply-template."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from h2o_cpp.serve.endpoint import post
+from h2o_cpp import __version__
+from h2o_cpp.serve.endpoint import CatalogOf, post
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.requests import ChatRequest, ModelRequest, Token
+from h2o_cpp.serve.responses import ModelLimits
 from h2o_cpp.serve.schema import ListOf
 from h2o_cpp.serve.service import Service
 
 router = APIRouter()
+
+
+class GenerationSettings(BaseModel):
+    """Settings of a sequence."""
+
+    n_ctx: int
+
+
+class Properties(BaseModel):
+    """A model's properties."""
+
+    model_alias: str
+    model_path: str  # only the file name
+    total_slots: int
+    default_generation_settings: GenerationSettings
+    chat_template: str | None
+    bos_token: str
+    eos_token: str
+    modalities: dict[str, bool]
+    build_info: str
+    h2o: ModelLimits | None
+
+
+class Slot(BaseModel):
+    """A sequence. Busy ones come first; the numbers are not stable."""
+
+    id: int
+    n_ctx: int
+    is_processing: bool
 
 
 class TokenizeRequest(ModelRequest):
@@ -54,6 +85,38 @@ class AppliedTemplate(BaseModel):
     """The rendered conversation."""
 
     prompt: str
+
+
+@router.get("/props")
+async def properties(catalog: CatalogOf, model: str | None = None) -> Properties:
+    """Properties of a model, named by ?model=NAME."""
+    service = await catalog.take(model)
+    catalog.give_back(service)
+    generator, tokenizer = service.generator, service.generator.tokenizer
+    return Properties(
+        model_alias=service.name,
+        model_path=generator.path.name,
+        total_slots=generator.max_sequences,
+        default_generation_settings=GenerationSettings(n_ctx=generator.n_ctx),
+        chat_template=None if service.template is None else service.template.source,
+        bos_token=tokenizer.token_text(tokenizer.bos),
+        eos_token=tokenizer.token_text(tokenizer.eos),
+        modalities={"vision": False, "audio": False},
+        build_info=f"h2o.cpp {__version__}",
+        h2o=service.model.h2o,
+    )
+
+
+@router.get("/slots")
+async def slots(catalog: CatalogOf, model: str | None = None) -> list[Slot]:
+    """The sequences of a model, named by ?model=NAME."""
+    service = await catalog.take(model)
+    catalog.give_back(service)
+    n_active = service.engine.stats().n_active
+    return [
+        Slot(id=i, n_ctx=service.generator.n_ctx, is_processing=i < n_active)
+        for i in range(service.generator.max_sequences)
+    ]
 
 
 @post(router, "/tokenize", TokenizeRequest, response_model=Tokenized)
