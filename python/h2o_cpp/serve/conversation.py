@@ -27,7 +27,7 @@ def prompt_of(
     """Render and tokenize a conversation. Raises ApiError.
 
     truncate: if it is too long, leave out the oldest turns.
-    cut: if its last turn alone is too long, the longest message of it loses its beginning.
+    cut: with truncate; if the last turn alone is too long, its longest message loses its beginning.
     """
     template = service.chat_template(tools=bool(body.shown_tools()))
     given = body.conversation()
