@@ -12,6 +12,7 @@ from h2o_cpp.generation.grammar import form_of
 from h2o_cpp.generation.request import StreamOptions, make_request, show_options
 from h2o_cpp.generation.snapshot import Snapshot, SnapshotCache
 from h2o_cpp.generation.stream import Stream
+from h2o_cpp.loaded_model import LoadedModel
 from h2o_cpp.model.arguments import bytes_of, check_bool, check_int
 from h2o_cpp.model.chat_template import ChatTemplate, Message, Tool, tool_schemas
 from h2o_cpp.model.device import model_and_cache_bytes, open_on_device
@@ -20,13 +21,12 @@ from h2o_cpp.model.runtime import open_runtime
 from h2o_cpp.model.session import Positions
 from h2o_cpp.model.stored_budget import Budget
 from h2o_cpp.reply import Reply, parse_reply
-from h2o_cpp.streaming_model import StreamingModel
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class Generator(StreamingModel):
+class Generator(LoadedModel):
     """Generates text from a GGUF model with a KV cache of bounded size.
 
     Thread-safe; several streams may run at once. It remains usable after a stream is dropped,
