@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from h2o_cpp.reply.begun import Begun
 from h2o_cpp.reply.calls import Tools
+from h2o_cpp.reply.continuation import Continuation
 from h2o_cpp.reply.formats import ReplyFormat
 from h2o_cpp.reply.scanner import Call, Content, NoCall, Part, Reasoning, Scanner, Steps
 
@@ -67,12 +67,12 @@ class ReplyParser:
             raise TypeError(f"format={format!r}, expected a ReplyFormat, as from format_of()")
         self._scanner = Scanner()
         self._steps = _steps(self._scanner, format, Tools(tools), thinking and not begun)
-        self._begun: Begun | None = None
+        self._continuation: Continuation | None = None
         next(self._steps, None)
         if begun:
             alone = ReplyParser(format, tools=tools)
             whole = [*alone.push(begun), *alone.finish()]
-            self._begun = Begun(self.push(begun), whole)
+            self._continuation = Continuation(self.push(begun), whole)
 
     def push(self, text: str) -> list[Part]:
         """Parse another piece of text."""
@@ -89,7 +89,7 @@ class ReplyParser:
 
     def _fetch(self) -> list[Part]:
         found = self._scanner.fetch()
-        return found if self._begun is None else [*self._begun.rest(found)]
+        return found if self._continuation is None else [*self._continuation.rest(found)]
 
 
 def parse_reply(

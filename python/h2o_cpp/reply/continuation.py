@@ -1,4 +1,4 @@
-"""Begun: the beginning of a reply, which the model did not generate."""
+"""Continuation: the parts of a reply whose beginning the prompt contains."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import replace
 from h2o_cpp.reply.scanner import Call, CallDelta, Content, NoCall, Part, Reasoning
 
 
-class Begun:
-    """Leaves out of a reply's parts the text of its beginning. A call that begins there stays.
+class Continuation:
+    """A reply without the text of its beginning. A call that begins there stays.
 
     A parser holds back text that may belong to a marker, so parts after the beginning may start
     with text of the beginning.
