@@ -19,7 +19,7 @@ from h2o_cpp.generation.stats import EngineStats, HeadStats, LayerStats, Stats
 from h2o_cpp.generation.stream import Generation, Stream
 from h2o_cpp.generation.trace import Kept, Record, TokenLogprob
 from h2o_cpp.generator import Generator
-from h2o_cpp.model.capacity import capacity
+from h2o_cpp.model.cache_memory import capacity
 from h2o_cpp.model.model_files import BUNDLED_MODEL
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.tokenizer import Tokenizer

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from h2o_cpp import Generator, Policy
 from h2o_cpp.cli import main
 from h2o_cpp.model.arguments import KvDType
-from h2o_cpp.model.cache_memory import fit_cache
-from h2o_cpp.model.capacity import ModelShape, slab_bytes
+from h2o_cpp.model.cache_memory import ModelShape, fit_cache, slab_bytes
 from h2o_cpp.model.policy import named_policy
 
 SHAPE = ModelShape(4, 2, 64, 1024, learned_positions=False)

@@ -17,7 +17,7 @@ from h2o_cpp.cli import main
 from h2o_cpp.convert import convert
 from h2o_cpp.convert.checkpoint import read_json
 from h2o_cpp.convert.conversion import FAMILIES
-from h2o_cpp.model.capacity import ModelShape
+from h2o_cpp.model.cache_memory import ModelShape
 from support.changed_gguf import changed
 from support.llama_cpp_tensors import assert_tensors
 from support.needs import packages

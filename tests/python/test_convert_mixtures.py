@@ -14,7 +14,7 @@ from gguf import GGUFValueType
 from h2o_cpp import Generator, _core
 from h2o_cpp.convert import convert
 from h2o_cpp.measure.traffic import weights as weights_of
-from h2o_cpp.model.capacity import ModelShape
+from h2o_cpp.model.cache_memory import ModelShape
 from h2o_cpp.model.session import open_model
 from support.changed_gguf import changed
 from support.needs import packages

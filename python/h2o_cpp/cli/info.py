@@ -13,7 +13,7 @@ from h2o_cpp import _core
 from h2o_cpp.cli.options import add_model
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.tables import mebibytes, print_table
-from h2o_cpp.model.capacity import ModelShape, capacity, slab_bytes
+from h2o_cpp.model.cache_memory import ModelShape, capacity, slab_bytes
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import budget_policy
 from h2o_cpp.model.stored_budget import stored_budget

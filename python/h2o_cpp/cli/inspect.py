@@ -20,8 +20,7 @@ from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.token_colors import color_wanted, marked
 from h2o_cpp.measure.inspection import Inspection, inspect
 from h2o_cpp.model.arguments import check_context, check_int
-from h2o_cpp.model.cache_memory import choose_cache
-from h2o_cpp.model.capacity import ModelShape
+from h2o_cpp.model.cache_memory import ModelShape, choose_cache
 from h2o_cpp.model.device import model_and_cache_bytes, open_on_device
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import open_model

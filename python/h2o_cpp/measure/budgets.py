@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from h2o_cpp import _core
 from h2o_cpp.model.arguments import KvDType
-from h2o_cpp.model.cache_memory import fit_cache
-from h2o_cpp.model.capacity import ModelShape
+from h2o_cpp.model.cache_memory import ModelShape, fit_cache
 from h2o_cpp.model.policy import Policy, fraction_of, named_policy
 
 

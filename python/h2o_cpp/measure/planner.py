@@ -26,7 +26,7 @@ from h2o_cpp.measure.prediction import (
 from h2o_cpp.measure.speed import prefill_seconds
 from h2o_cpp.measure.traffic import decode_weight_bytes, kv_bytes, prefill_flops, weights
 from h2o_cpp.model.arguments import KvDType, bytes_of, check_float, check_int, thread_count
-from h2o_cpp.model.capacity import ModelShape, slab_bytes
+from h2o_cpp.model.cache_memory import ModelShape, slab_bytes
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.model.session import open_model, open_session

@@ -24,8 +24,7 @@ from h2o_cpp.measure.traffic import (
     weights,
 )
 from h2o_cpp.model.arguments import KvDType, check_context, check_int, types_text
-from h2o_cpp.model.cache_memory import choose_cache
-from h2o_cpp.model.capacity import ModelShape
+from h2o_cpp.model.cache_memory import ModelShape, choose_cache
 from h2o_cpp.model.device import model_and_cache_bytes, open_on_device
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.session import Positions, open_model, open_session, read_tokens

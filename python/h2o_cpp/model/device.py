@@ -10,8 +10,7 @@ from typing import TypeVar
 
 from h2o_cpp import _core
 from h2o_cpp.model.arguments import KvDType, bytes_of, check_context
-from h2o_cpp.model.cache_memory import choose_cache
-from h2o_cpp.model.capacity import ModelShape, slab_bytes
+from h2o_cpp.model.cache_memory import ModelShape, choose_cache, slab_bytes
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import Positions, check_positions

@@ -11,14 +11,14 @@ from h2o_cpp import _core
 from h2o_cpp.model.arguments import (
     KvDType,
     archive_arguments,
+    bytes_of,
     check_context,
     check_int,
     directory_of,
     kv_dtypes,
     prefix_disk_bytes,
 )
-from h2o_cpp.model.cache_memory import choose_cache
-from h2o_cpp.model.capacity import ModelShape, capacity
+from h2o_cpp.model.cache_memory import ModelShape, choose_cache, slab_bytes
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import (
     Positions,
@@ -86,21 +86,17 @@ def open_runtime(
         positions = "original"  # as the core does with an archive
     n_ctx = check_context(n_ctx, model.n_ctx_train)
     positions = check_positions(positions)
+    shape = ModelShape.of(model)
     policy, kv_dtype = choose_cache(
-        model.file, ModelShape.of(model), hh=hh, cache_memory=cache_memory, recent=recent,
-        policy=policy, n_ctx=n_ctx, kv_dtype=kv_dtype, positions=positions,
+        model.file, shape, hh=hh, cache_memory=cache_memory, recent=recent, policy=policy,
+        n_ctx=n_ctx, kv_dtype=kv_dtype, positions=positions,
     )  # fmt: skip
     if memory is not None and max_sequences is not None:
         raise ValueError("give either max_sequences or memory, not both")
-
-    def fitting(memory: int | str) -> int:
-        return capacity(
-            model, memory, policy=policy, n_ctx=n_ctx, kv_dtype=kv_dtype, positions=positions
-        )
-
+    each = slab_bytes(shape, policy, n_ctx=n_ctx, kv_dtype=kv_dtype, positions=positions)
     most = max(1, _MAX_ROWS - n_batch + 1)
     if memory is not None:
-        n_sequences = allocated = min(fitting(memory), most)
+        n_sequences = allocated = min(bytes_of("memory", memory) // each, most)
         if n_sequences == 0:
             raise ValueError(f"memory={memory!r} is too small for the cache of one sequence")
     elif max_sequences is not None:
@@ -110,7 +106,7 @@ def open_runtime(
                 f"max_sequences={n_sequences}, expected at most {most} with n_batch={n_batch}"
             )
     else:  # allocated when needed
-        n_sequences = max(1, min(_USEFUL, fitting(max(1, _core.available_memory() // 2)), most))
+        n_sequences = max(1, min(_USEFUL, _core.available_memory() // 2 // each, most))
         allocated = 1
     tokenizer = Tokenizer.of_model(model)
     engine = _core.Engine(

@@ -18,7 +18,7 @@ from h2o_cpp import capacity
 from h2o_cpp.generation.batch import run_batch
 from h2o_cpp.generation.engine import Engine
 from h2o_cpp.generation.request import StreamOptions, make_request
-from h2o_cpp.model.capacity import ModelShape
+from h2o_cpp.model.cache_memory import ModelShape
 from h2o_cpp.model.runtime import Runtime, open_runtime
 
 

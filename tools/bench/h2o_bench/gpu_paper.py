@@ -13,7 +13,7 @@ from h2o_bench.texts import Texts
 from h2o_cpp import _core
 from h2o_cpp.measure.planner import sizes_of
 from h2o_cpp.measure.prediction import placements
-from h2o_cpp.model.capacity import capacity
+from h2o_cpp.model.cache_memory import capacity
 from h2o_cpp.model.policy import Policy, budget_policy
 
 _SECONDS = 10.0  # that a batch needs
@@ -55,7 +55,7 @@ def _measure(
             run(batch, f"hh={share}", bounded)
     for equal_to in of.equal_to:
         if full_bytes[equal_to]:
-            batch = capacity(model, full_bytes[equal_to], policy=bounded, n_ctx=n_ctx)
+            batch = capacity(model.file.path, full_bytes[equal_to], policy=bounded, n_ctx=n_ctx)
             if run(batch, f"hh={share}", bounded):
                 label = label_of(name, of.prompt, of.generated, batch)
                 bench.record(section, label, f"hh={share}", "equal to", equal_to)

@@ -21,7 +21,7 @@ from h2o_cpp import _core, capacity
 from h2o_cpp.measure.planner import sizes_of
 from h2o_cpp.measure.prediction import placements
 from h2o_cpp.measure.traffic import weights
-from h2o_cpp.model.capacity import ModelShape
+from h2o_cpp.model.cache_memory import ModelShape
 from h2o_cpp.model.policy import Policy, budget_policy
 from h2o_cpp.model.session import open_model
 
@@ -171,7 +171,7 @@ def measure_sequences(bench: Bench) -> None:
     _note(bench, SEQUENCES, case, "memory", memory)
     _note(bench, SEQUENCES, case, "context", n_ctx)
     for name, policy in policies.items():
-        fits = capacity(model, room, policy=policy, n_ctx=n_ctx)
+        fits = capacity(path, room, policy=policy, n_ctx=n_ctx)
         bench.results.add(Record(SEQUENCES, case, name, "fit", (float(fits),)))
     for k in plan.counts:
         for name, policy in policies.items():  # in turns
