@@ -50,9 +50,6 @@ class Completion(Iterator[str], AsyncIterator[str], GenerationHandle):
             pass
         return Generation.of(self._state)
 
-    def __iter__(self) -> Completion:
-        return self
-
     def __next__(self) -> str:
         try:
             piece = next_piece(self._state, self._closed)
@@ -62,9 +59,6 @@ class Completion(Iterator[str], AsyncIterator[str], GenerationHandle):
         if piece is None:
             raise StopIteration
         return piece
-
-    def __aiter__(self) -> Completion:
-        return self
 
     async def __anext__(self) -> str:
         try:

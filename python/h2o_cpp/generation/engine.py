@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any
 from h2o_cpp import _core
 from h2o_cpp.generation.closing import Closing
 from h2o_cpp.generation.completion import Completion
-from h2o_cpp.generation.request import (
-    Pooling,
-    Request,
-    StreamOptions,
-    make_request,
-    show_options,
-)
+from h2o_cpp.generation.request import Pooling, StreamOptions, make_request, show_options
 from h2o_cpp.generation.snapshot import Snapshot
 from h2o_cpp.generation.stats import EngineStats
 from h2o_cpp.generation.trace import Record
@@ -86,17 +80,15 @@ class Engine(Closing):
         if timeout is not None and not check_float("timeout", timeout) >= 0:
             raise ValueError(f"timeout={timeout!r}, expected 0 or more seconds")
         state = self._enqueue(
-            self._request(
-                prompt,
-                hh,
-                policy,
-                record,
-                options,
-                after=after,
-                spelled=spelled,
-                pooling=pooling,
-                around_form=around_form,
-            )
+            prompt,
+            hh,
+            policy,
+            record,
+            options,
+            after=after,
+            spelled=spelled,
+            pooling=pooling,
+            around_form=around_form,
         )
         try:
             admitted = state.wait_admitted(timeout)
@@ -122,9 +114,7 @@ class Engine(Closing):
         **options: Unpack[StreamOptions],
     ) -> Completion:
         """As submit(), without blocking the event loop while the queue is full."""
-        state = self._enqueue(
-            self._request(prompt, hh, policy, record, options, after=after, pooling=pooling)
-        )
+        state = self._enqueue(prompt, hh, policy, record, options, after=after, pooling=pooling)
         try:
             while not state.admitted:
                 await self._loops.wait(state)
@@ -134,7 +124,7 @@ class Engine(Closing):
         self._check_open()
         return Completion(self, state, self._loops)
 
-    def _request(
+    def _enqueue(
         self,
         prompt: str | Sequence[int],
         hh: float | None,
@@ -142,18 +132,16 @@ class Engine(Closing):
         record: Record | None,
         options: StreamOptions,
         **more: Any,
-    ) -> Request:
+    ) -> _core.Generation:
         if record is not None and not isinstance(record, Record):
             raise TypeError(f"record={record!r}, expected a Record")
         if record is not None and record.used:
             raise ValueError("the record has data of another sequence, expected a new one")
         if hh is not None or policy is not None:
             policy = choose_policy(hh, None, policy, self._runtime.engine.session.n_ctx)
-        return make_request(
+        request = make_request(
             self._runtime, self._seeds, prompt, options, policy=policy, record=record, **more
         )
-
-    def _enqueue(self, request: Request) -> _core.Generation:
         self._check_open()
         return request.submit(self._runtime.engine, eager=True, group=_GROUP)
 

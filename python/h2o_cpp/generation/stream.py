@@ -121,9 +121,6 @@ class Stream(Iterator[str], GenerationHandle):
             self._follows = follows._state if follows.began else follows._follows
         self._state: _core.Generation = request.submit(runtime().engine, follows=self._follows)
 
-    def __iter__(self) -> Stream:
-        return self
-
     def __next__(self) -> str:
         try:
             piece = next_piece(self._state, self._closed)
