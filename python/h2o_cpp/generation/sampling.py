@@ -8,24 +8,8 @@ from typing import Any, Final
 from h2o_cpp import _core
 from h2o_cpp.model.arguments import check_float, check_int, check_strings, short
 
-FLOATS: Final = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "repeat_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "dry_multiplier",
-    "dry_base",
-    "typical_p",
-    "top_n_sigma",
-    "xtc_probability",
-    "xtc_threshold",
-    "dynatemp_range",
-    "dynatemp_exponent",
-    "mirostat_tau",
-    "mirostat_eta",
-)
+_DEFAULTS = _core.Sampling()
+FLOATS: Final = tuple(n for n in vars(_core.Sampling) if isinstance(getattr(_DEFAULTS, n), float))
 # Integer options and their minimum.
 INTEGERS: Final = {
     "top_k": 0,
@@ -39,7 +23,7 @@ NUMBERS: Final = (*FLOATS, *INTEGERS)
 
 def default(name: str) -> float | int:
     """The default of one of NUMBERS."""
-    number: float | int = getattr(_core.Sampling(), name)
+    number: float | int = getattr(_DEFAULTS, name)
     return round(number, 6)  # the core has float32
 
 
