@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tqdm import tqdm  # type: ignore[import-untyped]
-
 from h2o_cpp import _core
 from h2o_cpp.cli.models import Described, describe
 from h2o_cpp.cli.parser import Parser
@@ -27,7 +25,7 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Download; the name goes to stdout, everything else to stderr."""
     source = args.source if args.source.startswith("hf:") else f"hf://{args.source}"
-    path = pull(source, _bar)
+    path = pull(source)
     name = next(name for name, found in pulled_models().items() if found == path)
     model = describe(name, path)
     print(f"pulled {mebibytes(model.n_bytes)}: {_what_next(model)}", file=sys.stderr)
@@ -42,10 +40,3 @@ def _what_next(model: Described) -> str:
         f"but its architecture, {model.architecture}, is not supported; these are: "
         f"{', '.join(_core.architectures())}"
     )
-
-
-def _bar(name: str, n_bytes: int, there: int) -> tqdm:
-    return tqdm(
-        desc=name, total=n_bytes, initial=there, unit="B", unit_scale=True, unit_divisor=1024,
-        disable=None,
-    )  # fmt: skip

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple
+
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp.model.file_lock import lock_file
 from h2o_cpp.model.gguf_names import all_parts
@@ -16,19 +17,6 @@ from h2o_cpp.model.library import models_directory
 
 _CHUNK = 1 << 20
 _TIMEOUT_SECONDS = 30  # without receiving data
-
-
-class Bar(Protocol):
-    """A progress bar, such as tqdm."""
-
-    def update(self, n: int) -> object:
-        """Add n bytes; may be negative."""
-
-    def close(self) -> None:
-        """Remove the bar."""
-
-
-MakeBar = Callable[[str, int, int], Bar]  # (file name, size, bytes already downloaded)
 
 
 class _Remote(NamedTuple):
@@ -41,8 +29,9 @@ class _Remote(NamedTuple):
     sha256: str | None
 
 
-def pull(source: str, make_bar: MakeBar) -> Path:
-    """Download a model and return its path; for a split model, the first file.
+def pull(source: str) -> Path:
+    """Download a model and return its path; for a split model, the first file. On a terminal, a
+    progress bar appears.
 
     source: hf://org/name[/file.gguf][:TYPE][@revision].
 
@@ -57,7 +46,7 @@ def pull(source: str, make_bar: MakeBar) -> Path:
         missing = [each for each in remotes if not _is_there(directory / each.name, each)]
         _check_space(directory, missing)
         for remote in missing:
-            _download(remote, directory / remote.name, make_bar)
+            _download(remote, directory / remote.name)
     return directory / remotes[0].name
 
 
@@ -103,7 +92,7 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _download(remote: _Remote, path: Path, make_bar: MakeBar) -> None:
+def _download(remote: _Remote, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = _unfinished(path, remote)
     with unfinished.open("a+b") as file:
@@ -111,18 +100,18 @@ def _download(remote: _Remote, path: Path, make_bar: MakeBar) -> None:
             lock_file(file)
         except BlockingIOError:
             raise OSError(f"{path}: another process is downloading it") from None
-        bar = make_bar(path.name, remote.n_bytes, file.seek(0, os.SEEK_END))
-        try:
+        with tqdm(
+            desc=path.name, total=remote.n_bytes, initial=file.seek(0, os.SEEK_END), unit="B",
+            unit_scale=True, unit_divisor=1024, disable=None,
+        ) as bar:  # fmt: skip
             _fetch(remote, file, bar)
-        finally:
-            bar.close()
         if remote.sha256 is not None and _sha256(file) != remote.sha256:
             file.truncate(0)
             raise OSError(f"{path.name}: the checksum differs from the Hub's; pull it again")
     os.replace(unfinished, path)
 
 
-def _fetch(remote: _Remote, file: IO[bytes], bar: Bar) -> None:
+def _fetch(remote: _Remote, file: IO[bytes], bar: tqdm) -> None:
     """Append the missing bytes. After a broken connection, retry if any data was received."""
     from huggingface_hub import errors
 
@@ -142,7 +131,7 @@ def _fetch(remote: _Remote, file: IO[bytes], bar: Bar) -> None:
         raise OSError(f"{remote.name}: received more than {remote.n_bytes} bytes; pull it again")
 
 
-def _append(remote: _Remote, file: IO[bytes], begin: int, bar: Bar) -> None:
+def _append(remote: _Remote, file: IO[bytes], begin: int, bar: tqdm) -> None:
     from huggingface_hub import get_session
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
