@@ -70,8 +70,11 @@ class _Worker:
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C must not stop it
         )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests, self._answers = self._process.stdin, self._process.stdout
         try:
-            self._receive()
+            template_worker.read(self._answers)
         except EOFError:
             self.end()
             raise RuntimeError(f"{sys.executable} does not run chat templates") from None
@@ -108,8 +111,8 @@ class _Worker:
         answer = None
         try:
             timer.start()
-            self._send(request)
-            answer = self._receive()
+            template_worker.write(self._requests, request)
+            answer = template_worker.read(self._answers)
         except (EOFError, OSError):
             slow = f"the chat template takes more than {_MAX_SECONDS:g} seconds"
             raise ValueError(slow if late.is_set() else _TOO_MUCH_MEMORY) from None
@@ -136,18 +139,9 @@ class _Worker:
         """Stop the process."""
         self._process.kill()
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
+        for pipe in (self._requests, self._answers):
             with suppress(OSError):  # unread data
                 pipe.close()
-
-    def _send(self, request: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
-        template_worker.write(self._process.stdin, request)
-
-    def _receive(self) -> Any:
-        assert self._process.stdout is not None
-        return template_worker.read(self._process.stdout)
 
 
 def _origin(module: str) -> str:
