@@ -26,11 +26,11 @@ from h2o_cpp.measure.prediction import (
 from h2o_cpp.measure.speed import prefill_seconds
 from h2o_cpp.measure.traffic import decode_weight_bytes, kv_bytes, prefill_flops, weights
 from h2o_cpp.model.arguments import KvDType, bytes_of, check_float, check_int, thread_count
-from h2o_cpp.model.cache_memory import ModelShape, slab_bytes
+from h2o_cpp.model.cache_memory import ModelShape, choose_cache, slab_bytes
 from h2o_cpp.model.model_files import find_model
-from h2o_cpp.model.policy import Policy, choose_policy
+from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import open_model, open_session
-from h2o_cpp.model.stored_budget import Budget, resolve_archive, resolve_budget, resolve_types
+from h2o_cpp.model.stored_budget import Budget, resolve_archive
 
 _MANY = 1024  # rows, so that the padding of arrays counts little
 
@@ -111,9 +111,10 @@ def plan(
         raise ValueError(
             "hh='auto' includes an archive, whose memory is not counted, expected hh as a number"
         )
-    kv_dtype = resolve_types(hh, kv_dtype, model.files[0])
-    hh, policy = resolve_budget(hh, policy, model.files[0], recent=recent)
-    chosen = choose_policy(hh, recent, policy, prompt + n)
+    chosen, kv_dtype = choose_cache(
+        model.files[0], shape, hh=hh, recent=recent, policy=policy, n_ctx=prompt + n,
+        kv_dtype=kv_dtype, positions="auto",
+    )  # fmt: skip
     sizes = sizes_of(model, config)
     job = _job(shape, chosen, prompt, n, n_batch=n_batch, kv_dtype=kv_dtype)
     least = least_bytes(sizes, job)
