@@ -63,10 +63,10 @@ def choose_model(names: Sequence[str], where: str, quant: str | None = None) -> 
     """
     models = [name for name in names if model_stem(name) is not None]
     if quant is not None:
-        there = models
+        there = ", ".join(models) or "none"
         models = [name for name in models if has_type(name, quant)]
         if not models:
-            raise ValueError(f"{where}: no model of type {quant}, expected one of: {_list(there)}")
+            raise ValueError(f"{where}: no model of type {quant}, expected one of: {there}")
     if len(models) > 1:
         raise ValueError(f"{where}: {len(models)} models, expected one of: {', '.join(models)}")
     if models:
@@ -75,7 +75,3 @@ def choose_model(names: Sequence[str], where: str, quant: str | None = None) -> 
     if later:
         raise ValueError(f"{where}: the first part of the split model {later[0]} is missing")
     raise ValueError(f"{where}: no GGUF model found")
-
-
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(names) or "none"

@@ -20,12 +20,7 @@ from h2o_cpp.model.arguments import (
 )
 from h2o_cpp.model.cache_memory import ModelShape, choose_cache, slab_bytes
 from h2o_cpp.model.policy import Policy
-from h2o_cpp.model.session import (
-    Positions,
-    check_positions,
-    core_policies,
-    open_model,
-)
+from h2o_cpp.model.session import Positions, check_positions, core_policies, open_model
 from h2o_cpp.model.stored_budget import Budget, resolve_archive
 from h2o_cpp.model.tokenizer import Tokenizer
 
