@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 
 class LoadedModel(Closing):
-    """A loaded model: its limits, tokenizer, logits, embeddings and cache, and outputs of one
-    prompt, of many at once, or of an Engine's.
+    """A loaded model: its limits, tokenizer, logits, embeddings and cache. It continues prompts:
+    one, many at once, or those of an Engine.
     """
 
     def __init__(self, runtime: Runtime, seed: int | None) -> None:

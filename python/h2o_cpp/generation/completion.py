@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.generation.stream import Generation, GenerationHandle, next_piece
+from h2o_cpp.generation.stream import Generation, GenerationHandle
 
 if TYPE_CHECKING:
     from h2o_cpp.generation.event_loops import EventLoops
@@ -52,7 +52,7 @@ class Completion(Iterator[str], AsyncIterator[str], GenerationHandle):
 
     def __next__(self) -> str:
         try:
-            piece = next_piece(self._state, self._closed)
+            piece = self._next_piece()
         except BaseException:  # KeyboardInterrupt too
             self.close()
             raise

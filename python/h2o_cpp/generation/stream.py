@@ -53,14 +53,6 @@ class Generation:
         )
 
 
-def next_piece(state: _core.Generation, closed: bool) -> str | None:
-    """The next piece; None at the end. If closed, waits for the end."""
-    piece = state.next()
-    while closed and piece is not None:
-        piece = state.next()
-    return piece
-
-
 class GenerationHandle(Closing):
     """The common part of Stream and Completion: a generation that is still running, or its end."""
 
@@ -85,6 +77,13 @@ class GenerationHandle(Closing):
     def cached_tokens(self) -> int:
         """Prompt tokens from the prefix cache."""
         return self._state.cached_tokens
+
+    def _next_piece(self) -> str | None:
+        """The next piece; None at the end. If closed, waits for the end."""
+        piece = self._state.next()
+        while self._closed and piece is not None:
+            piece = self._state.next()
+        return piece
 
     def close(self) -> None:
         """Cancel the request after the current token or prompt chunk; unread text is lost."""
@@ -123,7 +122,7 @@ class Stream(Iterator[str], GenerationHandle):
 
     def __next__(self) -> str:
         try:
-            piece = next_piece(self._state, self._closed)
+            piece = self._next_piece()
         except BaseException:  # KeyboardInterrupt too
             self._state.cancel()
             raise
