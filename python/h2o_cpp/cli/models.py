@@ -16,7 +16,7 @@ from h2o_cpp import _core
 from h2o_cpp.cli.options import add_json
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.tables import mebibytes
-from h2o_cpp.model.library import models_directory, pulled_models
+from h2o_cpp.model.model_files import models_directory, pulled_models
 
 
 class Described(NamedTuple):

@@ -20,8 +20,7 @@ from h2o_cpp.cli.sampling import add_sampling, sampling_options
 from h2o_cpp.generation.request import ENDLESS, StreamOptions
 from h2o_cpp.model import chat_template
 from h2o_cpp.model.builtin_templates import BUILTIN_TEMPLATES
-from h2o_cpp.model.library import pulled_models
-from h2o_cpp.model.model_files import find_model
+from h2o_cpp.model.model_files import find_model, pulled_models
 from h2o_cpp.model.stored_metadata import metadata_output
 
 # The inputs of find_model.

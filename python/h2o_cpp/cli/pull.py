@@ -14,7 +14,7 @@ from h2o_cpp import _core
 from h2o_cpp.cli.models import Described, describe
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.tables import mebibytes
-from h2o_cpp.model.library import pulled_models
+from h2o_cpp.model.model_files import pulled_models
 from h2o_cpp.model.pull import pull
 
 

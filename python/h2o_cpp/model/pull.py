@@ -13,7 +13,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from h2o_cpp.model.file_lock import lock_file
 from h2o_cpp.model.gguf_names import all_parts
 from h2o_cpp.model.hub import HubSource, hub_errors
-from h2o_cpp.model.library import models_directory
+from h2o_cpp.model.model_files import models_directory
 
 _CHUNK = 1 << 20
 _TIMEOUT_SECONDS = 30  # without receiving data
