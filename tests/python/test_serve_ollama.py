@@ -272,10 +272,24 @@ class TestOllama:
             assert value == expected.get(key)
 
     @pytest.mark.parametrize(
-        "fields", [{"options": {"top_k": "x"}}, {"tools": [{}]}, {"messages": [{}]}]
+        "fields",
+        [
+            {"options": {"top_k": "x"}},
+            {"options": {"repeat_penalty": {}}},
+            {"options": {"repeat_penalty": False}},
+            {"tools": [{}]},
+            {"messages": [{}]},
+        ],
     )
     def test_known_fields_are_checked(self, server: Server, fields: dict[str, Any]) -> None:
         assert server.ask("/api/chat", {**CHAT, **fields}).status == 400
+
+    @pytest.mark.parametrize("options", [{"repeat_penalty": 0.0}, {"top_k": 40.0}])
+    def test_numbers_as_clients_write_them(self, server: Server, options: dict[str, float]) -> None:
+        expected = ask(server, "/api/generate", stream=False)
+        options = {"temperature": 0, **options}
+        found = ask(server, "/api/generate", stream=False, options=options)
+        assert found["response"] == expected["response"]
 
     @packages("ollama")
     def test_official_client(self, server: Server) -> None:

@@ -38,7 +38,9 @@ class Options(OllamaSchema, Sampling):
             name: int(value) if isinstance(value, float) and value.is_integer() else value
             for name, value in values.items()
         }
-        return {**values, "repeat_penalty": values.get("repeat_penalty") or None}
+        if type(values.get("repeat_penalty")) is int and values["repeat_penalty"] == 0:
+            del values["repeat_penalty"]
+        return values
 
     def generation(self, most: int) -> dict[str, Any]:
         """The equivalent fields of a GenerationRequest; at most `most` tokens, as in Ollama."""
