@@ -14,10 +14,10 @@ from h2o_cpp.cache import KVCache, Rope
 from h2o_cpp.chat import Chat
 from h2o_cpp.generation.completion import Completion
 from h2o_cpp.generation.engine import Engine
+from h2o_cpp.generation.record import Kept, Record, TokenLogprob
 from h2o_cpp.generation.snapshot import Snapshot
 from h2o_cpp.generation.stats import EngineStats, HeadStats, LayerStats, Stats
 from h2o_cpp.generation.stream import Generation, Stream
-from h2o_cpp.generation.trace import Kept, Record, TokenLogprob
 from h2o_cpp.generator import Generator
 from h2o_cpp.model.cache_memory import capacity
 from h2o_cpp.model.model_files import BUNDLED_MODEL

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from h2o_cpp import Chat, Generator, KVCache, Policy, Snapshot, capacity
-from h2o_cpp.generation.trace import Record
+from h2o_cpp.generation.record import Record
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.messages_request import MessagesRequest
-from h2o_cpp.serve.requests import ChatRequest, CompletionRequest
+from h2o_cpp.serve.openai_requests import ChatRequest, CompletionRequest
 from h2o_cpp.serve.responses_request import ResponsesRequest
 from h2o_cpp.serve.schema import parse
 

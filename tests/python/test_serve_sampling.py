@@ -13,7 +13,7 @@ from h2o_cpp import Generator
 
 pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
 
-from h2o_cpp.serve.requests import CompletionRequest
+from h2o_cpp.serve.openai_requests import CompletionRequest
 from h2o_cpp.serve.schema import parse
 from support.serving import Server, serving
 

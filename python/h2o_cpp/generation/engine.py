@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from h2o_cpp import _core
 from h2o_cpp.generation.closing import Closing
 from h2o_cpp.generation.completion import Completion
+from h2o_cpp.generation.record import Record
 from h2o_cpp.generation.request import Pooling, StreamOptions, make_request, show_options
 from h2o_cpp.generation.snapshot import Snapshot
 from h2o_cpp.generation.stats import EngineStats
-from h2o_cpp.generation.trace import Record
 from h2o_cpp.model.arguments import INT32_MAX, check_float, check_int
 from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.model.runtime import Runtime

@@ -15,9 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from h2o_cpp import _core
 from h2o_cpp.generation.grammar import form_of, make_constraint
+from h2o_cpp.generation.record import Record
 from h2o_cpp.generation.sampling import NUMBERS, default, make_sampling
 from h2o_cpp.generation.snapshot import Snapshot
-from h2o_cpp.generation.trace import Record
 from h2o_cpp.model.arguments import INT32_MAX, check_bool, check_int, check_strings, short
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import core_policies

@@ -37,7 +37,7 @@ from h2o_cpp.serve.endpoint import bearer
 from h2o_cpp.serve.errors import ErrorResponse, add_handlers, closed
 from h2o_cpp.serve.guard import Cors, Guard, Origins
 from h2o_cpp.serve.metrics import CountResponses, EngineCollector
-from h2o_cpp.serve.responses import Health
+from h2o_cpp.serve.openai_responses import Health
 from h2o_cpp.serve.schema import body_schemas
 from h2o_cpp.serve.service import Service
 

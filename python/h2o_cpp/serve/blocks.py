@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from h2o_cpp.generation.trace import TokenLogprob
+from h2o_cpp.generation.record import TokenLogprob
 from h2o_cpp.reply import Call, CallDelta, Content, NoCall, Part, Reasoning
 from h2o_cpp.serve.outputs import Output
 

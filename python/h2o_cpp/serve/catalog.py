@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from h2o_cpp import _core
 from h2o_cpp.serve.errors import ApiError, closed
-from h2o_cpp.serve.intake import Intake
 from h2o_cpp.serve.service import Service
+from h2o_cpp.serve.worker_pool import WorkerPool
 
 _log = logging.getLogger("uvicorn.error")  # the server's log
 
@@ -41,11 +41,11 @@ class Entry:
 class Catalog:
     """The served models, and which of them are loaded. Used only by the event loop.
 
-    Attributes: `entries` by name; `intake`, during run(); `unloaded`, the sums of the EngineStats
+    Attributes: `entries` by name; `workers`, during run(); `unloaded`, the sums of the EngineStats
     of unloaded models.
     """
 
-    intake: Intake
+    workers: WorkerPool
 
     def __init__(
         self, entries: Iterable[Entry], *, max_loaded: int | None = None, idle: float | None = None
@@ -71,9 +71,9 @@ class Catalog:
     @contextmanager
     def run(self) -> Iterator[None]:
         """Run the engines of loaded models; on exit, cancel unfinished requests."""
-        self.intake = Intake()
+        self.workers = WorkerPool()
         self._closed = False
-        with closing(self.intake), ExitStack() as opened:
+        with closing(self.workers), ExitStack() as opened:
             for entry in self.entries.values():
                 if entry.service is not None:
                     entry.open.enter_context(entry.service.run())

@@ -20,9 +20,13 @@ from h2o_cpp.serve.conversation import submit_chat
 from h2o_cpp.serve.endpoint import post
 from h2o_cpp.serve.generation_response import EVENTS, GenerationResponse, sse
 from h2o_cpp.serve.logprobs import CompletionTokens, chat_logprobs
-from h2o_cpp.serve.outputs import Output
-from h2o_cpp.serve.requests import ChatRequest, CompletionRequest, GenerationRequest, prompt_list
-from h2o_cpp.serve.responses import (
+from h2o_cpp.serve.openai_requests import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    prompt_list,
+)
+from h2o_cpp.serve.openai_responses import (
     CalledFunctionDelta,
     ChatChoice,
     ChatChunk,
@@ -41,6 +45,7 @@ from h2o_cpp.serve.responses import (
     ToolCallDelta,
     Usage,
 )
+from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.service import Service
 
 _PIECE = "\ufdd0"  # placeholder for a piece of text; a Unicode noncharacter

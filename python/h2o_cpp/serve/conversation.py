@@ -9,8 +9,8 @@ from h2o_cpp.generation.request import ContextFullError
 from h2o_cpp.model.chat_template import ChatPrompt, ChatTemplate, tool_schemas
 from h2o_cpp.reply import ReplyParser
 from h2o_cpp.serve.errors import ApiError
+from h2o_cpp.serve.openai_requests import ChatRequest
 from h2o_cpp.serve.outputs import Output
-from h2o_cpp.serve.requests import ChatRequest
 from h2o_cpp.serve.service import Service
 
 

@@ -11,7 +11,7 @@ from fastapi.security import HTTPBearer
 
 from h2o_cpp.serve.catalog import Catalog
 from h2o_cpp.serve.generation_response import OutputsResponse
-from h2o_cpp.serve.requests import ModelRequest
+from h2o_cpp.serve.openai_requests import ModelRequest
 from h2o_cpp.serve.schema import body_of, parse
 from h2o_cpp.serve.service import Service
 
@@ -42,11 +42,11 @@ def post(
     def add(submit: _Submit[_Body]) -> _Submit[_Body]:
         async def respond(request: Request, catalog: CatalogOf) -> Any:
             sent = await request.body()
-            body = await catalog.intake.run(len(sent), partial(parse, model, sent))
+            body = await catalog.workers.run(len(sent), partial(parse, model, sent))
             service = await catalog.take(body.model)
             job = partial(submit, service, body)
             try:
-                response = await catalog.intake.run(
+                response = await catalog.workers.run(
                     len(sent), job, quick=quick and not body.has_form
                 )
             except BaseException:

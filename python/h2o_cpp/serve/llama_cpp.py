@@ -8,8 +8,8 @@ from pydantic import BaseModel, Field
 from h2o_cpp import __version__
 from h2o_cpp.serve.endpoint import CatalogOf, post
 from h2o_cpp.serve.errors import ApiError
-from h2o_cpp.serve.requests import ChatRequest, ModelRequest, Token
-from h2o_cpp.serve.responses import ModelLimits
+from h2o_cpp.serve.openai_requests import ChatRequest, ModelRequest, Token
+from h2o_cpp.serve.openai_responses import ModelLimits
 from h2o_cpp.serve.schema import ListOf
 from h2o_cpp.serve.service import Service
 

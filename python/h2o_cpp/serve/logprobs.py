@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from h2o_cpp import _core
-from h2o_cpp.generation.trace import TokenLogprob
+from h2o_cpp.generation.record import TokenLogprob
 from h2o_cpp.model.tokenizer import Tokenizer
-from h2o_cpp.serve.responses import (
+from h2o_cpp.serve.openai_responses import (
     ChatLogprobs,
     ChatTokenLogprob,
     CompletionLogprobs,

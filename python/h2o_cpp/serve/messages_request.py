@@ -10,7 +10,7 @@ from pydantic import Field
 
 from h2o_cpp.serve.chat_messages import tool_call
 from h2o_cpp.serve.errors import ApiError
-from h2o_cpp.serve.requests import ChatRequest, ModelRequest
+from h2o_cpp.serve.openai_requests import ChatRequest, ModelRequest
 from h2o_cpp.serve.sampling import StopStrings, TopP
 from h2o_cpp.serve.schema import ByType, Empty, ListOf, NonEmptyList, NonEmptyText, Schema, check
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from h2o_cpp.serve.catalog import Entry
 from h2o_cpp.serve.endpoint import CatalogOf
 from h2o_cpp.serve.errors import api_of
-from h2o_cpp.serve.responses import Model, ModelList
+from h2o_cpp.serve.openai_responses import Model, ModelList
 
 router = APIRouter()
 

@@ -28,9 +28,9 @@ from h2o_cpp.serve.ollama_requests import (
     OllamaRequest,
     ShowRequest,
 )
+from h2o_cpp.serve.openai_requests import ChatRequest, CompletionRequest
+from h2o_cpp.serve.openai_responses import ChatTokenLogprob
 from h2o_cpp.serve.outputs import Output
-from h2o_cpp.serve.requests import ChatRequest, CompletionRequest
-from h2o_cpp.serve.responses import ChatTokenLogprob
 from h2o_cpp.serve.schema import check
 from h2o_cpp.serve.service import Service
 

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from h2o_cpp.serve.chat_messages import FunctionDefinition, tool_call
-from h2o_cpp.serve.requests import ModelRequest, Token
+from h2o_cpp.serve.openai_requests import ModelRequest, Token
 from h2o_cpp.serve.sampling import Sampling, TopLogprobs
 from h2o_cpp.serve.schema import Empty, ListOf, NoText, Schema
 

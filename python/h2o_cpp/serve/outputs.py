@@ -9,14 +9,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass, field
 
 from h2o_cpp.generation.completion import Completion
+from h2o_cpp.generation.record import Record, TokenLogprob
 from h2o_cpp.generation.stream import Generation
-from h2o_cpp.generation.trace import Record, TokenLogprob
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.tokenizer import Tokenizer
 from h2o_cpp.reply import Call, CallDelta, Content, NoCall, Part, Reply, ReplyParser
 from h2o_cpp.serve.errors import ApiError, closed, refusal
 from h2o_cpp.serve.logprobs import TextOffset
-from h2o_cpp.serve.responses import FinishReason
+from h2o_cpp.serve.openai_responses import FinishReason
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from h2o_cpp.generation.trace import TokenLogprob
+from h2o_cpp.generation.record import TokenLogprob
 from h2o_cpp.serve.blocks import Block, Blocks, Step
 from h2o_cpp.serve.conversation import prompt_of, submit_chat
 from h2o_cpp.serve.endpoint import post

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 
 from h2o_cpp.serve.chat_messages import FunctionDefinition, RefusalPart, text_of, tool_call
 from h2o_cpp.serve.errors import ApiError
-from h2o_cpp.serve.requests import (
+from h2o_cpp.serve.openai_requests import (
     ChatRequest,
     Effort,
     JsonFormat,

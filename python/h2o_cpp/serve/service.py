@@ -11,17 +11,17 @@ from functools import partial
 from h2o_cpp import _core
 from h2o_cpp.generation.completion import Completion
 from h2o_cpp.generation.engine import Engine
+from h2o_cpp.generation.record import Record
 from h2o_cpp.generation.request import ContextFullError, Pooling
-from h2o_cpp.generation.trace import Record
 from h2o_cpp.generator import Generator
 from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.chat_template import ChatTemplate
 from h2o_cpp.model.policy import choose_policy
 from h2o_cpp.serve.errors import ApiError, TooLongError, closed, refusal
 from h2o_cpp.serve.logprobs import TextOffset
+from h2o_cpp.serve.openai_requests import GenerationRequest
+from h2o_cpp.serve.openai_responses import Model, ModelLimits, PolicyCounts
 from h2o_cpp.serve.outputs import Output, Outputs
-from h2o_cpp.serve.requests import GenerationRequest
-from h2o_cpp.serve.responses import Model, ModelLimits, PolicyCounts
 
 
 class Service:

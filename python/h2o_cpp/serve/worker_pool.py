@@ -13,7 +13,7 @@ _SMALL_BYTES = 128 * 2**10
 _T = TypeVar("_T")
 
 
-class Intake:
+class WorkerPool:
     """Runs the work between receiving a request and queueing its prompts.
 
     Small quick jobs run at once. Large ones run one at a time, because they need many times the

@@ -19,7 +19,7 @@ pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
 
 from h2o_cpp import Generator
 from h2o_cpp.serve.errors import ApiError
-from h2o_cpp.serve.requests import ChatRequest, CompletionRequest
+from h2o_cpp.serve.openai_requests import ChatRequest, CompletionRequest
 from h2o_cpp.serve.schema import parse
 from support.background import PATIENCE, Background
 from support.needs import packages
