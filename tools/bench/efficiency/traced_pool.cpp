@@ -17,7 +17,6 @@ double now() {
   return std::chrono::duration<double>(time).count();
 }
 
-// Seconds since the last call, without what asking takes.
 class Stopwatch {
  public:
   Stopwatch() {
@@ -26,8 +25,10 @@ class Stopwatch {
       const double before = now();
       cost_ = std::min(cost_, now() - before);
     }
-    last_ = now();
+    start();
   }
+  void start() { last_ = now(); }
+  // Seconds since start() or the last lap(), without what asking takes.
   double lap() {
     const double time = now();
     return std::max(0.0, time - std::exchange(last_, time) - cost_);
@@ -42,8 +43,18 @@ Trace current;
 int traced_threads = 0;  // 0: as many as the pool has
 bool tracing = false;
 
-void record(TracedJob job) {
+// Room for the times of a job's parts, so that taking them allocates nothing.
+TracedJob begin_job(int64_t n_parts) {
+  TracedJob job{stopwatch.lap(), {}, {}};
+  job.parts.reserve(n_parts);
+  job.finish.reserve(n_parts);
+  stopwatch.start();
+  return job;
+}
+
+void end_job(TracedJob job) {
   if (tracing) current.jobs.push_back(std::move(job));
+  stopwatch.start();
 }
 
 }  // namespace
@@ -52,7 +63,7 @@ void begin_trace(int n_threads) {
   current = {};
   traced_threads = n_threads;
   tracing = true;
-  stopwatch.lap();
+  stopwatch.start();
 }
 
 Trace end_trace() {
@@ -68,7 +79,7 @@ ThreadPool::~ThreadPool() = default;
 int ThreadPool::size() const { return traced_threads > 0 ? traced_threads : n_threads_; }
 
 void ThreadPool::run(const Job& job) {
-  TracedJob traced{stopwatch.lap(), {}, {}};
+  TracedJob traced = begin_job(job.n_units);
   const int64_t least = least_part(job.n_units, size());
   for (int64_t first = 0; first < job.n_units;) {
     const int64_t n = part_of(job.n_units - first, least, size());
@@ -76,11 +87,11 @@ void ThreadPool::run(const Job& job) {
     traced.parts.push_back(stopwatch.lap());
     first += n;
   }
-  record(std::move(traced));
+  end_job(std::move(traced));
 }
 
 void ThreadPool::run_in_order(const OrderedJob& job) {
-  TracedJob traced{stopwatch.lap(), {}, {}};
+  TracedJob traced = begin_job(job.n);
   for (int64_t i = 0; i < job.n; ++i) {
     job.body(job.context, 0, i);
     traced.parts.push_back(stopwatch.lap());
@@ -88,7 +99,7 @@ void ThreadPool::run_in_order(const OrderedJob& job) {
     job.finish(job.context, 0, i);
     traced.finish.push_back(stopwatch.lap());
   }
-  record(std::move(traced));
+  end_job(std::move(traced));
 }
 
 }  // namespace h2o
