@@ -22,6 +22,7 @@ struct Matmul {
   int64_t w_row_bytes;
   int64_t y_stride;
   bool add;
+  bool prefetches = true;      // see CpuKernels
   float* workspace = nullptr;  // nullptr, or kMatmulWorkspace floats aligned to 64 bytes
 };
 constexpr int64_t kMatmulWorkspace = 128 * 1024;
@@ -186,6 +187,8 @@ struct DeltaRule {
 struct CpuKernels {
   const char* isa;
   int64_t row_multiple = 12;  // where rows rounded to 8 bits may be divided: of whole tiles
+  // Does software prefetch weights for a single row? Some processors are faster without.
+  bool prefetches = true;
   TypeKernels f32, f16, bf16;
   TypeKernels q4_0, q4_1, q5_0, q5_1, q8_0;
   TypeKernels q2_k, q3_k, q4_k, q5_k, q6_k;

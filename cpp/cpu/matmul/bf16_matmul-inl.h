@@ -240,7 +240,7 @@ void bf16_matmul(const Matmul& m, const Bf16Rows& rows, int64_t begin, int64_t e
   if (m.n_rows > 1) return bf16_columns(m, rows, columns_from<T>(m, begin), begin, end);
   // One column after another: the fastest order for memory.
   for (int64_t o = begin; o < end; ++o) {
-    const int64_t ahead = o + 1 < end ? m.w_row_bytes : 0;
+    const int64_t ahead = m.prefetches && o + 1 < end ? m.w_row_bytes : 0;
     bf16_tile<T, 1, 1>(m, rows, columns_from<T>(m, o), 0, o, {0, m.n_in, nullptr}, ahead);
   }
 }

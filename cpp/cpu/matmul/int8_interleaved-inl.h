@@ -125,10 +125,13 @@ struct Strip {
   // Unrolled elements: a whole block of 256 has too many instructions for good scheduling.
   static constexpr int kStep = Type::kBlock < 64 ? Type::kBlock : 64;
   static constexpr int64_t kAhead = 8192;  // prefetch distance in bytes
+  // No processor follows on its own how these read a block.
+  static constexpr bool kNeedsPrefetch = Type::kGroup == 16;
 
   const int8_t* x_q;
   const float* x_scales;
   const int32_t* x_sums;
+  int64_t ahead;  // where to prefetch from: kAhead, or 0, which changes nothing
   Vec totals[kStripVectors];
 
   // How many quads have sums that fit in 16 bits, where pair sums are used.
@@ -145,7 +148,7 @@ struct Strip {
     for (int first = 0; first < Type::kBlock; first += kStep) {
 #pragma GCC unroll 2
       for (int g = first; g < first + kStep; g += 32) {
-        prefetch_lines<kBlockBytes * 32 / Type::kBlock>(block + kAhead +
+        prefetch_lines<kBlockBytes * 32 / Type::kBlock>(block + ahead +
                                                         g * kBlockBytes / Type::kBlock);
         Ints dots[2][kStripVectors];
         start(dots, (i + g) / Type::kGroup);
@@ -229,8 +232,13 @@ struct Strip {
 // One row of x times columns [begin, end).
 template <class Type>
 void interleaved_row(const Matmul& m, const Int8Rows& x, int64_t begin, int64_t end) {
+  const bool prefetches = m.prefetches || Strip<Type>::kNeedsPrefetch;
   for (int64_t o = begin; o < end; o += kInterleaved) {
-    Strip<Type> strip{.x_q = x.q, .x_scales = x.scales, .x_sums = x.sums, .totals = {}};
+    Strip<Type> strip{.x_q = x.q,
+                      .x_scales = x.scales,
+                      .x_sums = x.sums,
+                      .ahead = prefetches ? Strip<Type>::kAhead : 0,
+                      .totals = {}};
     for (Vec& total : strip.totals) total = zero();
     const std::byte* block = m.w + o * m.w_row_bytes;
     for (int64_t i = 0; i < m.n_in; i += Type::kBlock, block += Strip<Type>::kBlockBytes) {
