@@ -1,6 +1,7 @@
 // Throughput of multiplying one or a few rows of activations with quantized weights, compared with
 // only reading as many bytes: GB/s for each type, layout and instruction set, with one thread and
-// with all.
+// with all. A single row is multiplied with interleaved weights with and without software prefetch:
+// CpuKernels::prefetches says which of them the engine uses.
 //
 // ninja h2o_bench_matvec && tests/cpp/h2o_bench_matvec [MiB of weights [rounds [TYPE,TYPE...
 // [rows]]]]
@@ -82,7 +83,7 @@ class Bench {
     });
   }
 
-  int64_t multiply(const CpuKernels& table, DType dtype, bool interleaved) {
+  int64_t multiply(const CpuKernels& table, DType dtype, bool interleaved, bool prefetches) {
     const TypeKernels& type = table.of(dtype);
     const Int8Rows x{q_.data(), scales_.data(), sums_.data(), n_rows_, kDepth, type.int8_group};
     table.quantize_rows(x, x_.data(), 0, n_rows_);
@@ -97,7 +98,8 @@ class Bench {
                    .n_in = kDepth,
                    .w_row_bytes = row_bytes,
                    .y_stride = n_out,
-                   .add = false};
+                   .add = false,
+                   .prefetches = prefetches};
     const auto kernel = interleaved ? type.interleaved_matmul : type.int8_matmul;
     pool_.parallel_for(n_out / kInt8Columns, [&](int thread, int64_t begin, int64_t end) {
       kernel(m, x, begin * kInt8Columns, end * kInt8Columns,
@@ -141,17 +143,21 @@ void run(int64_t bytes, int n_threads, int n_rounds, const std::string& types, i
       }
       for (const CpuKernels* table : supported_kernels()) {
         if (table->bf16.bf16_matmul != nullptr || std::string(table->isa) == "scalar") continue;
-        for (const bool interleaved : {false, true}) {
-          if (interleaved && table->of(dtype).interleaved_matmul == nullptr) continue;
-          record(type + (interleaved ? " interleaved " : " in place    ") + table->isa,
-                 [&] { return bench.multiply(*table, dtype, interleaved); });
-        }
+        const auto multiply = [&](const char* name, bool interleaved, bool prefetches) {
+          record(type + name + table->isa, [&, interleaved, prefetches] {
+            return bench.multiply(*table, dtype, interleaved, prefetches);
+          });
+        };
+        multiply(" in place                 ", false, true);
+        if (table->of(dtype).interleaved_matmul == nullptr) continue;
+        multiply(" interleaved              ", true, false);
+        if (n_rows == 1) multiply(" interleaved, prefetching ", true, true);
       }
     }
   }
   const double reading = median(rates[" reading"]);
   for (const auto& [name, values] : rates) {
-    std::printf("%-40s %d threads %6.1f GB/s (best %5.1f) %4.0f%%\n", name.c_str(), n_threads,
+    std::printf("%-50s %d threads %6.1f GB/s (best %5.1f) %4.0f%%\n", name.c_str(), n_threads,
                 median(values), *std::ranges::max_element(values), 100 * median(values) / reading);
   }
 }
