@@ -101,7 +101,7 @@ class Sampler {
 
   double random_below(double total);
   // Relative to the most likely token.
-  float weight_of(float logit) const { return std::exp((logit - largest_) / options_.temperature); }
+  float weight_of(float logit) const;
   float weight_if_kept(size_t token, const Limit& limit, float min_weight) const;
 
   bool is_greedy() const { return options_.temperature == 0 && options_.dynatemp_range == 0; }
@@ -121,6 +121,7 @@ class Sampler {
 
   int32_t draw_bucketed(size_t k);
   float smallest_finite() const;
+  bool has_masses() const;
   void fill_buckets();
   int32_t bucket_below(float distance) const;
   Limit find_limit(size_t k, int32_t& last_bucket);

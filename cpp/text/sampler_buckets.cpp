@@ -21,8 +21,10 @@ constexpr float kRange = 60;
 // A bucket with this few candidates is sorted.
 constexpr size_t kSmallBucket = 64;
 
-// exp(x) for -87 <= x <= 0 to a few ulp, and exactly 1 for 0: x = n ln 2 + r with |r| <= ln 2 / 2,
-// then a Taylor series. No branches or tables, so that it vectorizes.
+// exp(x) for kMinPower <= x <= 0 to a few ulp, and exactly 1 for 0: x = n ln 2 + r with
+// |r| <= ln 2 / 2, then a Taylor series. No branches or tables, so that it vectorizes; the bits are
+// the same everywhere, unlike those of std::exp.
+constexpr float kMinPower = -87;
 inline float fast_exp(float x) {
   constexpr float kRound = 0x1.8p23f;  // adding it rounds to an integer, in the lowest bits
   const float shifted = x * 0x1.715476p+0f + kRound;
@@ -58,6 +60,11 @@ int32_t find_bucket(const Amount* buckets, int32_t last, Amount& before, Reached
 }
 
 }  // namespace
+
+float Sampler::weight_of(float logit) const {
+  const float x = (logit - largest_) / options_.temperature;
+  return x > kMinPower ? fast_exp(x) : 0;
+}
 
 // Sorts only candidates that share a bucket with a limit or with the drawn token.
 int32_t Sampler::draw_bucketed(size_t k) {
@@ -95,14 +102,17 @@ float Sampler::smallest_finite() const {
   return *std::min_element(smallest, smallest + kLanes);
 }
 
-// The masses are approximate. They only affect top-p: its result differs from that with exact
-// weights only if the limit is within float rounding.
+// Are the masses of buckets worth computing? Min-p alone keeps few tokens.
+bool Sampler::has_masses() const {
+  return options_.top_p < 1 || options_.top_k > 0 || options_.min_p == 0;
+}
+
 void Sampler::fill_buckets() {
   const float width = std::abs(largest_ - smallest_finite());  // -0 if both are zeros
   const float range = std::min(width, kRange * options_.temperature);
   bucket_scale_ = std::min((kNegligibleBucket - 1) / range, std::numeric_limits<float>::max());
   std::fill(buckets_.begin(), buckets_.end(), Amount{});
-  const bool masses = options_.top_p < 1 || options_.top_k > 0;
+  const bool masses = has_masses();
   for (size_t at = 0; at < logits_.size(); at += kBlock) {
     int32_t bucket[kBlock];
     const float* const logit = &logits_[at];
@@ -113,7 +123,8 @@ void Sampler::fill_buckets() {
     float weight[kBlock];
     for (size_t i = 0; i < kBlock; ++i) {
       const float x = (logit[i] - largest_) / options_.temperature;
-      weight[i] = x > -87 ? x : -87;  // in a separate loop: otherwise GCC 12 does not vectorize it
+      // in a separate loop: otherwise GCC 12 does not vectorize it
+      weight[i] = x > kMinPower ? x : kMinPower;
     }
     for (size_t i = 0; i < kBlock; ++i) weight[i] = fast_exp(weight[i]);
     for (size_t i = 0; i < kBlock; ++i) {
@@ -181,10 +192,17 @@ void Sampler::for_tokens(Wanted wanted, Visit visit) const {
   }
 }
 
-// Replaces the approximate masses by exact ones of the candidates that top-k, top-p and min-p keep.
+// Leaves in the masses only the candidates that top-k, top-p and min-p keep: those of the first
+// buckets, which keep all, stay.
 void Sampler::weigh(int32_t last_bucket, const Limit& limit) {
-  std::fill(buckets_.begin(), buckets_.end(), Amount{});
-  for_tokens([last_bucket](int16_t bucket) { return bucket <= last_bucket; },
+  int32_t first = has_masses() ? last_bucket + 1 : 0;
+  if (limit.logit > -kInfinity) first = std::min(first, bucket_below(largest_ - limit.logit));
+  if (options_.min_p > 0) {  // with a 1 % margin for rounding
+    const float distance = (-0.01f - std::log(options_.min_p)) * options_.temperature;
+    first = std::min(first, bucket_below(std::max(distance, 0.0f)));
+  }
+  std::fill(buckets_.begin() + first, buckets_.end(), Amount{});
+  for_tokens([=](int16_t bucket) { return first <= bucket && bucket <= last_bucket; },
              [&](size_t token) {
                const float weight = weight_if_kept(token, limit, options_.min_p);
                if (weight > 0) buckets_[bucket_of_[token]].mass += weight;
