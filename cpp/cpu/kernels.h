@@ -187,7 +187,8 @@ struct DeltaRule {
 struct CpuKernels {
   const char* isa;
   int64_t row_multiple = 12;  // where rows rounded to 8 bits may be divided: of whole tiles
-  // Does software prefetch weights for a single row? Some processors are faster without.
+  // Are weights prefetched by software for a single row, where they are interleaved or bf16
+  // products? Some processors are faster without.
   bool prefetches = true;
   TypeKernels f32, f16, bf16;
   TypeKernels q4_0, q4_1, q5_0, q5_1, q8_0;

@@ -1,7 +1,6 @@
 // Sampler: selects the next token from logits.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <span>
