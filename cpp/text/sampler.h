@@ -123,6 +123,7 @@ class Sampler {
   bool has_masses() const;
   void fill_buckets();
   int32_t bucket_below(float distance) const;
+  int32_t min_p_bucket(float margin) const;
   Limit find_limit(size_t k, int32_t& last_bucket);
   template <typename Wanted, typename Visit>
   void for_tokens(Wanted wanted, Visit visit) const;

@@ -18,6 +18,9 @@ namespace {
 constexpr int32_t kNegligibleBucket = kBuckets - 1;
 constexpr float kRange = 60;
 
+// Margin of a limit by min-p for rounding, in temperatures.
+constexpr float kMargin = 0.01f;
+
 // A bucket with this few candidates is sorted.
 constexpr size_t kSmallBucket = 64;
 
@@ -89,6 +92,12 @@ int32_t Sampler::bucket_below(float distance) const {
   return static_cast<int32_t>(scaled < kNegligibleBucket ? scaled : kNegligibleBucket);
 }
 
+// The bucket of the logit whose weight is min_p, or of one `margin` temperatures below it.
+int32_t Sampler::min_p_bucket(float margin) const {
+  const float distance = (margin - std::log(options_.min_p)) * options_.temperature;
+  return bucket_below(std::max(distance, 0.0f));
+}
+
 float Sampler::smallest_finite() const {
   constexpr size_t kLanes = 16;  // independent, for vectorization
   float smallest[kLanes];
@@ -147,10 +156,7 @@ Sampler::Limit Sampler::find_limit(size_t k, int32_t& last_bucket) {
     limit = narrow(n, kept, enough_tokens);
     last_bucket = k_bucket;
   }
-  if (options_.min_p > 0) {  // with a 1 % margin for rounding
-    const float distance = (0.01f - std::log(options_.min_p)) * options_.temperature;
-    last_bucket = std::min(last_bucket, bucket_below(distance));
-  }
+  if (options_.min_p > 0) last_bucket = std::min(last_bucket, min_p_bucket(kMargin));
   if (options_.top_p < 1) {
     const double mass = options_.top_p * static_cast<float>(kept.mass);
     const auto enough_mass = [mass](const Amount& a) { return a.mass >= mass; };
@@ -197,10 +203,7 @@ void Sampler::for_tokens(Wanted wanted, Visit visit) const {
 void Sampler::weigh(int32_t last_bucket, const Limit& limit) {
   int32_t first = has_masses() ? last_bucket + 1 : 0;
   if (limit.logit > -kInfinity) first = std::min(first, bucket_below(largest_ - limit.logit));
-  if (options_.min_p > 0) {  // with a 1 % margin for rounding
-    const float distance = (-0.01f - std::log(options_.min_p)) * options_.temperature;
-    first = std::min(first, bucket_below(std::max(distance, 0.0f)));
-  }
+  if (options_.min_p > 0) first = std::min(first, min_p_bucket(-kMargin));
   std::fill(buckets_.begin() + first, buckets_.end(), Amount{});
   for_tokens([=](int16_t bucket) { return first <= bucket && bucket <= last_bucket; },
              [&](size_t token) {

@@ -21,8 +21,9 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// Sampler's weights and std::exp differ by up to a few units in the last place, 6e-8 each; so do
-// their totals.
+// Up to this many candidates Sampler sorts too, and adds weights in the same order.
+constexpr size_t kExact = 1024;
+// The relative error of a total of approximate weights, with a margin.
 constexpr double kTolerance = 3e-7;
 
 using Random = std::mt19937_64;
@@ -59,8 +60,8 @@ std::vector<Candidate> sorted_candidates(const std::vector<float>& logits, const
   return candidates;
 }
 
-// The token for a random number from 0 to 1, or the few tokens possible within the rounding of
-// weights.
+// The token for a random number from 0 to 1, or the few tokens possible within the rounding of the
+// top-p limit.
 std::set<int32_t> expected_tokens(const std::vector<Candidate>& candidates, size_t n_vocab,
                                   const SamplerOptions& options, double random) {
   if (options.temperature == 0) return {candidates.front().token};
@@ -75,34 +76,30 @@ std::set<int32_t> expected_tokens(const std::vector<Candidate>& candidates, size
     total += weights.back();
   }
   const bool exact =
+      std::min(most, n_vocab) <= kExact ||
       std::all_of(weights.begin(), weights.end(), [](float w) { return w == 0 || w == 1; });
   const double tolerance = exact ? 0 : kTolerance;
-  // Of all candidates, with limits that are too low or too high by `error`.
-  const auto kept = [&](double error) {
-    const double limit = options.top_p < 1 ? options.top_p * static_cast<float>(total)
-                                           : 2 * total;  // 2: not reached
+  const auto kept_by = [&](double limit) {
     size_t n = 0;
-    for (double mass = 0; n < k && mass < limit * (1 + error); ++n) mass += weights[n];
-    while (n > 1 && weights[n - 1] < options.min_p * (1 - error)) --n;
+    for (double mass = 0; n < k && mass < limit; ++n) mass += weights[n];
+    while (n > 1 && weights[n - 1] < options.min_p) --n;
     return n;
   };
-  const auto drawn_of = [&](size_t n, double left) {
+  const double limit =
+      options.top_p < 1 ? options.top_p * static_cast<float>(total) : 2 * total;  // 2: not reached
+  std::set<int32_t> tokens;
+  const size_t last = kept_by(limit * (1 + tolerance));
+  for (size_t n = kept_by(limit * (1 - tolerance)); n <= last; ++n) {
+    double left = 0;
+    for (size_t i = 0; i < n; ++i) left += weights[i];
+    left *= random;
     size_t drawn = 0;
     for (size_t i = 0; i < n; ++i) {
       if (weights[i] > 0) drawn = i;
       left -= weights[i];
       if (left < 0) break;
     }
-    return candidates[drawn].token;
-  };
-  std::set<int32_t> tokens;
-  const size_t last = kept(tolerance);
-  for (size_t n = kept(-tolerance); n <= last; ++n) {
-    double mass = 0;
-    for (size_t i = 0; i < n; ++i) mass += weights[i];
-    for (const double error : {-tolerance, 0.0, tolerance}) {
-      tokens.insert(drawn_of(n, mass * random * (1 + error)));
-    }
+    tokens.insert(candidates[drawn].token);
   }
   return tokens;
 }
