@@ -125,7 +125,7 @@ struct Strip {
   // Unrolled elements: a whole block of 256 has too many instructions for good scheduling.
   static constexpr int kStep = Type::kBlock < 64 ? Type::kBlock : 64;
   static constexpr int64_t kAhead = 8192;  // prefetch distance in bytes
-  // No processor follows on its own how these read a block.
+  // Zen 4 does not follow on its own how these read a block.
   static constexpr bool kNeedsPrefetch = Type::kGroup == 16;
 
   const int8_t* x_q;
