@@ -35,8 +35,10 @@ for _name in ("H2O_API_KEY", "HF_HUB_OFFLINE", "FORCE_COLOR"):
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
 
 # numpy starts one thread of OpenBLAS per processor, which takes longer than the programs that the
-# tests start; for this process it is too late, but not for the workers of pytest-xdist.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# tests start; for this process it is too late, but not for the workers of pytest-xdist. Threads of
+# PyTorch wait for each other in loops, which takes several times as long beside other workers.
+for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
 
 # Background jobs of a shell ignore SIGINT; so would the programs that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
