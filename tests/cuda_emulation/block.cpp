@@ -103,7 +103,7 @@ class Block {
     size_ = size;
     while (std::ssize(fibers_) < n) fibers_.push_back(std::make_unique<Fiber>());
     warps_.assign(n / kWarp, {});
-    order_.resize(n);
+    warp_order_.resize(n / kWarp);
     states_.assign(n, State::ready);
     for (int i = 0; i < n; ++i) prepare(i);
     error_ = nullptr;
@@ -143,39 +143,45 @@ class Block {
   }
 
  private:
-  // Runs every runnable fiber once. Returns false when all are done.
+  // Runs every runnable fiber up to a barrier, one warp after the other: the stacks of one fit into
+  // the cache. Returns false when all are done.
   bool step() {
-    std::iota(order_.begin(), order_.end(), 0);
-    shuffle(order_);
-    for (int i : order_) {
-      if (states_[i] == State::ready) enter(i);
-    }
-    const auto in = [&](int begin, int end, State state) {
-      return std::count(states_.begin() + begin, states_.begin() + end, state);
-    };
-    const auto release = [&](int begin, int end, State state) {
-      std::replace(states_.begin() + begin, states_.begin() + end, state, State::ready);
-    };
+    std::iota(warp_order_.begin(), warp_order_.end(), 0);
+    shuffle(warp_order_);
+    for (const int warp : warp_order_) run_warp(warp * kWarp);
     if (error_) return false;
-    bool released = false;
-    for (int warp = 0; warp < n_; warp += kWarp) {
-      const auto waiting = in(warp, warp + kWarp, State::in_warp);
-      if (waiting == 0) continue;
-      if (in(warp, warp + kWarp, State::done) + in(warp, warp + kWarp, State::at_barrier) > 0) {
-        throw std::logic_error("lanes of a warp wait for others that have exited");
-      }
-      release(warp, warp + kWarp, State::in_warp);
-      released = true;
-    }
-    if (released) return true;
-    if (in(0, n_, State::at_previous) > 0) {
+    if (count(0, n_, State::at_previous) > 0) {
       end_previous();
       release(0, n_, State::at_previous);
       return true;
     }
-    const bool waits = in(0, n_, State::at_barrier) > 0;
+    const bool waits = count(0, n_, State::at_barrier) > 0;
     release(0, n_, State::at_barrier);  // threads that have exited do not participate
     return waits;
+  }
+
+  void run_warp(int first) {
+    while (!error_) {
+      std::iota(lane_order_.begin(), lane_order_.end(), first);
+      shuffle(lane_order_);
+      for (const int i : lane_order_) {
+        if (states_[i] == State::ready) enter(i);
+      }
+      if (error_ || count(first, kWarp, State::in_warp) == 0) return;
+      if (count(first, kWarp, State::done) + count(first, kWarp, State::at_barrier) > 0) {
+        throw std::logic_error("lanes of a warp wait for others that have exited");
+      }
+      release(first, kWarp, State::in_warp);
+    }
+  }
+
+  int64_t count(int first, int n, State state) const {
+    const auto begin = states_.begin() + first;
+    return std::count(begin, begin + n, state);
+  }
+  void release(int first, int n, State state) {
+    const auto begin = states_.begin() + first;
+    std::replace(begin, begin + n, state, State::ready);
   }
 
   // The preceding kernels have ended.
@@ -232,7 +238,8 @@ class Block {
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<State> states_;  // of the fibers
   std::vector<Warp> warps_;
-  std::vector<int> order_;
+  std::vector<int> warp_order_;
+  std::vector<int> lane_order_ = std::vector<int>(kWarp);
   std::exception_ptr error_;
   int current_ = 0;
   void* scheduler_ = nullptr;  // stack pointer while a fiber runs
