@@ -122,16 +122,20 @@ void check_choice(std::span<const int32_t> chosen, std::span<const double> biase
     return std::ranges::count_if(sums, [&](double sum) { return sum > sums[g] + margin; });
   };
   std::set<size_t> groups;
-  for (size_t j = 0; j < chosen.size(); ++j) {
-    const size_t group = chosen[j] / group_size;
+  // Of those in a group that is certainly used, what is not chosen yet.
+  std::vector<size_t> others;
+  for (size_t e = 0; e < biased.size(); ++e) {
+    if (rank(e / group_size, -2 * error) <= routes.n_groups_used) others.push_back(e);
+  }
+  for (const int32_t expert : chosen) {
+    const size_t group = expert / group_size;
     groups.insert(group);
     CHECK(rank(group, 2 * error) < routes.n_groups_used);
-    CHECK(std::ranges::count(chosen, chosen[j]) == 1);
-    for (size_t e = 0; e < biased.size(); ++e) {
-      const bool before = std::ranges::count(chosen.first(j), static_cast<int32_t>(e)) > 0;
-      if (before || rank(e / group_size, -2 * error) > routes.n_groups_used) continue;
-      CHECK(biased[chosen[j]] >= biased[e] - error);
-    }
+    CHECK(std::ranges::count(chosen, expert) == 1);
+    double largest = -INFINITY;
+    for (const size_t e : others) largest = std::max(largest, biased[e]);
+    CHECK(biased[expert] >= largest - error);
+    std::erase(others, expert);
   }
   CHECK(std::ssize(groups) <= routes.n_groups_used);
 }
