@@ -192,7 +192,7 @@ TEST_CASE("a sequence with an archive can be transferred" * doctest::skip(!on_cu
   Rig cuda(kPolicy, shape);
   Rig cpu(make_backend("cpu", 1), std::span(&kPolicy, 1), shape);
   Random random(10);
-  for (const int32_t n : mixed_steps(350)) {
+  for (const int32_t n : mixed_steps(brief() ? 200 : 350)) {
     const Qkv in = whole_qkv(random, shape, n);
     const std::vector<float> expected = cpu.attend({{0, n}}, in);
     const std::vector<float> actual = cuda.attend({{0, n}}, in);

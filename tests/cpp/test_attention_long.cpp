@@ -45,6 +45,7 @@ TEST_CASE("chunks of every size of head, group and type") {
       if (on_cuda() && dtype == DType::q5_0) continue;  // not supported
       if (head_dim % info(dtype).block_size != 0) continue;
       Random random(++seed);
+      if (brief() && seed % 5 > 1) continue;  // of all groups and policies
       constexpr int32_t kGroups[] = {1, 2, 3, 4, 7, 8};
       const KvPolicy policy = std::array{kFull, kSinks, kH2o, kHeavy}[seed % 4];
       const KvShape shape = shape_of(head_dim, kGroups[seed % 6], dtype);
@@ -217,6 +218,7 @@ TEST_CASE("decoding does not depend on the size of the cache") {
 // A few thousand keys: many times what a block reads.
 TEST_CASE("decoding with many keys") {
   for (const KvPolicy& policy : {kFull, KvPolicy{.sinks = 4, .heavy = 1500, .recent = 700}}) {
+    if (brief() && policy.heavy != 1500) continue;
     Totals totals;
     Random random(8);
     KvShape shape = shape_of(64, 2, DType::f16);
