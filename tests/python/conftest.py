@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +41,12 @@ os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
 # PyTorch wait for each other in loops, which takes several times as long beside other workers.
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+
+# absl, which rouge_score imports, would log to pytest's file for stderr, and close that file where
+# a server configures logging.
+if importlib.util.find_spec("absl"):
+    _absl = importlib.import_module("absl.logging")
+    _absl.get_absl_handler().python_handler.stream = sys.__stderr__
 
 # Background jobs of a shell ignore SIGINT; so would the programs that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
