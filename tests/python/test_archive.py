@@ -233,12 +233,13 @@ def test_output_with_archive(tiny_opt: Path) -> None:
 
 def test_saved_chat_with_archive_continues_identically(tiny_opt: Path, tmp_path: Path) -> None:
     template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
-    with Generator(tiny_opt, hh=24, n_batch=16, archive="q8_0", threads=1) as generator:
+    options: dict[str, Any] = {"hh": 24, "n_batch": 16, "archive": "q8_0", "threads": 1}
+    with Generator(tiny_opt, **options) as generator, Generator(tiny_opt, **options) as another:
         chat = Chat(generator, template=template)
         for part in ("The ship had been at sea for a year.", "And then a storm came up."):
             assert "".join(chat.say(part, max_tokens=20, temperature=0))
         chat.save(tmp_path / "chat")
-        loaded = Chat.load(generator, tmp_path / "chat", template=template)
+        loaded = Chat.load(another, tmp_path / "chat", template=template)
         one, other = (
             "".join(chat.say("What then?", max_tokens=20, temperature=0)) for chat in (chat, loaded)
         )
