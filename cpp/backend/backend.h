@@ -57,6 +57,7 @@ struct Attention {
                   // (attention sinks). Empty: none
   Tensor slopes;  // [1, n_heads] f32: subtracted from a logit per token of distance (ALiBi). Empty:
                   // none
+  bool rounds = false;  // may factors be rounded to bf16, where that is faster?
 };
 
 // One layer of Gated DeltaNet (arXiv 2412.06464): linear attention with a state S [head_dim,

@@ -114,6 +114,27 @@ constexpr int64_t split_bytes(int64_t n_rows, int64_t n) {
   return (n_rows + 31) / 32 * 32 * ((n + 31) / 32 * 32) * 4;
 }
 
+// y[r, c] += sum_i p[r, i] * rows[i][c], i = 0 .. n_rows - 1 in order.
+struct AddValues {
+  float* y;                      // [n_out, n]
+  const float* p;                // [n_out, p_stride]
+  const std::byte* const* rows;  // [n_rows], each of n elements
+  int64_t n_out;
+  int64_t n_rows;
+  int64_t n;
+  int64_t p_stride;
+};
+
+// Products of attention with factors rounded to bf16, for heads of a multiple of 32 dimensions, at
+// most kMostHeadDim. The order of each sum does not depend on other rows.
+struct Bf16Attention {
+  // Output columns [0, n): like bf16_matmul, with keys m.w.
+  void (*multiply_keys)(const Matmul& m, const Bf16Rows& x, int64_t n);
+  // Nor does it depend on how rows are divided at even indices.
+  void (*add_values)(const AddValues& a);
+};
+constexpr int64_t kMostHeadDim = 256;
+
 // Partial softmax, for each query: the largest logit so far, and the sum of e^(scale * (logit -
 // largest)).
 struct SoftmaxSums {
@@ -153,6 +174,8 @@ struct TypeKernels {
   void (*decode_unpacked)(float* y, const std::byte* x, int64_t n) = nullptr;
   // nullptr for types whose attention is not split, and on instruction sets without such products.
   const SplitKernels* split = nullptr;
+  // nullptr for other types than f16 and bf16, and on instruction sets without such products.
+  const Bf16Attention* bf16_attention = nullptr;
 };
 
 // Rows of n channels, before and after a causal convolution.
@@ -277,6 +300,8 @@ struct ProductKernels {
   const char* isa;
   decltype(CpuKernels::round_rows) round_rows = nullptr;
   decltype(TypeKernels::bf16_matmul) f16 = nullptr, bf16 = nullptr;
+  const Bf16Attention* f16_attention = nullptr;
+  const Bf16Attention* bf16_attention = nullptr;
   decltype(CpuKernels::quantize_rows) quantize_rows = nullptr;
   int64_t row_multiple = 0;
   const Int8Kernels* int8 = nullptr;  // of every type whose rows have another layout

@@ -85,7 +85,8 @@ void attend(Backend& b, const Config& c, const Weights& w, int32_t l, const Batc
                             .window = c.window(l),
                             .softcap = c.attn_softcap,
                             .sinks = layer.attn_sinks,
-                            .slopes = w.alibi_slopes};
+                            .slopes = w.alibi_slopes,
+                            .rounds = layer.attn_output.weight.dtype != DType::f32};
   b.attend(attention, cache.layer(l), batch);
   if (gated) b.apply_gate(Gate::sigmoid, a.attn, a.attn_gate);
 }

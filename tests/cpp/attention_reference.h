@@ -52,6 +52,14 @@ inline bool splits_products(const KvShape& shape) {
          shape.n_heads >= 7 * shape.n_kv_heads;
 }
 
+// Does the CPU round factors to bf16, if attention may round?
+inline bool rounds_to_bf16(const KvShape& shape) {
+  const auto fits = [](DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; };
+  return !on_cuda() && test_backend()->name().find("x86_64_v4_bf16") != std::string::npos &&
+         fits(shape.k_dtype) && fits(shape.v_dtype) && shape.head_dim % 32 == 0 &&
+         shape.head_dim <= 256;
+}
+
 // One sequence and one kv_head. step() returns the attention outputs of the next tokens with error
 // bounds for f32; adopt() updates the kept tokens.
 class ReferenceHead {
@@ -202,6 +210,9 @@ class ReferenceHead {
     const auto sum_error = [=, this](int64_t n) {
       return tensor_cores ? tensor_core_gamma(n) : splits_ ? 3.01 * 0x1p-16 + gamma(2 * n) : 0.0;
     };
+    const bool rounds = tensor_cores || rounds_;
+    const DType factor_type = tensor_cores ? DType::f16 : DType::bf16;
+    const double factor_unit = tensor_cores ? 0x1p-11 : 0x1p-8;
     std::vector<double> a(n_visible);
     double logit_error = 0;  // of a scaled logit: gamma of head_dim + 6 roundings, see test_matmul
     for (int64_t j = 0; j < n_visible; ++j) {
@@ -219,12 +230,12 @@ class ReferenceHead {
         magnitude += std::abs(fall);
       }
       double factors = 0;  // error from rounding q, with or without its scale, and k
-      for (int64_t d = 0; tensor_cores && d < head_dim; ++d) {
-        const double error = rounding_error(DType::f16, k[d]);
-        factors += scale * (std::abs(q[d]) * error + 0x1p-11 * std::abs(q[d] * k[d]));
+      for (int64_t d = 0; rounds && d < head_dim; ++d) {
+        const double error = rounding_error(factor_type, k[d]);
+        factors += scale * (std::abs(q[d]) * error + factor_unit * std::abs(q[d] * k[d]));
       }
       const double sum = sum_error(head_dim) + gamma(head_dim + 6);
-      double error = sum * magnitude + 1.001 * factors;  // and of their product
+      double error = sum * magnitude + 1.004 * factors;  // and of their product
       if (rules_.softcap > 0) {
         // The derivative of tanh is at most 1. Its error is 16 units on the CPU, see
         // test_operations. CUDA's c - 2 c / (1 + e^(2 x / c)) is off by 15 of c: 2 for four
@@ -271,9 +282,9 @@ class ReferenceHead {
         value[d] += term;
         magnitude[d] += std::abs(term);
       }
-      const double p_error = std::max(0x1p-11 * p, 0x1p-25 / total);
-      for (int64_t d = 0; tensor_cores && d < head_dim; ++d) {
-        bound[d] += 1.001 * (p_error * std::abs(v[d]) + p * rounding_error(DType::f16, v[d]));
+      const double p_error = std::max(factor_unit * p, tensor_cores ? 0x1p-25 / total : 0);
+      for (int64_t d = 0; rounds && d < head_dim; ++d) {
+        bound[d] += 1.004 * (p_error * std::abs(v[d]) + p * rounding_error(factor_type, v[d]));
       }
       kept_[j].score += p;
       kept_[j].error += relative * p;
@@ -287,7 +298,8 @@ class ReferenceHead {
   KvPolicy policy_;
   KvShape shape_;
   bool splits_ = splits_products(shape_);
-  LogitRules rules_;           // for the query heads of the group
+  LogitRules rules_;  // for the query heads of the group
+  bool rounds_ = rules_.rounds && rounds_to_bf16(shape_);
   const TypeKernels* k_type_;  // used to round to the cache's types
   const TypeKernels* v_type_;
   int32_t length_ = 0;

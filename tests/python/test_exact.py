@@ -1,4 +1,4 @@
-"""exact=True: F16 and BF16 weights are multiplied in float32."""
+"""exact=True: F16 and BF16 weights are multiplied in float32, and so is attention."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import open_model, open_session
 
 
-@pytest.fixture(scope="module")
-def f16_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small F16 model."""
-    path = tmp_path_factory.mktemp("models") / "f16.gguf"
+def small_model(path: Path, dtype: str) -> Path:
     small = config(
         "TinyLlama-1.1B",
         hidden_size=128,
@@ -30,18 +27,23 @@ def f16_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=512,
         max_position_embeddings=64,
     )
-    write_model(path, small, "F16")
+    write_model(path, small, dtype)
     return path
 
 
-def logits(path: Path, *, exact: bool) -> NDArray[np.float32]:
-    """The logits of some tokens, with an f32 cache."""
+@pytest.fixture(scope="module")
+def f16_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model(tmp_path_factory.mktemp("models") / "f16.gguf", "F16")
+
+
+def logits(path: Path, *, exact: bool, kv_dtype: str = "f32") -> NDArray[np.float32]:
+    """The logits of some tokens."""
     session = open_session(
         open_model(path, device="cpu", threads=1, exact=exact),
         Policy(),
         n_ctx=64,
         n_batch=64,
-        kv_dtype="f32",
+        kv_dtype=kv_dtype,
     )
     return np.array(session.step([(0, np.arange(40, dtype=np.int32))]))
 
@@ -55,6 +57,13 @@ def test_exact_logits_equal_float_products(
     expected = logits(f16_model, exact=False)
     # Sums of up to 384 products in another order, through two layers; bf16 errors are about 1e-3.
     assert np.abs(exact - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+def test_f32_weights_are_always_exact(tmp_path: Path) -> None:
+    """Attention too, although caches in f16 are rounded with other weights."""
+    path = small_model(tmp_path / "f32.gguf", "F32")
+    found, expected = (logits(path, exact=exact, kv_dtype="f16") for exact in (False, True))
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_backend_name_shows_exact_products() -> None:

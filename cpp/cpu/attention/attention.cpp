@@ -254,7 +254,7 @@ class Attend {
     const bool merged = tile.n_blocks() > 1 || attention_.sinks || recalls(tile);
     const auto sums_of = [&](int64_t block) { return merged ? space.block(block) : space.all; };
     tile.prefetch_next_head();
-    tile.load_queries(work_.q(thread));
+    tile.load_queries(work_.scratch(thread));
     if (merged) tile.start(space.all, 0, n_queries);
     for (int64_t block = 0; block < tile.n_blocks(); ++block) {
       tile.attend(block, work_.scratch(thread), space.exps_of(block), sums_of(block), 0, n_queries);
@@ -286,7 +286,7 @@ class Attend {
             const int64_t end = std::min(begin + n_queries, tile.n_queries());
             if (block >= tile.n_blocks() || begin >= end) return;
             const TileSpace space = work_.of_tile(first_tile + index, thread);
-            tile.load_queries(work_.q(thread));
+            tile.load_queries(work_.scratch(thread));
             tile.attend(block, work_.scratch(thread), space.exps_of(block), space.block(block),
                         begin, end);
           });

@@ -28,6 +28,12 @@ void merge_sums(const CpuKernels& kernels, const Attention& attention, int64_t h
   }
 }
 
+bool may_round(const CpuKernels& kernels, const KvView& cache) {
+  return kernels.of(cache.k_dtype).bf16_attention != nullptr &&
+         kernels.of(cache.v_dtype).bf16_attention != nullptr && cache.head_dim % 32 == 0 &&
+         cache.head_dim <= kMostHeadDim;
+}
+
 Tile::Tile(const CpuKernels& kernels, const Attention& attention, const SegmentHead& keys,
            int64_t first, int64_t n)
     : kernels_(kernels),
@@ -38,16 +44,23 @@ Tile::Tile(const CpuKernels& kernels, const Attention& attention, const SegmentH
       v_kernels_(kernels.of(cache_.v_dtype)),
       first_(first),
       n_(n),
-      group_(cache_.n_heads / cache_.n_kv_heads) {}
+      group_(cache_.n_heads / cache_.n_kv_heads),
+      rounds_(attention.rounds && may_round(kernels, cache_)) {}
 
 float* Tile::row_of(const Tensor& x, int64_t i) const {
   const int64_t column = keys_.kv_head() * group_ * cache_.head_dim;
   return x.floats() + (keys_.segment().row + first_ + i) * x.cols + column;
 }
 
-void Tile::load_queries(float* q) const {
+void Tile::load_queries(const TileScratch& scratch) const {
   const int64_t width = group_ * cache_.head_dim;
-  for (int64_t i = 0; i < n_; ++i) std::copy_n(row_of(attention_.q, i), width, q + i * width);
+  for (int64_t i = 0; i < n_; ++i) {
+    std::copy_n(row_of(attention_.q, i), width, scratch.q + i * width);
+  }
+  if (rounds_) {
+    kernels_.round_rows({scratch.rounded_q, n_queries(), cache_.head_dim}, scratch.q, 0,
+                        n_queries());
+  }
 }
 
 void Tile::attend(int64_t block, const TileScratch& scratch, float* exps, const TileSums& to,
@@ -64,13 +77,14 @@ void Tile::attend(int64_t block, const TileScratch& scratch, float* exps, const 
   // First the keys visible to all rows, then for each later row the additional ones.
   const int64_t head_dim = cache_.head_dim;
   const int64_t key = block * kKeyBlock;
-  const int64_t common = n_keys(block, row);
+  const int64_t together = rounds_ ? 2 : 1;  // see Bf16Attention::add_values
+  const int64_t common = n_keys(block, row) / together * together;
   std::fill(to.out + begin * head_dim, to.out + end * head_dim, 0.0f);
   add_values(key, key + common, end - begin, exps + begin * kExpsStride, to.out + begin * head_dim);
-  for (int64_t i = row + 1; i < n_; ++i) {
+  for (int64_t i = row; i < n_; ++i) {
     const int64_t query = std::max(begin, i * group_);
     const int64_t n = std::min(end, (i + 1) * group_) - query;
-    if (n <= 0) continue;
+    if (n <= 0 || n_keys(block, i) == common) continue;
     add_values(key + common, key + n_keys(block, i), n, exps + query * kExpsStride + common,
                to.out + query * head_dim);
   }
@@ -104,7 +118,12 @@ void Tile::multiply(int64_t block, const TileScratch& scratch, float* logits, in
                    .w_row_bytes = k_bytes,
                    .y_stride = kExpsStride,
                    .add = false};
-    type.matmul(m, 0, n);
+    if (rounds_ && !keys_.segment().rolling) {
+      const Bf16Rows x{scratch.rounded_q + begin * cache_.head_dim, end - begin, cache_.head_dim};
+      type.bf16_attention->multiply_keys(m, x, n);
+    } else {
+      type.matmul(m, 0, n);
+    }
     y += n;
   };
   if (keys_.segment().rolling) {
@@ -180,6 +199,20 @@ void Tile::rotate_keys(const SegmentHead::Parts& parts, float* rotated) const {
 // out [n_queries, head_dim] += exps [n_queries, end - begin] values
 void Tile::add_values(int64_t begin, int64_t end, int64_t n_queries, const float* exps,
                       float* out) const {
+  if (rounds_) {
+    const std::byte* rows[kKeyBlock];
+    int64_t n = 0;
+    for (const KvRows& part : keys_.keys(begin, end)) {
+      for (int64_t i = 0; i < part.n; ++i) rows[n++] = part.v + i * cache_.v_row_bytes;
+    }
+    return v_kernels_.bf16_attention->add_values({.y = out,
+                                                  .p = exps,
+                                                  .rows = rows,
+                                                  .n_out = n_queries,
+                                                  .n_rows = n,
+                                                  .n = cache_.head_dim,
+                                                  .p_stride = kExpsStride});
+  }
   for (const KvRows& part : keys_.keys(begin, end)) {
     v_kernels_.add_rows({.y = out,
                          .p = exps,

@@ -31,12 +31,16 @@ struct TileSums {
 // Scratch of one thread.
 struct TileScratch {
   float* q;           // [queries, head_dim]
+  BF16* rounded_q;    // the same, if products may be rounded
   float* rotated;     // [kKeyBlock, head_dim] keys of rolling segments
   std::byte* staged;  // of split products: keys, values, and the workspace; see split_scratch()
 };
 
 // Are products with values split, and those with keys if their type allows it?
 bool splits(const CpuKernels& kernels, const KvView& cache);
+
+// Are products in bf16 supported, for attention that may round?
+bool may_round(const CpuKernels& kernels, const KvView& cache);
 
 // Bytes of TileScratch::staged for keys or for values, and in all.
 int64_t staged_bytes(int64_t head_dim);
@@ -74,8 +78,8 @@ class Tile {
 
   void prefetch_next_head() const { keys_.prefetch_next(); }
 
-  // q [queries, head_dim]
-  void load_queries(float* q) const;
+  // To scratch.q.
+  void load_queries(const TileScratch& scratch) const;
 
   // Computes the sums of one block for queries [begin, end), which load_queries() has loaded to
   // scratch.q. Leaves the exponentials [queries, kExpsStride], each row up to its last visible
@@ -138,6 +142,7 @@ class Tile {
   const int64_t first_;
   const int64_t n_;
   const int64_t group_;  // query heads per kv_head
+  const bool rounds_;
 };
 
 }  // namespace h2o

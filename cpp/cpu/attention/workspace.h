@@ -57,7 +57,8 @@ class Workspace {
         scores_(shape.scores != nullptr),
         rolls_(shape.ranks != nullptr),
         splits_(splits(kernels, shape)),
-        tile_rows_(Tile::rows(group_, splits_, scores_ ? keys_ : kKeyBlock)),
+        rounds_(may_round(kernels, shape)),
+        tile_rows_(Tile::rows(group_, splits_ || rounds_, scores_ ? keys_ : kKeyBlock)),
         queries_(tile_rows_ * group_) {
     const int64_t tiles =
         (shape.n_sequences + shape.max_rows / tile_rows_ + 1) * int64_t{shape.n_kv_heads};
@@ -106,7 +107,8 @@ class Workspace {
   TileScratch at(int thread) const {
     float* const begin = base_ + rope_floats() + thread * thread_floats();
     float* const q = begin + staged_floats();
-    return {q, q + whole_cache_lines(queries_ * head_dim_), reinterpret_cast<std::byte*>(begin)};
+    return {q, reinterpret_cast<BF16*>(begin), q + whole_cache_lines(queries_ * head_dim_),
+            reinterpret_cast<std::byte*>(begin)};
   }
 
   int64_t rope_row_floats() const {
@@ -114,6 +116,7 @@ class Workspace {
   }
   int64_t rope_floats() const { return max_rows_ * rope_row_floats(); }
   int64_t staged_floats() const {
+    if (rounds_) return whole_cache_lines(queries_ * head_dim_ / 2);
     return splits_ ? split_scratch(head_dim_) / int64_t{sizeof(float)} : 0;
   }
   int64_t rotated_floats() const { return rolls_ ? whole_cache_lines(kKeyBlock * head_dim_) : 0; }
@@ -157,6 +160,7 @@ class Workspace {
   bool scores_;
   bool rolls_;
   bool splits_;
+  bool rounds_;
   int64_t tile_rows_;
   int64_t queries_;  // per tile
 };

@@ -157,6 +157,8 @@ CpuKernels tuned(CpuKernels kernels) {
     kernels.round_rows = by.round_rows;
     kernels.f16.bf16_matmul = by.f16;
     kernels.bf16.bf16_matmul = by.bf16;
+    kernels.f16.bf16_attention = by.f16_attention;
+    kernels.bf16.bf16_attention = by.bf16_attention;
   }
   if (by.quantize_rows != nullptr) {
     kernels.quantize_rows = by.quantize_rows;

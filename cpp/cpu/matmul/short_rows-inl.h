@@ -16,13 +16,22 @@ constexpr int64_t kShortRow = 128;  // elements; x and some rows of weights stay
 constexpr int kShortVectors = kWidth == 16 ? 3 : kWidth == 8 ? 2 : 4;
 constexpr int kShortColumns = 4;
 
+// Rows of floats. For rows of other numbers, each of a float's size, m.x has their bits.
+struct FloatRows {
+  static Vec multiply_add(Vec a, Vec b, Vec sums) { return fma(a, b, sums); }
+  template <class Type>
+  static void read(float* to, const std::byte* row, int64_t n) {
+    decode<Type>(to, row, n);
+  }
+};
+
 template <int V>
 struct ShortSums {
   Vec of[kShortColumns][V];
 };
 
 // The sums of elements `lane`, kWidth further, and so on.
-template <int V>
+template <class Rows, int V>
 H2O_INLINE ShortSums<V> sums_of_lane(const float* w, const float* x, int64_t n_in, int64_t lane) {
   ShortSums<V> sums;
 #pragma GCC unroll 8
@@ -38,20 +47,22 @@ H2O_INLINE ShortSums<V> sums_of_lane(const float* w, const float* x, int64_t n_i
     for (int j = 0; j < kShortColumns; ++j) {
       const Vec factor = broadcast(w[j * n_in + k]);
 #pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) sums.of[j][v] = fma(rows[v], factor, sums.of[j][v]);
+      for (int v = 0; v < V; ++v) {
+        sums.of[j][v] = Rows::multiply_add(rows[v], factor, sums.of[j][v]);
+      }
     }
   }
   return sums;
 }
 
 // Those of lanes [I, I + N), in kLaneOrder.
-template <int V, int64_t I, int64_t N>
+template <class Rows, int V, int64_t I, int64_t N>
 H2O_INLINE ShortSums<V> sums_of_lanes(const float* w, const float* x, int64_t n_in) {
   if constexpr (N == 1) {
-    return sums_of_lane<V>(w, x, n_in, kLaneOrder[I]);
+    return sums_of_lane<Rows, V>(w, x, n_in, kLaneOrder[I]);
   } else {
-    ShortSums<V> sums = sums_of_lanes<V, I, N / 2>(w, x, n_in);
-    const ShortSums<V> others = sums_of_lanes<V, I + N / 2, N / 2>(w, x, n_in);
+    ShortSums<V> sums = sums_of_lanes<Rows, V, I, N / 2>(w, x, n_in);
+    const ShortSums<V> others = sums_of_lanes<Rows, V, I + N / 2, N / 2>(w, x, n_in);
 #pragma GCC unroll 8
     for (int j = 0; j < kShortColumns; ++j) {
 #pragma GCC unroll 8
@@ -62,16 +73,16 @@ H2O_INLINE ShortSums<V> sums_of_lanes(const float* w, const float* x, int64_t n_
 }
 
 // y [kShortColumns, V * kWidth] = w [kShortColumns, n_in] x [n_in, V * kWidth]
-template <int V>
+template <class Rows, int V>
 void short_tile(float* y, const float* w, const float* x, int64_t n_in) {
-  const ShortSums<V> sums = sums_of_lanes<V, 0, kWidth>(w, x, n_in);
+  const ShortSums<V> sums = sums_of_lanes<Rows, V, 0, kWidth>(w, x, n_in);
   for (int j = 0; j < kShortColumns; ++j) {
     for (int v = 0; v < V; ++v) store(y + (j * V + v) * kWidth, sums.of[j][v]);
   }
 }
 
 // Up to V * kWidth rows of m.
-template <class Type, int V>
+template <class Type, class Rows, int V>
 void short_rows(const Matmul& m, int64_t row, int64_t begin, int64_t end) {
   constexpr int64_t kRows = V * kWidth;
   alignas(64) float x[kShortRow * kRows];
@@ -93,9 +104,9 @@ void short_rows(const Matmul& m, int64_t row, int64_t begin, int64_t end) {
     for (int64_t j = 0; j < n; j += kShortColumns) {
       for (int64_t i = 0; i < kShortColumns; ++i) {
         const int64_t column = o + (j + i < n ? j + i : n - 1);
-        decode<Type>(w + i * m.n_in, m.w + column * m.w_row_bytes, m.n_in);
+        Rows::template read<Type>(w + i * m.n_in, m.w + column * m.w_row_bytes, m.n_in);
       }
-      short_tile<V>(sums + j * kRows, w, x, m.n_in);
+      short_tile<Rows, V>(sums + j * kRows, w, x, m.n_in);
     }
     for (int64_t v = 0; v < n_rows; v += kWidth) {
       Vec block[kWidth];
@@ -114,12 +125,13 @@ void short_rows(const Matmul& m, int64_t row, int64_t begin, int64_t end) {
 }
 
 // The same with as few vectors as hold the rows.
-template <class Type, int V>
+template <class Type, class Rows, int V>
 void short_rows_of(const Matmul& m, int64_t row, int64_t begin, int64_t end) {
   if constexpr (V > 1) {
-    if (m.n_rows - row <= (V - 1) * kWidth) return short_rows_of<Type, V - 1>(m, row, begin, end);
+    if (m.n_rows - row <= (V - 1) * kWidth)
+      return short_rows_of<Type, Rows, V - 1>(m, row, begin, end);
   }
-  short_rows<Type, V>(m, row, begin, end);
+  short_rows<Type, Rows, V>(m, row, begin, end);
 }
 
 inline bool has_short_rows(const Matmul& m) {
@@ -127,10 +139,10 @@ inline bool has_short_rows(const Matmul& m) {
          !m.add;
 }
 
-template <class Type>
+template <class Type, class Rows = FloatRows>
 void short_matmul(const Matmul& m, int64_t begin, int64_t end) {
   for (int64_t row = 0; row < m.n_rows; row += kShortVectors * kWidth) {
-    short_rows_of<Type, kShortVectors>(m, row, begin, end);
+    short_rows_of<Type, Rows, kShortVectors>(m, row, begin, end);
   }
 }
 

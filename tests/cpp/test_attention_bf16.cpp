@@ -1,0 +1,265 @@
+// Attention with factors rounded to bf16, on the instruction sets that have it: error bounds, and
+// bits that depend neither on other rows and keys nor on how sums are divided.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "attention_check.h"
+#include "cpu/cpu_backend.h"
+#include "cpu/isa/detect.h"
+
+namespace h2o {
+namespace {
+
+constexpr DType kTypes[] = {DType::f16, DType::bf16};
+
+std::vector<const CpuKernels*> tables() {
+  std::vector<const CpuKernels*> found;
+  for (const CpuKernels* table : supported_kernels()) {
+    CHECK((table->f16.bf16_attention != nullptr) == (table->bf16.bf16_attention != nullptr));
+    CHECK((table->f32.bf16_attention == nullptr));
+    CHECK((choose_kernels("", true).f16.bf16_attention == nullptr));
+    if (table->f16.bf16_attention != nullptr) found.push_back(table);
+  }
+  return found;
+}
+
+// Numbers that bf16 represents, so that products are exact.
+std::vector<float> bf16_reals(Random& random, int64_t n) {
+  std::vector<float> x = random.reals(n);
+  std::vector<BF16> rounded(n);
+  const TypeKernels& type = choose_kernels("scalar").bf16;
+  type.encode(reinterpret_cast<std::byte*>(rounded.data()), x.data(), n);
+  type.decode(x.data(), reinterpret_cast<const std::byte*>(rounded.data()), n);
+  return x;
+}
+
+// Rows of a cache whose numbers bf16 represents.
+struct CachedRows {
+  std::vector<float> values;  // [n_rows, n]
+  std::vector<std::byte> bytes;
+  std::vector<const std::byte*> rows;
+
+  CachedRows(Random& random, DType dtype, int64_t n_rows, int64_t n)
+      : values(bf16_reals(random, n_rows * n)), bytes(n_rows * n * 2) {
+    for (int64_t i = 0; i < n_rows; ++i) {
+      choose_kernels("scalar").of(dtype).encode(bytes.data() + i * n * 2, values.data() + i * n, n);
+      rows.push_back(bytes.data() + i * n * 2);
+    }
+  }
+};
+
+// Is y a sum of n terms, each rounded when it is added?
+template <class Term>
+double in_sum_bounds(float y, int64_t n, const Term& term) {
+  double sum = 0, magnitude = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    sum += term(i);
+    magnitude += std::abs(term(i));
+  }
+  return in_bounds(y, sum, gamma(n + 8) * magnitude + 1e-37);
+}
+
+// Calls body(random, kernels, type of the cache, head_dim, number of cached rows, number of rows);
+// it returns the largest error, in bounds.
+template <class Body>
+void for_each_trial(uint32_t seed, const Body& body) {
+  for (const CpuKernels* table : tables()) {
+    for (const DType dtype : kTypes) {
+      CAPTURE(info(dtype).name);
+      Random random(seed);
+      double worst = 0;
+      for (int i = 0; i < 60; ++i) {
+        const int64_t n = 32 * random.integer(1, 8);
+        const int64_t n_cached = random.integer(1, 150);
+        const int64_t n_rows = random.integer(1, random.flip() ? 110 : 10);
+        CAPTURE(n);
+        CAPTURE(n_cached);
+        CAPTURE(n_rows);
+        worst = std::max(worst, body(random, *table, dtype, n, n_cached, n_rows));
+      }
+      CHECK(worst <= 1);
+      CHECK(worst > 0.001);
+    }
+  }
+}
+
+TEST_CASE("products with keys are those of bf16, in bits that do not depend on other rows") {
+  for_each_trial(1, [](Random& random, const CpuKernels& table, DType dtype, int64_t n,
+                       int64_t n_keys, int64_t n_rows) {
+    const CachedRows keys(random, dtype, n_keys, n);
+    const std::vector<float> x = bf16_reals(random, n_rows * n);
+    std::vector<BF16> rounded(n_rows * n);
+    table.round_rows({rounded.data(), n_rows, n}, x.data(), 0, n_rows);
+    const int64_t stride = n_keys + 3;
+    const auto multiply = [&](std::vector<float>& y, int64_t row, int64_t count, int64_t key,
+                              int64_t n_some) {
+      table.of(dtype).bf16_attention->multiply_keys({.y = y.data() + row * stride + key,
+                                                     .x = nullptr,
+                                                     .w = keys.rows[key],
+                                                     .bias = nullptr,
+                                                     .n_rows = count,
+                                                     .n_in = n,
+                                                     .w_row_bytes = n * 2,
+                                                     .y_stride = stride,
+                                                     .add = false},
+                                                    {rounded.data() + row * n, count, n}, n_some);
+    };
+    std::vector<float> y(n_rows * stride, 7.0f), single = y, parts = y;
+    multiply(y, 0, n_rows, 0, n_keys);
+    for (int64_t r = 0; r < n_rows; ++r) multiply(single, r, 1, 0, n_keys);
+    const int64_t middle = random.integer(0, static_cast<int32_t>(n_keys));
+    if (middle > 0) multiply(parts, 0, n_rows, 0, middle);
+    if (middle < n_keys) multiply(parts, 0, n_rows, middle, n_keys - middle);
+    CHECK(same_bits(y, single));
+    CHECK(same_bits(y, parts));
+    double worst = 0;
+    for (int64_t r = 0; r < n_rows; ++r) {
+      for (int64_t j = 0; j < n_keys; ++j) {
+        const double error = in_sum_bounds(y[r * stride + j], n, [&](int64_t i) {
+          return double{x[r * n + i]} * keys.values[j * n + i];
+        });
+        worst = std::max(worst, error);
+      }
+      for (int64_t j = n_keys; j < stride; ++j) CHECK(y[r * stride + j] == 7.0f);
+    }
+    return worst;
+  });
+}
+
+TEST_CASE(
+    "sums over values are those of bf16, in bits that do not depend on how they are divided") {
+  for_each_trial(2, [](Random& random, const CpuKernels& table, DType dtype, int64_t n,
+                       int64_t n_values, int64_t n_rows) {
+    const CachedRows values(random, dtype, n_values, n);
+    const std::vector<float> p = bf16_reals(random, n_rows * n_values);
+    const auto add = [&](std::vector<float>& y, int64_t row, int64_t count, int64_t first,
+                         int64_t n_some) {
+      table.of(dtype).bf16_attention->add_values({.y = y.data() + row * n,
+                                                  .p = p.data() + row * n_values + first,
+                                                  .rows = values.rows.data() + first,
+                                                  .n_out = count,
+                                                  .n_rows = n_some,
+                                                  .n = n,
+                                                  .p_stride = n_values});
+    };
+    std::vector<float> y((n_rows + 1) * n), single = y, parts = y;  // the last row is guarded
+    add(y, 0, n_rows, 0, n_values);
+    for (int64_t r = 0; r < n_rows; ++r) add(single, r, 1, 0, n_values);
+    const int64_t middle = random.integer(0, static_cast<int32_t>(n_values)) / 2 * 2;
+    add(parts, 0, n_rows, 0, middle);
+    add(parts, 0, n_rows, middle, n_values - middle);
+    CHECK(same_bits(y, single));
+    CHECK(same_bits(y, parts));
+    double worst = 0;
+    for (int64_t r = 0; r < n_rows; ++r) {
+      for (int64_t c = 0; c < n; ++c) {
+        const double error = in_sum_bounds(y[r * n + c], n_values, [&](int64_t i) {
+          return double{p[r * n_values + i]} * values.values[i * n + c];
+        });
+        worst = std::max(worst, error);
+      }
+    }
+    for (int64_t c = 0; c < n; ++c) CHECK(y[n_rows * n + c] == 0);
+    return worst;
+  });
+}
+
+KvShape shape_of(int32_t group, int32_t head_dim, DType k, DType v, bool may_roll = false) {
+  return {.n_layers = 1,
+          .n_sequences = 2,
+          .n_heads = 2 * group,
+          .n_kv_heads = 2,
+          .head_dim = head_dim,
+          .max_tokens = 1300,
+          .max_rows = 700,
+          .k_dtype = k,
+          .v_dtype = v,
+          .rope = may_roll ? rope_of(head_dim) : Rope{}};
+}
+
+TEST_CASE("attention that may round is that of the reference") {
+  Totals totals;
+  for (const auto& [group, head_dim, k, v] :
+       {std::tuple{1, 64, DType::f16, DType::f16}, std::tuple{3, 96, DType::bf16, DType::f16},
+        std::tuple{8, 128, DType::f16, DType::bf16}, std::tuple{2, 256, DType::bf16, DType::bf16},
+        std::tuple{50, 32, DType::f16, DType::f16},
+        std::tuple{2, 80, DType::f16, DType::f16},      // floats: no multiple of 32
+        std::tuple{2, 64, DType::q8_0, DType::f16}}) {  // and for other types
+    Random random(3);
+    for (const KvPolicy& policy : {KvPolicy{}, KvPolicy{.sinks = 1, .heavy = 30, .recent = 20}}) {
+      KvShape shape = shape_of(group, head_dim, k, v);
+      shape.max_tokens = 100;
+      const auto pieces = [](Random& next, const KvCache& cache) {
+        std::vector<Piece> some;
+        for (int32_t s = 0; s < 2; ++s) {
+          const int32_t n = std::min(next.flip() ? 1 : next.integer(1, 40), cache.room(s));
+          if (n > 0) some.push_back({s, n});
+        }
+        return some;
+      };
+      check_against_reference(random, policy, shape, 8, pieces, totals, {.rounds = true});
+    }
+  }
+  CHECK(totals.n_evictions > 0);
+}
+
+TEST_CASE("chunks that are rounded are equivalent to their tokens one by one, for any threads") {
+  for (const int32_t group : {1, 3}) {
+    for (const bool may_roll : {false, true}) {
+      const KvShape shape = shape_of(group, 64, DType::f16, DType::f16, may_roll);
+      const KvPolicy policy{.sinks = 0, .heavy = 600, .recent = 490};
+      Rig chunks(policy, shape, 1), threads(policy, shape, 3), steps(policy, shape, 1);
+      for (Rig* rig : {&chunks, &threads, &steps}) rig->set_logits({.rounds = true});
+      Random random(11);
+      for (const int32_t n : {490, 37, 540}) {
+        const Qkv in = random_qkv(random, shape, n);
+        const std::vector<float> expected = steps.attend_singly(0, n, in);
+        CHECK(same_bits(chunks.attend({{0, n}}, in), expected));
+        CHECK(same_bits(threads.attend({{0, n}}, in), expected));
+        CHECK(same_entries(chunks, 0, steps, 0, shape.n_kv_heads));
+        CHECK(same_entries(threads, 0, steps, 0, shape.n_kv_heads));
+      }
+    }
+  }
+}
+
+// A value that overflows f16 is infinite; it times 0 would be NaN.
+TEST_CASE("a row that is rounded does not see later values that are not finite") {
+  const KvShape shape = shape_of(3, 64, DType::f16, DType::f16);
+  Rig finite(KvPolicy{}, shape), infinite(KvPolicy{}, shape);
+  for (Rig* rig : {&finite, &infinite}) rig->set_logits({.rounds = true});
+  Random random(12);
+  Qkv in = random_qkv(random, shape, 60);
+  const std::vector<float> expected = finite.attend({{0, 60}}, in);
+  for (const int64_t row : {40, 41}) {  // the second and the first of a pair
+    Qkv changed = in;
+    changed.v[row * 2 * 64 + 5] = 1e6f;  // of the first kv_head
+    infinite.reset(0);
+    const std::vector<float> out = infinite.attend({{0, 60}}, changed);
+    const int64_t width = shape.n_heads * shape.head_dim;
+    CHECK(same_bits(std::span(out).first(row * width), std::span(expected).first(row * width)));
+    CHECK_FALSE(std::isfinite(out[row * width + 5]));
+  }
+}
+
+TEST_CASE("attention is that of floats unless it may round" * doctest::skip(on_cuda())) {
+  const KvShape shape = shape_of(3, 64, DType::f16, DType::f16);
+  const KvPolicy full{};
+  Random random(13);
+  const Qkv in = random_qkv(random, shape, 60);
+  for (const CpuKernels* table : tables()) {
+    const auto attend = [&](const std::string& isa, bool rounds) {
+      Rig rig(make_cpu_backend(1, isa), std::span(&full, 1), shape);
+      rig.set_logits({.rounds = rounds});
+      return rig.attend({{0, 60}}, in);
+    };
+    const std::vector<float> floats = attend(choose_kernels("", true).isa, false);
+    CHECK(same_bits(attend(table->isa, false), floats));
+    CHECK_FALSE(same_bits(attend(table->isa, true), floats));
+  }
+}
+
+}  // namespace
+}  // namespace h2o
