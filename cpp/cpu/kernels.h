@@ -128,7 +128,8 @@ struct AddValues {
 // Products of attention with factors rounded to bf16, for heads of a multiple of 32 dimensions, at
 // most kMostHeadDim. The order of each sum does not depend on other rows.
 struct Bf16Attention {
-  // Output columns [0, n): like bf16_matmul, with keys m.w.
+  // Output columns [0, n): keys are m.w, queries x, one after another without padding; m.x is not
+  // read, and there is no bias.
   void (*multiply_keys)(const Matmul& m, const Bf16Rows& x, int64_t n);
   // Nor does it depend on how rows are divided at even indices.
   void (*add_values)(const AddValues& a);

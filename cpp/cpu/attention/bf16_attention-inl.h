@@ -75,7 +75,7 @@ struct ValueRows {
   }
 };
 
-// The same, staged: [n_rows / 2, n, 2].
+// The same, staged: [pairs, n, 2].
 struct StagedValues {
   const BF16* pairs_of;
   int64_t n;
@@ -177,7 +177,7 @@ void add_staged_values(const AddValues& a, const ValueRows<T>& rows) {
 template <class T>
 void add_values(const AddValues& a) {
   constexpr int64_t kFew = 8;
-  alignas(64) constexpr T kZeros[kMostHeadDim] = {};
+  alignas(64) static constexpr T kZeros[kMostHeadDim] = {};
   const bool stages = a.n_out > kFew;
   const int64_t n_fitting = kStagedValues / a.n / 2 * 2;
   const int64_t n_together = stages && n_fitting < kStagedRows ? n_fitting : kStagedRows;

@@ -55,11 +55,12 @@ float* Tile::row_of(const Tensor& x, int64_t i) const {
 void Tile::load_queries(const TileScratch& scratch) const {
   const int64_t width = group_ * cache_.head_dim;
   for (int64_t i = 0; i < n_; ++i) {
-    std::copy_n(row_of(attention_.q, i), width, scratch.q + i * width);
-  }
-  if (rounds_) {
-    kernels_.round_rows({scratch.rounded_q, n_queries(), cache_.head_dim}, scratch.q, 0,
-                        n_queries());
+    const float* q = row_of(attention_.q, i);
+    if (rounds_logits()) {
+      kernels_.round_rows({scratch.rounded_q + i * width, group_, cache_.head_dim}, q, 0, group_);
+    } else {
+      std::copy_n(q, width, scratch.q + i * width);
+    }
   }
 }
 
@@ -118,7 +119,7 @@ void Tile::multiply(int64_t block, const TileScratch& scratch, float* logits, in
                    .w_row_bytes = k_bytes,
                    .y_stride = kExpsStride,
                    .add = false};
-    if (rounds_ && !keys_.segment().rolling) {
+    if (rounds_logits()) {
       const Bf16Rows x{scratch.rounded_q + begin * cache_.head_dim, end - begin, cache_.head_dim};
       type.bf16_attention->multiply_keys(m, x, n);
     } else {

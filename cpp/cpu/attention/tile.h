@@ -31,7 +31,7 @@ struct TileSums {
 // Scratch of one thread.
 struct TileScratch {
   float* q;           // [queries, head_dim]
-  BF16* rounded_q;    // the same, if products may be rounded
+  BF16* rounded_q;    // instead of q, if products with keys are rounded; in `staged`
   float* rotated;     // [kKeyBlock, head_dim] keys of rolling segments
   std::byte* staged;  // of split products: keys, values, and the workspace; see split_scratch()
 };
@@ -56,11 +56,11 @@ class Tile {
   // exponentials of `keys` keys would not stay in the L2 cache.
   static constexpr int64_t kFewQueries = 24;
   static constexpr int64_t kQueries = 48;
-  static constexpr int64_t kSplitQueries = 96;
   static constexpr int64_t kCachedExps = 256 * 1024;
-  static int64_t rows(int64_t group, bool split, int64_t keys) {
+  static constexpr int64_t kBf16Queries = 96;  // of split or rounded products
+  static int64_t rows(int64_t group, bool bf16, int64_t keys) {
     const int64_t queries =
-        std::clamp(kCachedExps / keys, kFewQueries, split ? kSplitQueries : kQueries);
+        std::clamp(kCachedExps / keys, kFewQueries, bf16 ? kBf16Queries : kQueries);
     return group < queries ? queries / group : 1;
   }
 
@@ -78,12 +78,11 @@ class Tile {
 
   void prefetch_next_head() const { keys_.prefetch_next(); }
 
-  // To scratch.q.
+  // To scratch.q or rounded_q.
   void load_queries(const TileScratch& scratch) const;
 
-  // Computes the sums of one block for queries [begin, end), which load_queries() has loaded to
-  // scratch.q. Leaves the exponentials [queries, kExpsStride], each row up to its last visible
-  // key, in `exps`.
+  // Computes the sums of one block for queries [begin, end), which load_queries() has loaded.
+  // Leaves the exponentials [queries, kExpsStride], each row up to its last visible key, in `exps`.
   void attend(int64_t block, const TileScratch& scratch, float* exps, const TileSums& to,
               int64_t begin, int64_t end) const;
 
@@ -114,6 +113,9 @@ class Tile {
   int64_t n_keys(int64_t block, int64_t i) const {
     return std::min(kKeyBlock, keys_.n_visible(first_ + i) - block * kKeyBlock);
   }
+
+  // Are products with keys rounded? Those of rolling segments are rotated, in float.
+  bool rounds_logits() const { return rounds_ && !keys_.segment().rolling; }
 
   // Is attention limited by a window? For a single row the cache already keeps no token outside it.
   bool windowed() const { return attention_.window > 0 && keys_.segment().n_rows > 1; }

@@ -116,7 +116,7 @@ class Workspace {
   }
   int64_t rope_floats() const { return max_rows_ * rope_row_floats(); }
   int64_t staged_floats() const {
-    if (rounds_) return whole_cache_lines(queries_ * head_dim_ / 2);
+    if (rounds_) return whole_cache_lines(queries_ * head_dim_ / 2);  // then nothing is split
     return splits_ ? split_scratch(head_dim_) / int64_t{sizeof(float)} : 0;
   }
   int64_t rotated_floats() const { return rolls_ ? whole_cache_lines(kKeyBlock * head_dim_) : 0; }

@@ -1,7 +1,7 @@
 // Products of many rows of x with short rows of weights, such as queries with keys: bit-identical
-// to matmul-inl.h, whose outputs are sums over the lanes of a vector. Adding up these lanes takes
-// as long as the products of a row of 64 elements. Here the lanes are rows of x instead, and the
-// sums that were lanes there are added in the order of store_sums().
+// to matmul-inl.h and bf16_matmul-inl.h, whose outputs are sums over the lanes of a vector. Adding
+// up these lanes takes as long as the products of a row of 64 elements. Here the lanes are rows of
+// x instead, and the sums that were lanes there are added in the order of store_sums().
 #pragma once
 
 #include "cpu/kernels.h"
@@ -10,7 +10,8 @@
 namespace h2o {
 namespace {
 
-constexpr int64_t kShortRow = 128;  // elements; x and some rows of weights stay in the L1 cache
+constexpr int64_t kShortRow =
+    128;  // numbers of a float's size; x and some rows of weights stay in the L1 cache
 
 // Vectors of rows of x, and rows of weights, whose sums stay in registers.
 constexpr int kShortVectors = kWidth == 16 ? 3 : kWidth == 8 ? 2 : 4;
