@@ -37,9 +37,9 @@ def check_output(output: Path, *, overwrite: bool = True) -> None:
     A command that computes for long calls it first.
     """
     check_parent(output)
-    check_writable(output.parent)
     if output.exists() and not output.is_file():
         raise ValueError(f"{output}: not a regular file")
+    check_writable(output.parent)
     if not overwrite and (output.is_file() or output.is_symlink()):
         raise FileExistsError(f"{output}: the file already exists (--force replaces it)")
 
