@@ -2,10 +2,7 @@
 // bits that depend neither on other rows and keys nor on how sums are divided.
 #include <doctest/doctest.h>
 
-#include <cmath>
-#include <limits>
-
-#include "attention_check.h"
+#include "attention_products.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/isa/detect.h"
 
@@ -15,11 +12,11 @@ namespace {
 constexpr DType kTypes[] = {DType::f16, DType::bf16};
 
 std::vector<const CpuKernels*> tables() {
+  CHECK((choose_kernels("", true).f16.bf16_attention == nullptr));
   std::vector<const CpuKernels*> found;
   for (const CpuKernels* table : supported_kernels()) {
     CHECK((table->f16.bf16_attention != nullptr) == (table->bf16.bf16_attention != nullptr));
     CHECK((table->f32.bf16_attention == nullptr));
-    CHECK((choose_kernels("", true).f16.bf16_attention == nullptr));
     if (table->f16.bf16_attention != nullptr) found.push_back(table);
   }
   return found;
@@ -35,30 +32,10 @@ std::vector<float> bf16_reals(Random& random, int64_t n) {
   return x;
 }
 
-// Rows of a cache whose numbers bf16 represents.
-struct CachedRows {
-  std::vector<float> values;  // [n_rows, n]
-  std::vector<std::byte> bytes;
-  std::vector<const std::byte*> rows;
-
-  CachedRows(Random& random, DType dtype, int64_t n_rows, int64_t n)
-      : values(bf16_reals(random, n_rows * n)), bytes(n_rows * n * 2) {
-    for (int64_t i = 0; i < n_rows; ++i) {
-      choose_kernels("scalar").of(dtype).encode(bytes.data() + i * n * 2, values.data() + i * n, n);
-      rows.push_back(bytes.data() + i * n * 2);
-    }
-  }
-};
-
-// Is y a sum of n terms, each rounded when it is added?
+// Each term is rounded when it is added.
 template <class Term>
 double in_sum_bounds(float y, int64_t n, const Term& term) {
-  double sum = 0, magnitude = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    sum += term(i);
-    magnitude += std::abs(term(i));
-  }
-  return in_bounds(y, sum, gamma(n + 8) * magnitude + 1e-37);
+  return sum_error(y, n, term, [&](double magnitude) { return gamma(n + 8) * magnitude + 1e-37; });
 }
 
 // Calls body(random, kernels, type of the cache, head_dim, number of cached rows, number of rows);
@@ -88,7 +65,7 @@ void for_each_trial(uint32_t seed, const Body& body) {
 TEST_CASE("products with keys are those of bf16, in bits that do not depend on other rows") {
   for_each_trial(1, [](Random& random, const CpuKernels& table, DType dtype, int64_t n,
                        int64_t n_keys, int64_t n_rows) {
-    const CachedRows keys(random, dtype, n_keys, n);
+    const CachedRows keys(dtype, bf16_reals(random, n_keys * n), n);
     const std::vector<float> x = bf16_reals(random, n_rows * n);
     std::vector<BF16> rounded(n_rows * n);
     table.round_rows({rounded.data(), n_rows, n}, x.data(), 0, n_rows);
@@ -132,7 +109,7 @@ TEST_CASE(
     "sums over values are those of bf16, in bits that do not depend on how they are divided") {
   for_each_trial(2, [](Random& random, const CpuKernels& table, DType dtype, int64_t n,
                        int64_t n_values, int64_t n_rows) {
-    const CachedRows values(random, dtype, n_values, n);
+    const CachedRows values(dtype, bf16_reals(random, n_values * n), n);
     const std::vector<float> p = bf16_reals(random, n_rows * n_values);
     const auto add = [&](std::vector<float>& y, int64_t row, int64_t count, int64_t first,
                          int64_t n_some) {
@@ -166,19 +143,6 @@ TEST_CASE(
   });
 }
 
-KvShape shape_of(int32_t group, int32_t head_dim, DType k, DType v, bool may_roll = false) {
-  return {.n_layers = 1,
-          .n_sequences = 2,
-          .n_heads = 2 * group,
-          .n_kv_heads = 2,
-          .head_dim = head_dim,
-          .max_tokens = 1300,
-          .max_rows = 700,
-          .k_dtype = k,
-          .v_dtype = v,
-          .rope = may_roll ? rope_of(head_dim) : Rope{}};
-}
-
 TEST_CASE("attention that may round is that of the reference" * doctest::skip(on_cuda())) {
   Totals totals;
   for (const auto& [group, head_dim, k, v] :
@@ -188,25 +152,14 @@ TEST_CASE("attention that may round is that of the reference" * doctest::skip(on
         std::tuple{2, 80, DType::f16, DType::f16},      // floats: no multiple of 32
         std::tuple{2, 64, DType::q8_0, DType::f16}}) {  // and for other types
     Random random(3);
-    for (const KvPolicy& policy : {KvPolicy{}, KvPolicy{.sinks = 1, .heavy = 30, .recent = 20}}) {
-      KvShape shape = shape_of(group, head_dim, k, v);
-      shape.max_tokens = 100;
-      const auto pieces = [](Random& next, const KvCache& cache) {
-        std::vector<Piece> some;
-        for (int32_t s = 0; s < 2; ++s) {
-          const int32_t n = std::min(next.flip() ? 1 : next.integer(1, 40), cache.room(s));
-          if (n > 0) some.push_back({s, n});
-        }
-        return some;
-      };
-      const LogitRules plain{.rounds = true};
-      const LogitRules rules{.softcap = 2,
-                             .sinks = random.reals(shape.n_heads),
-                             .slopes = random.reals(shape.n_heads, 0.01f, 0.6f),
-                             .rounds = true};
-      check_against_reference(random, policy, shape, 8, pieces, totals, plain);
-      check_against_reference(random, policy, shape, 8, pieces, totals, rules);
-    }
+    const KvShape shape = two_heads(group, head_dim, k, v);
+    check_short_sequences(random, shape, {.rounds = true}, totals);
+    check_short_sequences(random, shape,
+                          {.softcap = 2,
+                           .sinks = random.reals(shape.n_heads),
+                           .slopes = random.reals(shape.n_heads, 0.01f, 0.6f),
+                           .rounds = true},
+                          totals);
   }
   CHECK(totals.n_evictions > 0);
 }
@@ -216,45 +169,18 @@ TEST_CASE("chunks that are rounded are equivalent to their tokens one by one, fo
   for (const int32_t group : {1, 3}) {
     for (const bool may_roll : {false, true}) {
       if (brief() && may_roll == (group == 1)) continue;
-      const KvShape shape = shape_of(group, 64, DType::f16, DType::f16, may_roll);
-      const KvPolicy policy{.sinks = 0, .heavy = 600, .recent = 490};
-      Rig chunks(policy, shape, 1), threads(policy, shape, 3), steps(policy, shape, 1);
-      for (Rig* rig : {&chunks, &threads, &steps}) rig->set_logits({.rounds = true});
-      Random random(11);
-      for (const int32_t n : {490, 37, 540}) {
-        const Qkv in = random_qkv(random, shape, n);
-        const std::vector<float> expected = steps.attend_singly(0, n, in);
-        CHECK(same_bits(chunks.attend({{0, n}}, in), expected));
-        CHECK(same_bits(threads.attend({{0, n}}, in), expected));
-        CHECK(same_entries(chunks, 0, steps, 0, shape.n_kv_heads));
-        CHECK(same_entries(threads, 0, steps, 0, shape.n_kv_heads));
-      }
+      check_long_chunks(two_heads(group, 64, DType::f16, DType::f16, may_roll), {.rounds = true});
     }
   }
 }
 
-// A value that overflows f16 is infinite; it times 0 would be NaN.
 TEST_CASE("a row that is rounded does not see later values that are not finite" *
           doctest::skip(on_cuda())) {
-  const KvShape shape = shape_of(3, 64, DType::f16, DType::f16);
-  Rig finite(KvPolicy{}, shape), infinite(KvPolicy{}, shape);
-  for (Rig* rig : {&finite, &infinite}) rig->set_logits({.rounds = true});
-  Random random(12);
-  Qkv in = random_qkv(random, shape, 60);
-  const std::vector<float> expected = finite.attend({{0, 60}}, in);
-  for (const int64_t row : {40, 41}) {  // the second and the first of a pair
-    Qkv changed = in;
-    changed.v[row * 2 * 64 + 5] = 1e6f;  // of the first kv_head
-    infinite.reset(0);
-    const std::vector<float> out = infinite.attend({{0, 60}}, changed);
-    const int64_t width = shape.n_heads * shape.head_dim;
-    CHECK(same_bits(std::span(out).first(row * width), std::span(expected).first(row * width)));
-    CHECK_FALSE(std::isfinite(out[row * width + 5]));
-  }
+  check_later_values(two_heads(3, 64, DType::f16, DType::f16), {.rounds = true});
 }
 
 TEST_CASE("attention is that of floats unless it may round" * doctest::skip(on_cuda())) {
-  const KvShape shape = shape_of(3, 64, DType::f16, DType::f16);
+  const KvShape shape = two_heads(3, 64, DType::f16, DType::f16);
   const KvPolicy full{};
   Random random(13);
   const Qkv in = random_qkv(random, shape, 60);

@@ -2,10 +2,7 @@
 // bits that depend neither on other rows and keys nor on how sums are divided.
 #include <doctest/doctest.h>
 
-#include <cmath>
-#include <limits>
-
-#include "attention_check.h"
+#include "attention_products.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/isa/detect.h"
 
@@ -13,26 +10,6 @@ namespace h2o {
 namespace {
 
 constexpr DType kTypes[] = {DType::f16, DType::bf16, DType::q8_0, DType::q5_0, DType::q4_0};
-
-// Cached rows and what they decode to.
-struct CachedRows {
-  std::vector<std::byte> bytes;
-  std::vector<const std::byte*> rows;
-  std::vector<float> values;  // [n_rows, n]
-
-  CachedRows(Random& random, DType dtype, int64_t n_rows, int64_t n) : bytes(n_rows * n * 4) {
-    const TypeKernels& type = choose_kernels("scalar").of(dtype);
-    for (int64_t i = 0; i < n_rows; ++i) {
-      const std::vector<float> x = random.reals(n);
-      std::byte* const row = bytes.data() + i * n * 4;
-      type.encode(row, x.data(), n);
-      std::vector<float> back(n);
-      type.decode(back.data(), row, n);
-      rows.push_back(row);
-      values.insert(values.end(), back.begin(), back.end());
-    }
-  }
-};
 
 struct Workspace {
   Buffer buffer = make_cpu_backend(1, "scalar")->allocate(1 << 20);
@@ -70,12 +47,8 @@ struct Trial {
   // y is a sum of n terms, term(0) and so on.
   template <class Term>
   void check_sum(float y, int64_t n_terms, const Term& term) {
-    double sum = 0, magnitude = 0;
-    for (int64_t i = 0; i < n_terms; ++i) {
-      sum += term(i);
-      magnitude += std::abs(term(i));
-    }
-    worst = std::max(worst, in_bounds(y, sum, bound_of(n_terms, magnitude)));
+    const auto bound = [&](double magnitude) { return bound_of(n_terms, magnitude); };
+    worst = std::max(worst, sum_error(y, n_terms, term, bound));
   }
 };
 
@@ -110,7 +83,7 @@ TEST_CASE("split products are those of floats, in bits that do not depend on oth
   for_each_trial(1, 100, [&](Random& random, Trial& trial) {
     const CpuKernels& table = trial.table;
     const int64_t n = trial.n, n_keys = trial.n_cached, n_rows = trial.n_rows;
-    const CachedRows keys(random, trial.dtype, n_keys, n);
+    const CachedRows keys(trial.dtype, random.reals(n_keys * n), n);
     const std::vector<float> x = random.reals(n_rows * n);
     constexpr int64_t kStride = 128;
     std::vector<float> y(kSplitRows * kStride);
@@ -150,7 +123,7 @@ TEST_CASE("split sums over values do not depend on how they are divided") {
   for_each_trial(2, 200, [&](Random& random, Trial& trial) {
     const CpuKernels& table = trial.table;
     const int64_t n = trial.n, n_values = trial.n_cached, n_rows = trial.n_rows;
-    CachedRows values(random, trial.dtype, n_values, n);
+    CachedRows values(trial.dtype, random.reals(n_values * n), n);
     const int64_t missing = random.integer(0, static_cast<int32_t>(n_values) - 1);
     values.rows[missing] = nullptr;
     const std::vector<float> x = random.reals(n_rows * n_values);
@@ -193,35 +166,15 @@ TEST_CASE("split sums over values do not depend on how they are divided") {
 
 // Of a group that is large enough.
 KvShape split_shape(DType dtype, bool may_roll = false) {
-  return {.n_layers = 1,
-          .n_sequences = 2,
-          .n_heads = 16,
-          .n_kv_heads = 2,
-          .head_dim = 64,
-          .max_tokens = 1300,
-          .max_rows = 700,
-          .k_dtype = dtype,
-          .v_dtype = dtype,
-          .rope = may_roll ? rope_of(64) : Rope{}};
+  return two_heads(8, 64, dtype, dtype, may_roll);
 }
 
 TEST_CASE("attention of large groups is that of floats" * doctest::skip(on_cuda())) {
   for (const DType dtype : {DType::f16, DType::bf16, DType::q8_0}) {
     Random random(3);
     Totals totals;
-    for (const KvPolicy& policy : {KvPolicy{}, KvPolicy{.sinks = 1, .heavy = 30, .recent = 20}}) {
-      KvShape shape = split_shape(dtype);
-      shape.max_tokens = 100;
-      const auto pieces = [](Random& next, const KvCache& cache) {
-        std::vector<Piece> some;
-        for (int32_t s = 0; s < 2; ++s) {
-          const int32_t n = std::min(next.flip() ? 1 : next.integer(1, 40), cache.room(s));
-          if (n > 0) some.push_back({s, n});
-        }
-        return some;
-      };
-      check_against_reference(random, policy, shape, 8, pieces, totals);
-    }
+    check_short_sequences(random, split_shape(dtype), {}, totals);
+    CHECK(totals.n_evictions > 0);
   }
 }
 
@@ -230,35 +183,13 @@ TEST_CASE("long chunks of large groups are equivalent to their tokens one by one
   for (const DType dtype : {DType::f16, DType::q8_0}) {
     for (const bool may_roll : {false, true}) {
       if (brief() && may_roll == (dtype == DType::f16)) continue;
-      const KvShape shape = split_shape(dtype, may_roll);
-      const KvPolicy policy{.sinks = 0, .heavy = 600, .recent = 490};
-      Rig chunks(policy, shape, 1), threads(policy, shape, 3), steps(policy, shape, 1);
-      Random random(11);
-      for (const int32_t n : {490, 37, 540}) {
-        const Qkv in = random_qkv(random, shape, n);
-        const std::vector<float> expected = steps.attend_singly(0, n, in);
-        CHECK(same_bits(chunks.attend({{0, n}}, in), expected));
-        CHECK(same_bits(threads.attend({{0, n}}, in), expected));
-        CHECK(same_entries(chunks, 0, steps, 0, shape.n_kv_heads));
-        CHECK(same_entries(threads, 0, steps, 0, shape.n_kv_heads));
-      }
+      check_long_chunks(split_shape(dtype, may_roll), {});
     }
   }
 }
 
-// A value that overflows f16 is infinite; it times 0 would be NaN.
 TEST_CASE("a row does not see later values that are not finite" * doctest::skip(on_cuda())) {
-  const KvShape shape = split_shape(DType::f16);
-  const KvPolicy full{};
-  Rig finite(full, shape), infinite(full, shape);
-  Random random(12);
-  Qkv in = random_qkv(random, shape, 60);
-  const std::vector<float> expected = finite.attend({{0, 60}}, in);
-  in.v[40 * 2 * 64 + 5] = 1e6f;  // row 40, the first kv_head
-  const std::vector<float> out = infinite.attend({{0, 60}}, in);
-  const int64_t width = shape.n_heads * shape.head_dim;
-  CHECK(same_bits(std::span(out).first(40 * width), std::span(expected).first(40 * width)));
-  CHECK_FALSE(std::isfinite(out[40 * width + 5]));
+  check_later_values(split_shape(DType::f16), {});
 }
 
 }  // namespace
