@@ -15,10 +15,8 @@
 #include "cpu/elementwise-inl.h"
 #include "cpu/kernels.h"
 #include "cpu/matmul/blocks-inl.h"
-#include "cpu/matmul/int8_matmul-inl.h"
-#include "cpu/matmul/interleaved_codebooks-inl.h"
+#include "cpu/matmul/int8_types-inl.h"
 #include "cpu/matmul/matmul-inl.h"
-#include "cpu/matmul/superblocks-inl.h"
 #include "cpu/recurrent-inl.h"
 
 namespace h2o {
@@ -241,57 +239,27 @@ void add_rows(const AddRows& a) {
   }
 }
 
-// nullptr for one lane, where interleaving columns gains nothing.
-template <class Int8>
-constexpr decltype(TypeKernels::interleaved_matmul) interleaved_matmul() {
-  if constexpr (kWidth == 1) {
-    return nullptr;
-  } else {
-    return int8_matmul<Int8, true>;
-  }
-}
-
-// For types that K and V support too: weights are multiplied in integers, keys in float.
+// For types that K and V support too: weights that are quantized are multiplied in integers, keys
+// in float.
 template <class Type>
-constexpr TypeKernels plain(void (*encode)(std::byte*, const float*, int64_t)) {
-  return {matmul<Type>, nullptr, nullptr, 0, decode<Type>, encode, add_rows<Type>};
-}
-template <class Type, class Int8>
 constexpr TypeKernels cached(void (*encode)(std::byte*, const float*, int64_t)) {
-  return {matmul<Type>,
-          int8_matmul<Int8, false>,
-          interleaved_matmul<Int8>(),
-          Int8::kGroup,
-          decode<Type>,
-          encode,
-          add_rows<Type>};
+  return {
+      .matmul = matmul<Type>, .decode = decode<Type>, .encode = encode, .add_rows = add_rows<Type>};
 }
 
 // For types that only weights have.
-template <class Type, class Int8>
+template <class Type>
 constexpr TypeKernels weights() {
-  return {nullptr,
-          int8_matmul<Int8, false>,
-          interleaved_matmul<Int8>(),
-          Int8::kGroup,
-          decode<Type>,
-          nullptr,
-          nullptr};
+  return {.decode = decode<Type>};
 }
 
 // For types that are expanded for interleaved matmul, because unpacking them is slower than reading
 // more bytes.
 template <class Type, class Interleaved>
 constexpr TypeKernels unpacked(decltype(TypeKernels::unpack) unpack) {
-  return {.matmul = nullptr,
-          .int8_matmul = int8_matmul<Type, false>,
-          .interleaved_matmul = interleaved_matmul<Interleaved>(),
-          .int8_group = Type::kGroup,
-          .decode = decode<Unpacked<Type>>,
-          .encode = nullptr,
-          .add_rows = nullptr,
+  return {.decode = decode<Unpacked<Type>>,
           .unpack = unpack,
-          .decode_unpacked = unpack == nullptr ? nullptr : decode<Unpacked<Interleaved>>};
+          .decode_unpacked = decode<Unpacked<Interleaved>>};
 }
 template <class Type>
 constexpr TypeKernels codebook() {
@@ -299,24 +267,24 @@ constexpr TypeKernels codebook() {
 }
 
 constexpr CpuKernels kernels_for(const char* isa) {
-  return {
+  CpuKernels kernels{
       .isa = isa,
-      .f32 = plain<Plain<float>>(encode_f32),
-      .f16 = plain<Plain<F16>>(encode_f16),
-      .bf16 = plain<Plain<BF16>>(encode_bf16),
-      .q4_0 = cached<Q4_0, Int8Q4_0>(encode_q4_0),
-      .q4_1 = weights<Q4_1, Int8Q4_1>(),
-      .q5_0 = cached<Q5_0, Int8Q5_0>(encode_q5_0),
-      .q5_1 = weights<Q5_1, Int8Q5_1>(),
-      .q8_0 = cached<Q8_0, Int8Q8_0>(encode_q8_0),
-      .q2_k = weights<Q2_K, Int8Q2_K>(),
-      .q3_k = weights<Q3_K, Int8Q3_K>(),
-      .q4_k = weights<Q4_K, Int8Q4_K>(),
-      .q5_k = weights<Q5_K, Int8Q5_K>(),
-      .q6_k = weights<Q6_K, Int8Q6_K>(),
-      .iq4_nl = weights<IQ4_NL, Int8IQ4_NL>(),
-      .iq4_xs = weights<IQ4_XS, Int8IQ4_XS>(),
-      .mxfp4 = weights<MXFP4, Int8MXFP4>(),
+      .f32 = cached<Plain<float>>(encode_f32),
+      .f16 = cached<Plain<F16>>(encode_f16),
+      .bf16 = cached<Plain<BF16>>(encode_bf16),
+      .q4_0 = cached<Q4_0>(encode_q4_0),
+      .q4_1 = weights<Q4_1>(),
+      .q5_0 = cached<Q5_0>(encode_q5_0),
+      .q5_1 = weights<Q5_1>(),
+      .q8_0 = cached<Q8_0>(encode_q8_0),
+      .q2_k = weights<Q2_K>(),
+      .q3_k = weights<Q3_K>(),
+      .q4_k = weights<Q4_K>(),
+      .q5_k = weights<Q5_K>(),
+      .q6_k = weights<Q6_K>(),
+      .iq4_nl = weights<IQ4_NL>(),
+      .iq4_xs = weights<IQ4_XS>(),
+      .mxfp4 = weights<MXFP4>(),
       .iq1_s = codebook<Int8IQ1_S>(),
       .iq1_m = codebook<Int8IQ1_M>(),
       .iq2_xxs = codebook<Int8IQ2_XXS>(),
@@ -325,10 +293,10 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .iq3_xxs = codebook<Int8IQ3_XXS>(),
       .iq3_s = codebook<Int8IQ3_S>(),
       .tq1_0 = unpacked<Int8TQ1_0, Int8TQ2_0>(unpack_tq1_0),
-      .tq2_0 = unpacked<Int8TQ2_0, Int8TQ2_0>(nullptr),
+      .tq2_0 = weights<Unpacked<Int8TQ2_0>>(),
       .nvfp4 = unpacked<Int8NVFP4, InterleavedNVFP4>(unpack_nvfp4),
-      .q2 = {nullptr, nullptr, nullptr, 0, decode<Q2>, encode_q2, add_rows<Q2>},
-      .q3 = {matmul<Q3>, nullptr, nullptr, 0, decode<Q3>, encode_q3, nullptr},
+      .q2 = {.decode = decode<Q2>, .encode = encode_q2, .add_rows = add_rows<Q2>},
+      .q3 = {.matmul = matmul<Q3>, .decode = decode<Q3>, .encode = encode_q3},
       .quantize_rows = quantize_rows,
       .add = add_to,
       .multiply = multiply,
@@ -358,6 +326,13 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .normalize = normalize,
       .delta_rule = delta_rule,
   };
+  for (const Int8Kernels& int8 : kInt8) {
+    TypeKernels& type = kernels.*int8.type;
+    type.int8_matmul = int8.int8_matmul;
+    type.interleaved_matmul = int8.interleaved_matmul;
+    type.int8_group = int8.group;
+  }
+  return kernels;
 }
 
 }  // namespace

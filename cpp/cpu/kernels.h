@@ -147,23 +147,23 @@ struct SoftmaxSums {
 struct TypeKernels {
   // Output columns [begin, end). The order of each sum does not depend on the range or the number
   // of rows. nullptr for types that only weights have.
-  void (*matmul)(const Matmul& m, int64_t begin, int64_t end);
+  void (*matmul)(const Matmul& m, int64_t begin, int64_t end) = nullptr;
   // The same with m.x rounded to 8 bits: `x` points to the first of m's rows, a multiple of
   // row_multiple, but x.n_rows is the number of all rows that were rounded together. Bit-identical
   // on every instruction set.
   // `workspace`: kInt8Workspace bytes, 64-byte aligned. nullptr for types that are not quantized.
   void (*int8_matmul)(const Matmul& m, const Int8Rows& x, int64_t begin, int64_t end,
-                      std::byte* workspace);
+                      std::byte* workspace) = nullptr;
   // Bit-identical to int8_matmul, with weights interleaved by cpu/matmul/interleave.h; `begin` is a
   // multiple of kInterleaved. nullptr where it would be slower.
   void (*interleaved_matmul)(const Matmul& m, const Int8Rows& x, int64_t begin, int64_t end,
-                             std::byte* workspace);
-  int64_t int8_group;  // x.group for both
+                             std::byte* workspace) = nullptr;
+  int64_t int8_group = 0;  // x.group for both
   // y[n] = x[n], to and from float. encode is nullptr for read-only types.
   void (*decode)(float* y, const std::byte* x, int64_t n);
-  void (*encode)(std::byte* y, const float* x, int64_t n);
+  void (*encode)(std::byte* y, const float* x, int64_t n) = nullptr;
   // nullptr if encode is.
-  void (*add_rows)(const AddRows& a);
+  void (*add_rows)(const AddRows& a) = nullptr;
   // Like matmul, with m.x rounded to bf16, in `x`, and f16 weights rounded to bf16. `workspace`:
   // kBf16Workspace bytes, 64-byte aligned. nullptr for other types, and on instruction sets without
   // bf16 products.
@@ -287,6 +287,7 @@ struct CpuKernels {
 struct Int8Kernels {
   TypeKernels CpuKernels::* type;
   decltype(TypeKernels::int8_matmul) int8_matmul, interleaved_matmul;
+  int64_t group;
 };
 
 // The split products of one type.
@@ -304,7 +305,7 @@ struct ProductKernels {
   const Bf16Attention* f16_attention = nullptr;
   const Bf16Attention* bf16_attention = nullptr;
   decltype(CpuKernels::quantize_rows) quantize_rows = nullptr;
-  int64_t row_multiple = 0;
+  int64_t row_multiple = CpuKernels{}.row_multiple;
   const Int8Kernels* int8 = nullptr;  // of every type whose rows have another layout
   int n_int8 = 0;
   decltype(CpuKernels::multiply_split) multiply_split = nullptr;

@@ -164,8 +164,9 @@ CpuKernels tuned(CpuKernels kernels) {
     kernels.quantize_rows = by.quantize_rows;
     kernels.row_multiple = by.row_multiple;
     for (const Int8Kernels& int8 : std::span(by.int8, by.n_int8)) {
-      (kernels.*int8.type).int8_matmul = int8.int8_matmul;
-      (kernels.*int8.type).interleaved_matmul = int8.interleaved_matmul;
+      TypeKernels& type = kernels.*int8.type;
+      type.int8_matmul = int8.int8_matmul;
+      type.interleaved_matmul = int8.interleaved_matmul;
     }
   }
   if (by.multiply_split != nullptr) {

@@ -13,7 +13,7 @@
 
 namespace h2o {
 
-extern const CpuKernels kernels_x86_64_v4_vnni;
+extern const ProductKernels kernels_x86_64_v4_vnni;
 
 namespace {
 
@@ -181,11 +181,17 @@ void add_tile(const Panel& panel, const Int8Rows& x, float* totals, int64_t n_ro
   add_last_tile<kMins>(panel, x, totals, n_rows, n / kGroup, first);
 }
 
+const Int8Kernels& vnni_kernels(TypeKernels CpuKernels::* type) {
+  const Int8Kernels* found = kernels_x86_64_v4_vnni.int8;
+  while (found->type != type) ++found;
+  return *found;
+}
+
 template <auto kKernels, class Type, bool kIsInterleaved>
 void amx_int8_matmul(const Matmul& m, const Int8Rows& x, int64_t begin, int64_t end,
                      std::byte* workspace) {
   if (x.n_rows < kMinRows) {
-    const TypeKernels& few = kernels_x86_64_v4_vnni.*kKernels;
+    const Int8Kernels& few = vnni_kernels(kKernels);
     return (kIsInterleaved ? few.interleaved_matmul : few.int8_matmul)(m, x, begin, end, workspace);
   }
   configure_tiles(m.n_rows % kTile);
@@ -195,14 +201,14 @@ void amx_int8_matmul(const Matmul& m, const Int8Rows& x, int64_t begin, int64_t 
 }
 
 template <auto kKernels, class Type, class Interleaved = Type>
-constexpr Int8Kernels int8_kernels() {
+constexpr Int8Kernels amx_int8_kernels() {
   static_assert(Type::kGroup == kGroup);
   return {kKernels, amx_int8_matmul<kKernels, Type, false>,
-          amx_int8_matmul<kKernels, Interleaved, true>};
+          amx_int8_matmul<kKernels, Interleaved, true>, kGroup};
 }
 template <auto kKernels, class Type>
-constexpr Int8Kernels codebook_kernels() {
-  return int8_kernels<kKernels, Type, InterleavedCodebook<Type>>();
+constexpr Int8Kernels amx_codebook_kernels() {
+  return amx_int8_kernels<kKernels, Type, InterleavedCodebook<Type>>();
 }
 
 }  // namespace
