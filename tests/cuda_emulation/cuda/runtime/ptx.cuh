@@ -95,21 +95,24 @@ inline uint32_t subtract_halves(uint32_t a, uint32_t b) {
 // 4; of c [16, 8] row l / 4 (+ 8 if i >= 2), column 2 (l % 4) + i % 2. f16 or bf16.
 template <bool kBf16 = false>
 inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  const auto half = [](uint64_t words, int i) {
-    const auto bits = static_cast<uint16_t>(words >> (16 * i));
-    return kBf16 ? __uint_as_float(uint32_t{bits} << 16) : emulated_half(bits);
-  };
-  std::array<uint64_t, 32> low, high, b;
-  std::memcpy(low.data(), emulation::gather(uint64_t{a[1]} << 32 | a[0]), sizeof(low));
-  std::memcpy(high.data(), emulation::gather(uint64_t{a[3]} << 32 | a[2]), sizeof(high));
-  std::memcpy(b.data(), emulation::gather(uint64_t{b1} << 32 | b0), sizeof(b));
+  // The two rows and columns that the lane multiplies are in four words each.
+  std::array<uint16_t, 64> halves;
+  std::array<float, 64> x;
   const int lane = emulated_lane();
-  for (int i = 0; i < 4; ++i) {
-    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-    for (int k = 0; k < 16; ++k) {
-      const int a_lane = row % 8 * 4 + k % 8 / 2, b_lane = column * 4 + k % 8 / 2;
-      const uint64_t a_words = (k < 8 ? low : high)[a_lane];
-      c[i] += half(a_words, row / 8 * 2 + k % 2) * half(b[b_lane], k / 8 * 2 + k % 2);
+  const auto receive = [&](uint64_t own, int first_lane, int n, int to) {
+    std::memcpy(&halves[to], emulation::gather(own) + first_lane, n * sizeof(own));
+  };
+  receive(uint64_t{a[1]} << 32 | a[0], lane / 4 * 4, 4, 0);
+  receive(uint64_t{a[3]} << 32 | a[2], lane / 4 * 4, 4, 16);
+  receive(uint64_t{b1} << 32 | b0, lane % 4 * 8, 8, 32);
+  for (int i = 0; i < 64; ++i) {
+    x[i] = kBf16 ? __uint_as_float(uint32_t{halves[i]} << 16) : emulated_half(halves[i]);
+  }
+#pragma GCC unroll 16
+  for (int k = 0; k < 16; ++k) {
+    for (int i = 0; i < 4; ++i) {
+      c[i] +=
+          x[k / 2 * 4 + i / 2 * 2 + k % 2] * x[32 + i % 2 * 16 + k % 8 / 2 * 4 + k / 8 * 2 + k % 2];
     }
   }
 }
