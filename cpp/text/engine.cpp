@@ -33,7 +33,8 @@ Engine::Engine(std::shared_ptr<Model> model, std::shared_ptr<const Tokenizer> to
       n_vocab_(model_->config.n_vocab),
       limit_(scheduler_->limit()),
       endless_(session_->can_roll(0)),
-      monitor_(std::make_shared<EngineMonitor>()) {}
+      monitor_(std::make_shared<EngineMonitor>()),
+      n_allocated_(session_->options().n_sequences) {}
 
 Engine::~Engine() { close(); }
 
@@ -363,7 +364,8 @@ EngineStats Engine::stats() const {
           generated_tokens_,
           evictions_,
           cached_tokens_,
-          prefix_bytes_};
+          prefix_bytes_,
+          n_allocated_};
 }
 
 }  // namespace h2o

@@ -40,6 +40,7 @@ struct EngineStats {
   int64_t evictions;      // in the layer that keeps most
   int64_t cached_tokens;  // prompt tokens found in the prefix cache
   int64_t prefix_bytes;   // of the prefix cache
+  int32_t n_allocated;    // sequences whose caches are allocated
 };
 
 class Engine {
@@ -205,6 +206,7 @@ class Engine {
   int32_t last_sequence_ = 0;
   int64_t prompt_tokens_ = 0, generated_tokens_ = 0, evictions_ = 0, cached_tokens_ = 0;
   int64_t prefix_bytes_ = 0;
+  int32_t n_allocated_;
   std::thread worker_;
 };
 

@@ -62,6 +62,7 @@ bool Engine::run_step(Lock& lock) {
   }
   evictions_ = scheduler_->evictions();
   prefix_bytes_ = static_cast<int64_t>(scheduler_->prefix_bytes());
+  n_allocated_ = session_->options().n_sequences;
   end_step();
   // Unlocked, as in drop_ended().
   lock.unlock();

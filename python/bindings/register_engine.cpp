@@ -329,7 +329,8 @@ void register_engine(py::module_& m) {
       .def("stats", [](const Engine& engine) {
         const EngineStats s = engine.stats();
         return py::make_tuple(s.n_sequences, s.n_active, s.n_waiting, s.prompt_tokens,
-                              s.generated_tokens, s.evictions, s.cached_tokens, s.prefix_bytes);
+                              s.generated_tokens, s.evictions, s.cached_tokens, s.prefix_bytes,
+                              s.n_allocated);
       });
 }
 

@@ -104,9 +104,7 @@ def test_startup_summary(options: list[str], template: str) -> None:
     assert limits["endless"] == ("--max-tokens" not in options)
     assert summary["sequences"] == "3 at once"
     one, full = (limits[key] / 2**20 for key in ("cache_bytes", "full_cache_bytes"))
-    assert summary["cache"] == (
-        f"{one:.2f} MiB for each, {3 * one:.2f} MiB in all (full: {3 * full:.2f} MiB)"
-    )
+    assert summary["cache"] == (f"{one:.2f} MiB for each (full: {full:.2f} MiB)")
     assert summary["chat template"] == template
     assert summary["page"] == f"http://127.0.0.1:{server.port}"
     assert summary["API"] == f"http://127.0.0.1:{server.port}/v1"

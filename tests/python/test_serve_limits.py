@@ -332,7 +332,13 @@ def test_cache_of_a_model_is_per_sequence(llama: Path) -> None:
     """Also if the caches of more sequences are allocated when they are needed."""
     with Generator(llama, hh=12, threads=1, max_sequences=1) as one:
         expected = one.stats().cache_bytes
-    with Generator(llama, hh=12, threads=1) as generator, serving(generator) as server:
+    with (
+        Generator(llama, hh=12, threads=1) as generator,
+        serving(generator, max_tokens=10**9) as server,
+    ):
         assert generator.max_sequences > generator.stats().n_sequences == 1
         (model,) = json.loads(server.ask("/v1/models").body)["data"]
         assert model["h2o"]["cache_bytes"] == expected
+        assert server.metric("h2o_cache_bytes") == expected
+        with server.begin(ENDLESS).sock, server.begin(ENDLESS).sock:
+            wait_until(lambda: server.metric("h2o_cache_bytes") == 2 * expected)

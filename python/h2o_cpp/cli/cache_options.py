@@ -9,8 +9,7 @@ from h2o_cpp import _core
 from h2o_cpp.cli.argument_types import amount, budget, integer, kv_types, number, shares
 from h2o_cpp.cli.parser import Arguments, Parser
 from h2o_cpp.model.policy import POLICIES
-
-MAX_SEQUENCES = 8
+from h2o_cpp.model.runtime import USEFUL_SEQUENCES
 
 # Arguments of Generator that add_cache() always adds, except n_batch.
 CACHE = ("hh", "recent", "policy", "n_ctx", "positions", "kv_dtype")
@@ -113,7 +112,7 @@ def cache_options(args: argparse.Namespace) -> dict[str, Any]:
 def add_sequences(parser: Parser | argparse._ArgumentGroup, meaning: str) -> None:
     """Add --max-sequences and --memory, for open_generator."""
     at_once = parser.add_mutually_exclusive_group()
-    add_max_sequences(at_once, f"{meaning} (default: {MAX_SEQUENCES})")
+    add_max_sequences(at_once, f"{meaning} (default: up to {USEFUL_SEQUENCES}, as memory allows)")
     at_once.add_argument(
         "--memory",
         metavar="SIZE",

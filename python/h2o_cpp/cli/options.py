@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from h2o_cpp import BUNDLED_MODEL, Generator
 from h2o_cpp.cli.argument_types import gguf_output, integer
-from h2o_cpp.cli.cache_options import CACHE, MAX_SEQUENCES, add_cache
+from h2o_cpp.cli.cache_options import CACHE, add_cache
 from h2o_cpp.cli.files import STANDARD, read_text
 from h2o_cpp.cli.parser import Arguments, Once, Parser
 from h2o_cpp.cli.sampling import add_sampling, sampling_options
@@ -218,8 +218,6 @@ def generator_options(args: argparse.Namespace) -> dict[str, Any]:
     options = {name: value for name, value in vars(args).items() if name in _OF_GENERATOR}
     # Commands without this option have no use for a prompt's state after its end.
     options.setdefault("prefix_cache", 0)
-    if "memory" in options and options["memory"] is None and options["max_sequences"] is None:
-        options["max_sequences"] = MAX_SEQUENCES
     return options
 
 

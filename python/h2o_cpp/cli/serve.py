@@ -231,7 +231,7 @@ def _print_models(catalog: Catalog, address: str) -> None:
 def _print_model(service: Service, template: str | None, address: str) -> None:
     """Print the model, the memory of its caches and the address."""
     generator = service.generator
-    stats, n = generator.stats(), generator.max_sequences
+    limits = service.limits
     context = f"{generator.n_ctx} tokens"
     if service.max_tokens > generator.n_ctx and generator.endless:
         context += f", which outputs of up to {service.max_tokens} tokens (max_tokens) go past"
@@ -245,11 +245,11 @@ def _print_model(service: Service, template: str | None, address: str) -> None:
     elif is_jinja(template):
         template = "given"
     rows = {
-        "model": f"{generator.path}, on {stats.backend}",
+        "model": f"{generator.path}, on {service.backend}",
         "context": context,
-        "sequences": f"{n} at once",
-        "cache": f"{mebibytes(stats.cache_bytes // n)} for each, {mebibytes(stats.cache_bytes)} in "
-        f"all (full: {mebibytes(stats.full_cache_bytes)})",
+        "sequences": f"{limits.n_sequences} at once",
+        "cache": f"{mebibytes(limits.cache_bytes)} for each (full: "
+        f"{mebibytes(limits.full_cache_bytes)})",
         "chat template": template,
         "page": address,
         "API": f"{address}/v1",

@@ -97,3 +97,4 @@ class EngineStats:
     evictions: int  # in the layer that keeps the most
     cached_tokens: int  # prompt tokens from the prefix cache
     prefix_bytes: int  # size of the prefix cache
+    n_allocated: int  # sequences whose caches are allocated

@@ -27,7 +27,7 @@ from h2o_cpp.model.tokenizer import Tokenizer
 _log = logging.getLogger("h2o_cpp")
 
 _MAX_ROWS = 65536  # rows of a session's batch
-_USEFUL = 16  # more sequences at once hardly increase the speed on a CPU
+USEFUL_SEQUENCES = 16  # more at once hardly increase the speed on a CPU
 
 
 class Runtime(NamedTuple):
@@ -101,7 +101,7 @@ def open_runtime(
                 f"max_sequences={n_sequences}, expected at most {most} with n_batch={n_batch}"
             )
     else:  # allocated when needed
-        n_sequences = max(1, min(_USEFUL, _core.available_memory() // 2 // each, most))
+        n_sequences = max(1, min(USEFUL_SEQUENCES, _core.available_memory() // 2 // each, most))
         allocated = 1
     tokenizer = Tokenizer.of_model(model)
     engine = _core.Engine(

@@ -103,7 +103,7 @@ def generate(
     batch_size: rows per batch; should be several times `max_sequences`, because the end of a batch
         has fewer concurrent sequences.
     num_cpus, num_gpus: per actor; sets its threads, and the device if it has a GPU.
-    generator: options of Generator; the default of max_sequences is 8.
+    generator: options of Generator.
 
     Raises ValueError for a seed without index. Ray raises errors of actors when it runs them.
     """

@@ -149,7 +149,7 @@ def deployment(
     num_cpus, num_gpus: per replica; sets its threads, and the device if it has a GPU.
     grace: seconds for requests in progress when a replica stops.
     server: arguments of h2o_cpp.serve.app.create_app: name, api_key, max_queue and so on.
-    generator: options of Generator; the default of max_sequences is 8.
+    generator: options of Generator.
     """
     settings = dict(server or {})
     replicas = serve.deployment(Model).options(

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from h2o_cpp.serve.bodies import BodyLimits
 from h2o_cpp.serve.catalog import Catalog
 
-# Name, description and the summed attribute of EngineStats or Service.
+# Name, description and the summed attribute of EngineStats.
 _COUNTS = (
     ("h2o_prompt_tokens", "Prompt tokens read", "prompt_tokens"),
     ("h2o_cached_tokens", "Prompt tokens reused", "cached_tokens"),
@@ -25,6 +25,7 @@ _STATES = (
     ("h2o_sequences", "Sequences", "n_sequences"),
     ("h2o_prefix_bytes", "Stored for prompts that begin alike", "prefix_bytes"),
 )
+# The summed attribute of ModelLimits, of each sequence whose cache is allocated.
 _MEMORY = (
     ("h2o_cache_bytes", "Allocated for the caches of all sequences", "cache_bytes"),
     ("h2o_full_cache_bytes", "What full caches would take", "full_cache_bytes"),
@@ -48,7 +49,9 @@ class EngineCollector(Collector):
         for name, what, field in _STATES:
             yield GaugeMetricFamily(name, what, sum(getattr(one, field) for one in stats))
         for name, what, field in _MEMORY:
-            yield GaugeMetricFamily(name, what, sum(getattr(one, field) for one in services))
+            each = [getattr(service.limits, field) for service in services]
+            n_bytes = sum(one.n_allocated * size for one, size in zip(stats, each, strict=True))
+            yield GaugeMetricFamily(name, what, n_bytes)
         yield GaugeMetricFamily(
             "h2o_body_bytes", "Bytes of the requests in progress", self._limits.n_bytes
         )

@@ -68,20 +68,16 @@ class Service:
         }
         stats = generator.stats()
         self.backend = stats.backend
-        self.cache_bytes, self.full_cache_bytes = stats.cache_bytes, stats.full_cache_bytes
-        self.model = Model(
-            id=name,
-            created=self.created,
-            h2o=ModelLimits(
-                n_ctx=generator.n_ctx,
-                endless=generator.endless and self.max_tokens > generator.n_ctx,
-                chat=self.template is not None,
-                policy=PolicyCounts.of(generator.policy),
-                n_sequences=generator.max_sequences,
-                cache_bytes=stats.cache_bytes // stats.n_sequences,
-                full_cache_bytes=stats.full_cache_bytes // stats.n_sequences,
-            ),
+        self.limits = ModelLimits(
+            n_ctx=generator.n_ctx,
+            endless=generator.endless and self.max_tokens > generator.n_ctx,
+            chat=self.template is not None,
+            policy=PolicyCounts.of(generator.policy),
+            n_sequences=generator.max_sequences,
+            cache_bytes=stats.cache_bytes // stats.n_sequences,
+            full_cache_bytes=stats.full_cache_bytes // stats.n_sequences,
         )
+        self.model = Model(id=name, created=self.created, h2o=self.limits)
 
     @contextmanager
     def run(self) -> Iterator[None]:
