@@ -21,6 +21,11 @@ RopeConfig read_rope(ConfigKeys& keys, const Config& c) {
     keys.fail(keys.full("rope.dimension_count"), " is ", rope.n_rot, ", expected even, at most ",
               c.head_dim);
   }
+  rope.layout = c.family->rope;
+  if (c.family->mrope_halves && keys.is_array("rope.dimension_sections")) {
+    const std::vector<int64_t> sections = keys.integers("rope.dimension_sections");
+    if (sections.size() > 1 && sections[0] > 0 && sections[1] > 0) rope.layout = RopeLayout::halves;
+  }
   rope.freq_base = keys.positive_or("rope.freq_base", 10000);
   rope.magnitude = keys.positive_or("rope.scaling.attn_factor", 1);
   rope.n_ctx_orig = c.n_ctx_train;
@@ -44,10 +49,14 @@ RopeConfig read_rope(ConfigKeys& keys, const Config& c) {
     rope.yarn_ext_factor = keys.share_or("rope.scaling.yarn_ext_factor", 1);
     rope.yarn_beta_fast = keys.positive_or("rope.scaling.yarn_beta_fast", 32);
     rope.yarn_beta_slow = keys.positive_or("rope.scaling.yarn_beta_slow", 1);
-    rope.magnitude *= keys.positive_or("rope.scaling.yarn_attn_factor", 1);
     const float log_factor = -0.1f * std::log(rope.freq_scale);
-    if (rope.yarn_ext_factor != 0) rope.magnitude *= 1 + log_factor;
-    rope.magnitude /= 1 + keys.share_or("rope.scaling.yarn_log_multiplier", 0) * log_factor;
+    const float multiplier = keys.share_or("rope.scaling.yarn_log_multiplier", 0);
+    if (keys.has("rope.scaling.yarn_attn_factor")) {  // replaces YaRN's own, as in transformers
+      rope.magnitude *= keys.positive("rope.scaling.yarn_attn_factor");
+    } else {
+      if (rope.yarn_ext_factor != 0) rope.magnitude *= 1 + log_factor;
+      rope.magnitude /= 1 + multiplier * log_factor;
+    }
   }
   return rope;
 }
@@ -73,6 +82,7 @@ SlidingWindow read_sliding_window(ConfigKeys& keys, const Config& c) {
     window.period = keys.count(pattern);
   }
   if (!keys.zero_or_missing(size)) window.size = keys.count(size);
+  if (!keys.has(size)) window.size = c.family->window_size;
   if (window.size == 1) keys.fail(keys.full(size), " is 1, expected 2 or more");
   return window;
 }
@@ -89,8 +99,8 @@ void read_scales(ConfigKeys& keys, Config& c) {
     c.logit_scale = family.logit_scale == LogitScale::divides ? 1 / scale : scale;
   }
   if (family.softcaps) {
-    c.attn_softcap = keys.share_or("attn_logit_softcapping", 0);
-    c.logit_softcap = keys.share_or("final_logit_softcapping", 0);
+    c.attn_softcap = keys.share_or("attn_logit_softcapping", family.attn_softcap);
+    c.logit_softcap = keys.share_or("final_logit_softcapping", family.logit_softcap);
   }
 }
 
@@ -285,11 +295,15 @@ Config read_config(const GgufShards& model) {
   const bool by_width = c.family->scale_by_width == c.n_layers;
   const double width = by_width ? double{1} * c.n_embd / c.n_heads : c.head_dim;
   c.attn_scale = keys.positive_or("attention.scale", 1 / std::sqrt(width));
-  c.norm_eps =
-      keys.positive(c.family->norm == NormKind::layer ? "attention.layer_norm_epsilon"
-                                                      : "attention.layer_norm_rms_epsilon");
+  // Some converters write the other kind's too.
+  const char* eps = "attention.layer_norm_rms_epsilon";
+  const char* other_eps = "attention.layer_norm_epsilon";
+  if (c.family->norm == NormKind::layer) std::swap(eps, other_eps);
+  c.norm_eps = keys.positive(eps);
+  keys.ignore(other_eps);
   if (c.family->multipliers) {
     for (const char* key : kStateSpace) keys.ignore(key);
+    if (!c.family->experts) keys.ignore("expert_shared_feed_forward_length");  // of Granite 4
     if (!keys.flag_or("rope.scaling.finetuned", true)) {
       keys.fail(keys.full("rope.scaling.finetuned"), " is false: a Granite without positions, ",
                 "which h2o does not support");
@@ -319,6 +333,7 @@ Config read_config(const GgufShards& model) {
   }
   if (c.family->short_conv) c.short_conv_taps = read_taps(keys, "shortconv.l_cache");
   c.parallel_residual = keys.flag_or("use_parallel_residual", c.family->parallel_residual);
+  if (c.family->parallel_without_norm) c.parallel_residual = !model.tensor("blk.0.ffn_norm.weight");
   if (c.family->activation == Activation::gelu)
     c.gelu_erf = read_gelu_erf(keys, model.first_file());
 

@@ -12,6 +12,7 @@ namespace h2o {
 
 // How the angles of rotary position embedding are computed. Keys {a}.rope.*
 struct RopeConfig {
+  RopeLayout layout = RopeLayout::none;  // the family's, see Family::mrope_halves
   int32_t n_rot = 0;        // dimension_count: rotated dimensions of a head, default head_dim
   float freq_base = 10000;  // freq_base
   float freq_scale = 1;     // 1 / scaling.factor

@@ -139,9 +139,11 @@ constexpr Family kFamilies[] = {
      .multipliers = true,
      .logit_scale = LogitScale::divides,
      .experts = true},
-    // GLM-4 9B, and GLM-4 of April 2025 (partial rotary, in pairs; gate and up in one tensor)
+    // GLM-4 9B, and GLM-4 of April 2025 (partial rotary, in pairs; gate and up in one tensor).
+    // Converters
+    // permute Q and K of vision models for halves.
     {.architecture = "chatglm", .rope = RopeLayout::pairs},
-    {.architecture = "glm4", .rope = RopeLayout::pairs, .post_norms = true},
+    {.architecture = "glm4", .rope = RopeLayout::pairs, .mrope_halves = true, .post_norms = true},
     // GLM-4.5, 4.6 and 4.7, Solar Open (partial rotary)
     {.architecture = "glm4moe",
      .qk_norm = QkNorm::heads_if_present,
@@ -177,7 +179,10 @@ constexpr Family kFamilies[] = {
      .activation = Activation::gelu,
      .biases = Biases::all},
     // StableLM (partial rotary)
-    {.architecture = "stablelm", .norm = NormKind::layer, .shared_norm = true},
+    {.architecture = "stablelm",
+     .norm = NormKind::layer,
+     .parallel_without_norm = true,
+     .shared_norm = true},
     // Command-R
     {.architecture = "command-r",
      .norm = NormKind::layer,
@@ -250,10 +255,13 @@ constexpr Family kFamilies[] = {
     {.architecture = "gemma2",
      .gate = Gate::geglu,
      .window_period = 2,
+     .window_size = 4096,
      .post_norms = true,
      .embedding_by_width = true,
      .scale_by_width = 46,  // 27B
-     .softcaps = true},
+     .softcaps = true,
+     .attn_softcap = 50,
+     .logit_softcap = 30},
     {.architecture = "gemma3",
      .gate = Gate::geglu,
      .qk_norm = QkNorm::heads,

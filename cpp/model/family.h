@@ -26,13 +26,18 @@ struct Family {
   std::string_view architecture;  // general.architecture, and the prefix of the metadata keys
   NormKind norm = NormKind::rms;
   RopeLayout rope = RopeLayout::halves;  // none: learned positions
+  bool mrope_halves =
+      false;  // the layout is halves if {a}.rope.dimension_sections has M-RoPE's axes
   Activation activation = Activation::gated;
   Gate gate = Gate::swiglu;  // if it has a gate
   Biases biases = Biases::optional;
   QkNorm qk_norm = QkNorm::none;
   bool parallel_residual = false;  // overridden by {a}.use_parallel_residual
+  bool parallel_without_norm =
+      false;  // parallel if layers have no ffn_norm, whatever that key says
   // see SlidingWindow; {a}.attention.sliding_window_pattern takes precedence
   int32_t window_period = 0;
+  int32_t window_size = 0;  // the default of {a}.attention.sliding_window
   // Layers with a window have unscaled positions, with {a}.rope.freq_base_swa, by default
   // window_base; 0: the base of the others.
   bool window_unscaled = false;
@@ -48,7 +53,9 @@ struct Family {
   int32_t scale_by_width = 0;
   bool multipliers = false;  // {a}.embedding_scale and residual_scale are read
   LogitScale logit_scale = LogitScale::unknown;
-  bool softcaps = false;        // {a}.attn_logit_softcapping and final_logit_softcapping are read
+  bool softcaps = false;   // {a}.attn_logit_softcapping and final_logit_softcapping are read
+  float attn_softcap = 0;  // their defaults
+  float logit_softcap = 0;
   bool embedding_norm = false;  // token embeddings are normalized
   float alibi_max_bias = 0;     // for ALiBi, see alibi_slopes(); 0: none
   bool attn_sinks = false;      // heads have attention sinks, see Attention

@@ -239,13 +239,13 @@ Weights find_weights(const GgufShards& model, const Config& c) {
   Finder find(model, c);
   w.token_embd = find.matrix("token_embd.weight", c.n_vocab, c.n_embd);
   if (c.family->embedding_norm) w.token_norm = find.norm("token_embd_norm");
-  if (c.family->rope != RopeLayout::none) {
+  if (c.rope.layout != RopeLayout::none) {
     const auto divisors = [&](const char* name) {
       return find.floats_or_none(name, 1, c.rope.n_rot / 2);
     };
-    w.rope = {c.family->rope, divisors("rope_freqs.weight"), c.rope.magnitude};
+    w.rope = {c.rope.layout, divisors("rope_freqs.weight"), c.rope.magnitude};
     if (find.has("rope_factors_long.weight")) {
-      w.long_rope = {c.family->rope, divisors("rope_factors_long.weight"), c.rope.magnitude};
+      w.long_rope = {c.rope.layout, divisors("rope_factors_long.weight"), c.rope.magnitude};
       w.rope.frequencies = find.floats("rope_factors_short.weight", 1, c.rope.n_rot / 2);
     }
   } else if (c.alibi_max_bias == 0) {

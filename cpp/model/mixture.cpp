@@ -23,6 +23,7 @@ void add_mixture(Backend& b, const Config& c, const Weights& w, int32_t layer,
     b.matmul(e.shared_logit, a.h, m.shared_router);
     b.gate_rows(e.shared_up, e.shared_logit);
   }
+  if (c.residual_scale != 1) b.scale(e.shared_up, c.residual_scale);  // as the others' weights are
   b.matmul_add(a.x, e.shared_up, m.shared_down);
 }
 

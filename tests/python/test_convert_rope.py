@@ -10,6 +10,7 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from h2o_cpp.convert import convert
+from h2o_cpp.convert.rope import rope_metadata
 from support.needs import packages
 from support.opt_checkpoint import read_tensors
 from support.rotary_checkpoint import METADATA, make_checkpoint, model_metadata
@@ -35,6 +36,15 @@ def convert_metadata(path: Path, architecture: str, **config: object) -> dict[st
     [
         ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 3.5}}, {}),
         ("llama", {"rope_theta": 3.5, "rope_scaling": None}, {}),
+        (
+            "llama",
+            {
+                "rope_theta": 3.5,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 3.5},
+                "rope_scaling": {"type": "linear", "factor": 2},  # precedes, as in transformers
+            },
+            {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0},
+        ),
         (
             "llama",
             {"rope_theta": 3.5, "rope_scaling": {"type": "linear", "factor": 2}},
@@ -100,6 +110,16 @@ def test_rope_metadata(
 ) -> None:
     metadata = convert_metadata(tmp_path, architecture, **rope)
     assert metadata == METADATA[architecture] | {"rope.freq_base": 3.5} | expected
+
+
+def test_attention_factor_precedes_mscale() -> None:
+    """As in transformers, also for Ministral."""
+    rope = {"rope_type": "yarn", "rope_theta": 3.5, "factor": 4.0, "attention_factor": 1.5}
+    rope |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+    config = {"max_position_embeddings": 32, "rope_parameters": rope}
+    found = rope_metadata("mistral3", config)
+    assert found["rope.scaling.attn_factor"] == pytest.approx(1.5 / (0.1 * np.log(4) + 1))
+    assert "rope.scaling.yarn_log_multiplier" not in found
 
 
 @pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])

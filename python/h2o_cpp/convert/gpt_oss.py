@@ -78,7 +78,7 @@ GPT_OSS = Family(
     absent={
         "rope_theta": 150000.0,
         "sliding_window": 128,
-        "rope_scaling": {
+        "rope_parameters": {
             "rope_type": "yarn",
             "factor": 32.0,
             "original_max_position_embeddings": 4096,

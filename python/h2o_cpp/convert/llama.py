@@ -18,6 +18,8 @@ from h2o_cpp.convert.window import (
     window_of_some_layers,
 )
 
+_SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+
 
 def _mistral3(config: Config) -> Metadata:
     kind = config.get("model_type")
@@ -80,7 +82,8 @@ def _gemma(config: Config) -> Metadata:
 
 
 def _gemma2(config: Config) -> Metadata:
-    return _gemma_scales(config) | window_of_listed_layers(config, period=2)
+    none = dict.fromkeys(_SOFTCAPS, 0.0)  # readers assume those of Gemma 2 where there are none
+    return none | _gemma_scales(config) | window_of_listed_layers(config, period=2)
 
 
 def _gemma3(config: Config) -> Metadata:
@@ -94,7 +97,7 @@ def _gemma3(config: Config) -> Metadata:
 def _gemma_scales(config: Config) -> Metadata:
     values = _gemma(config)
     values["attention.scale"] = number(config, "query_pre_attn_scalar", 256) ** -0.5
-    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+    for key in _SOFTCAPS:
         if config.get(key) is not None:
             values[key] = number(config, key)
     return values

@@ -72,9 +72,9 @@ def rope_tensors(config: Config, rotated: int) -> dict[str, Values]:
 
 def rope_parameters(config: Config) -> Mapping[str, Any]:
     """The parameters in transformers 5's form: rope_theta, rope_type and those of the type."""
-    for key in ("rope_parameters", "rope_scaling"):
+    for key in ("rope_scaling", "rope_parameters"):  # as in transformers, the older one first
         found = config.get(key)
-        if found is None:
+        if not found:
             continue
         if isinstance(found, dict) and found.keys() == _KINDS:
             found = found["full_attention"]
@@ -162,14 +162,14 @@ def _yarn(architecture: str, config: Config, rope: Mapping[str, Any]) -> Metadat
     def own(mscale: float) -> float:
         return 1 + 0.1 * mscale * log(factor) if factor > 1 else 1.0
 
-    if architecture == "mistral3":
+    # HF's value replaces YaRN's own factor, ggml's multiplies it.
+    if rope.get("attention_factor") is not None:
+        metadata["rope.scaling.attn_factor"] = number(rope, "attention_factor") / own(1)
+    elif architecture == "mistral3":
         if rope.get("mscale", 1) != 1:
             raise refuse(architecture, "mscale", rope["mscale"], "a variant of yarn")
         if rope.get("mscale_all_dim"):
             metadata["rope.scaling.yarn_log_multiplier"] = number(rope, "mscale_all_dim")
-    # HF's value replaces YaRN's own factor, ggml's multiplies it.
-    elif rope.get("attention_factor") is not None:
-        metadata["rope.scaling.attn_factor"] = number(rope, "attention_factor") / own(1)
     elif rope.get("mscale") and rope.get("mscale_all_dim"):
         scales = own(number(rope, "mscale")), own(number(rope, "mscale_all_dim"))
         metadata["rope.scaling.attn_factor"] = scales[0] / scales[1] / own(1)
