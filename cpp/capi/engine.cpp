@@ -39,6 +39,7 @@ Constraint constraint_by(const h2o_request_options& options) {
 std::vector<int32_t> prompt_of(const Tokenizer& tokenizer, std::string_view text,
                                const h2o_request_options& options, bool parse_special) {
   const std::span<const int32_t> tokens = given(options.tokens, options.n_tokens);
+  require(!tokens.empty() || !text.empty(), "the prompt is empty");
   if (tokens.empty()) return tokenizer.encode(text, {.parse_special = parse_special});
   require(text.empty(), "the prompt is given both as text and as tokens");
   return {tokens.begin(), tokens.end()};

@@ -33,8 +33,9 @@ void TextSession::reset() {
 void TextSession::set_sampling(const SamplerOptions& options, bool seeded) {
   Sampler sampler = sampler_by(options, tokens());
   if (!seeded) sampler.set_random_state(sampler_->random_state());
+  SamplerOptions copy = options;  // may fail, the rest does not
   *sampler_ = std::move(sampler);
-  sampling_ = options;
+  sampling_ = std::move(copy);
 }
 
 // A sampler that has accepted these tokens.

@@ -58,6 +58,8 @@ void KvArchive::reserve_sequences(int32_t n) {
   }
 }
 
+void KvArchive::release_sequences(int32_t n) { sequences_.resize(n); }
+
 ArchiveMemory KvArchive::memory(int32_t sequence) const {
   const auto& [pages, summaries] = sequences_[sequence];
   return {pages.data(), summaries.size() > 0 ? summaries.data() : pages.data()};

@@ -46,6 +46,9 @@ class KvArchive {
   // Grows to `n` sequences. Memory is committed when a page is first written, or at once if it is
   // pinned. Throws OutOfMemory, FileError.
   void reserve_sequences(int32_t n);
+  // Shrinks to the first `n`, whose content stays.
+  void release_sequences(int32_t n);
+  int32_t n_sequences() const { return static_cast<int32_t>(sequences_.size()); }
 
   // The archived kv_heads of a layer, ascending.
   std::span<const int32_t> kv_heads(int32_t layer) const {

@@ -121,10 +121,19 @@ size_t KvCache::bytes(std::span<const KvPolicy> policies, const KvShape& shape) 
 void KvCache::reserve_sequences(int32_t n_sequences) {
   const int32_t n_before = shape_.n_sequences;
   if (n_sequences <= n_before) return;
+  try {
+    if (archive_ != nullptr) archive_->reserve_sequences(n_sequences);
+    grow(n_sequences);
+  } catch (...) {
+    if (archive_ != nullptr) archive_->release_sequences(n_before);
+    throw;
+  }
+}
+
+void KvCache::grow(int32_t n_sequences) {
+  const int32_t n_before = shape_.n_sequences;
   KvShape shape = shape_;
   shape.n_sequences = n_sequences;
-  if (archive_ != nullptr) archive_->reserve_sequences(n_sequences);
-
   Buffer storage = backend_.allocate(bytes(sizing_, shape));
   std::vector<KvView> layers;
   std::vector<KvPolicy> policies(size_t{1} * shape.n_layers * n_sequences);

@@ -97,6 +97,8 @@ class KvCache {
   Buffer allocate_rope_table(int64_t n_ranks) const;
   void copy(void* to, const void* from, int64_t n_bytes) const;
 
+  void grow(int32_t n_sequences);
+
   Backend& backend_;
   KvShape shape_;
   std::vector<KvPolicy> sizing_;  // determine the number of slots: one, or one per layer

@@ -58,7 +58,9 @@ bool Generation::has_ended() const {
 }
 
 std::vector<float> Generation::embedding() const {
-  const double n = request_.pooling == Pooling::mean ? progress().n_prompt : 1;
+  const Progress now = progress();
+  if (now.finish == Finish::none || now.finish == Finish::cancelled) return {};
+  const double n = request_.pooling == Pooling::mean ? now.n_prompt : 1;
   std::vector<float> mean(pooled_.size());
   for (size_t i = 0; i < mean.size(); ++i) mean[i] = static_cast<float>(pooled_[i] / n);
   return mean;

@@ -73,7 +73,7 @@ class Generation {
   std::span<const float> logits() const { return logits_; }
   std::string held_back() const { return Detokenizer(detokenizer_).finish(); }
 
-  // Only after the end: the embedding that request().pooling selects [n_embd].
+  // The embedding that request().pooling selects [n_embd]; before the end, and if cancelled, empty.
   std::vector<float> embedding() const;
 
  private:

@@ -41,8 +41,6 @@ Sampler::Sampler(const SamplerOptions& options, int32_t n_vocab)
       surprise_(2 * options.mirostat_tau) {
   options.check(n_vocab);
   std::ranges::sort(options_.logit_bias, {}, &LogitBias::token);
-  const auto same = std::ranges::adjacent_find(options_.logit_bias, {}, &LogitBias::token);
-  require(same == options_.logit_bias.end(), "a token appears twice in logit_bias");
   choose_steps();
   counts_.resize(n_vocab);
   take_scratch();  // sample() allocates on other threads only, once

@@ -159,6 +159,10 @@ void SamplerOptions::check(int32_t n_vocab) const {
     require(finite(bias) || bias == -std::numeric_limits<float>::infinity(), "logit_bias: ", bias,
             " for token ", token, ", expected a number, or -infinity");
   }
+  std::vector<LogitBias> sorted = logit_bias;
+  std::ranges::sort(sorted, {}, &LogitBias::token);
+  const auto same = std::ranges::adjacent_find(sorted, {}, &LogitBias::token);
+  require(same == sorted.end(), "a token appears twice in logit_bias");
 }
 
 }  // namespace h2o

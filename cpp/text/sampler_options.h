@@ -10,7 +10,8 @@
 
 namespace h2o {
 
-// In the default order, that of Hugging Face transformers.
+// In the default order. Those of Hugging Face transformers are in its order, except typical_p,
+// which is where llama.cpp has it.
 enum class SamplerStep : uint8_t {
   penalties,
   dry,

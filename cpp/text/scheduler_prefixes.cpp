@@ -105,10 +105,9 @@ void Scheduler::save_prefixes(Generation& g, std::span<const float> logits) noex
   if (!prefixes_.enabled() || !g.from_beginning_) return;
   try {
     const auto seen = static_cast<size_t>(session_.tokens_seen(g.sequence_));
-    const auto at = std::ranges::find(g.save_at_, seen);
-    if (at != g.save_at_.end()) {
-      g.save_at_.erase(at);
-      const bool plain = session_.is_plain(g.sequence_);
+    // The beginning of a plain state is one too, so a later one does as well.
+    const bool plain = session_.is_plain(g.sequence_);
+    if (std::erase_if(g.save_at_, [&](size_t at) { return plain ? at <= seen : at == seen; }) > 0) {
       save_prefix(g, plain ? PrefixKind::plain : PrefixKind::chunk_end, {});
     }
     if (g.saves_whole_ && g.reads_prompt() && seen == g.tokens_.size() && !logits.empty()) {

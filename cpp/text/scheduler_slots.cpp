@@ -108,6 +108,9 @@ bool Scheduler::grow() {
   } catch (const std::bad_alloc&) {
     max_sequences_ = n;
     return false;
+  } catch (const FileError&) {  // of the archive
+    max_sequences_ = n;
+    return false;
   }
   slots_.resize(std::min(2 * n, max_sequences_));
   return true;

@@ -67,14 +67,18 @@ void Trace::add(std::span<const float> given, int32_t token) {
 void Trace::observe(const Session& session, int32_t sequence) {
   const Config& config = session.model().config;
   std::vector<int32_t> counts(session.tokens_seen(sequence));
+  int32_t n_heads = 0;
   for (int32_t layer = 0; layer < config.n_layers; ++layer) {
+    if (config.recurrent(layer)) continue;
+    n_heads += config.n_kv_heads;
     for (int32_t head = 0; head < config.n_kv_heads; ++head) {
       for (const KvEntry& entry : session.entries(layer, sequence, head)) ++counts[entry.position];
     }
   }
   Kept kept{session.tokens_kept(sequence), {}};
-  const auto n_heads = static_cast<float>(config.n_layers * config.n_kv_heads);
-  for (const int32_t count : counts) kept.shares.push_back(static_cast<float>(count) / n_heads);
+  for (const int32_t count : counts) {
+    kept.shares.push_back(static_cast<float>(count) / static_cast<float>(std::max(n_heads, 1)));
+  }
   const std::lock_guard lock(mutex_);
   kept_ = std::move(kept);
 }

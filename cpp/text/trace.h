@@ -29,7 +29,7 @@ struct TokenLogprob {
 // What a sequence keeps at one point.
 struct Kept {
   int32_t tokens_kept;  // in the layer that keeps most
-  // [tokens seen]: the fraction of all layers' kv_heads that keep the token
+  // [tokens seen]: the fraction of the kv_heads, of all layers with a cache, that keep the token
   std::vector<float> shares;
 };
 

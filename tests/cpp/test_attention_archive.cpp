@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "allocations.h"
 #include "archive_rig.h"
 #include "attention_check.h"
 #include "core/error.h"
@@ -141,6 +142,28 @@ TEST_CASE("recall depends neither on threads nor on other sequences") {
   grown.reset(0);
   const Qkv in = random_qkv(random, shape, 70);
   CHECK(same_bits(one.attend({{0, 70}}, in), grown.attend({{0, 70}}, in)));
+}
+
+TEST_CASE("a cache that cannot grow has the archives that it had") {
+  const KvShape shape = [] {
+    KvShape one = shape_with(DType::f16, 32, 2, 2);
+    one.n_sequences = 1;
+    return one;
+  }();
+  Rig rig(kPolicy, shape, 1);
+  bool fails = true;
+  for (int64_t n = 1; fails; ++n) {
+    const FailingAllocation failing(n);
+    try {
+      rig.cache().reserve_sequences(4);
+    } catch (const std::bad_alloc&) {
+      CHECK(rig.cache().archive()->n_sequences() == 1);
+      CHECK(rig.cache().shape().n_sequences == 1);
+    }
+    fails = failing.failed();
+  }
+  CHECK(rig.cache().archive()->n_sequences() == 4);
+  CHECK(rig.cache().shape().n_sequences == 4);
 }
 
 // With a policy without scores, everything kept and archived is rounded rows.

@@ -307,7 +307,12 @@ TEST_CASE("engines and requests with invalid arguments say why") {
   CHECK(status("a", [](RequestOptions& o) { o.sampling.top_p = 2; }) == H2O_INVALID_ARGUMENT);
   CHECK(status("a", [](RequestOptions& o) { o.limits.max_tokens = -2; }) == H2O_INVALID_ARGUMENT);
   CHECK(status("\xff", [](RequestOptions&) {}) == H2O_INVALID_ARGUMENT);
+  CHECK(status("", [](RequestOptions&) {}) == H2O_INVALID_ARGUMENT);
   CHECK(status("", [](RequestOptions& o) { o.request.n_tokens = 1; }) == H2O_INVALID_ARGUMENT);
+  const h2o_logit_bias biases[] = {{5, 1}, {5, 2}};
+  CHECK(status("a", [&](RequestOptions& o) {
+          o.sampling.n_logit_bias = 2, o.sampling.logit_bias = biases;
+        }) == H2O_INVALID_ARGUMENT);
   CHECK(status("", [&](RequestOptions& o) {
           o.request.tokens = &no_token, o.request.n_tokens = 1;
         }) == H2O_INVALID_ARGUMENT);

@@ -108,7 +108,10 @@ TEST_CASE("out of memory during session calls") {
   stopping.n_stop = 1;
   stopping.stop = stops;
   std::vector<int32_t> tokens(20, 5);
-  const h2o_sampling sampling = H2O_SAMPLING;
+  const h2o_logit_bias bias = {7, 2.0f};
+  h2o_sampling sampling = H2O_SAMPLING;
+  sampling.n_logit_bias = 1;
+  sampling.logit_bias = &bias;
   Rig beginning(model);
   beginning.session.feed(tokens);
   const std::string snapshot = beginning.session.save();

@@ -103,6 +103,20 @@ class TestArchiveDir:
         with Generator(llama, **options) as generator:
             assert generator.generate(TOKENS[:20], max_tokens=20, seed=1).text == text
 
+    def test_requests_wait_if_no_more_files_can_be_made(self, llama: Path, tmp_path: Path) -> None:
+        """The caches of more sequences are allocated when they are needed."""
+        directory = tmp_path / "archive"
+        directory.mkdir()
+        options: dict[str, Any] = {"hh": 8, "archive": "f16", "n_ctx": N_CTX, "threads": 1}
+        prompts, more = [TOKENS[:20], TOKENS[20:40]], {"max_tokens": 20, "seed": 1}
+        with Generator(llama, archive_dir=directory, **options) as generator:
+            directory.rmdir()  # the file of the first sequence is open, and has no name
+            found = generator.generate(prompts, **more)
+            assert generator.stats().n_sequences == 1
+        with Generator(llama, **options) as generator:
+            expected = [generator.generate(prompt, **more) for prompt in prompts]
+        assert [one.text for one in found] == [one.text for one in expected]
+
     def test_invalid_archive_dir_is_rejected(self, llama: Path, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="archive_dir='x' needs archive"):
             Generator(llama, hh=8, archive_dir="x")

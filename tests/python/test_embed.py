@@ -121,3 +121,15 @@ def test_command_names_an_empty_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     texts.write_text("a\n\nb\n")
     assert main(["embed", "--file", str(texts), "--lines"]) == 1
     assert "line 2 is empty, expected a text in each line" in capsys.readouterr().err
+
+
+def test_embedding_is_empty_before_the_end(tiny_opt: Path) -> None:
+    with Generator(tiny_opt, threads=1, n_batch=8) as generator:
+        tokens = [5 + i % 40 for i in range(300)]
+        expected = generator.embed(tokens, pooling="mean", normalize=False)
+        with generator.engine() as engine:
+            completion = engine.submit(tokens, max_tokens=0, pooling="mean")
+            while (found := completion.embedding).size == 0:
+                pass
+            np.testing.assert_array_equal(found, expected)
+            completion.result()

@@ -17,6 +17,7 @@ from h2o_cpp._core import GgufFile
 from h2o_cpp.cli import main
 from h2o_cpp.cli.token_colors import keeper_shares
 from h2o_cpp.convert import convert
+from h2o_cpp.generation.record import Record
 from h2o_cpp.measure.heads import RETRIEVAL_HEADS
 from h2o_cpp.measure.inspection import inspect
 from h2o_cpp.measure.planner import plan
@@ -75,6 +76,11 @@ def test_shares_are_of_layers_with_a_cache(hybrid: Path) -> None:
     with Generator(hybrid, policy=Policy.window(5), threads=1) as generator:
         generator.generate([tokens], max_tokens=1)
         assert Looks(generator).take(tokens, 1.0).shares.tolist() == expected
+        with generator.engine() as engine:
+            record = Record(kept_every=1)
+            engine.submit(tokens, record=record, max_tokens=1, ignore_eos=True).result()
+            assert record.kept is not None
+            assert record.kept.shares.tolist() == expected
 
 
 def test_statistics_of_layers(hybrid: Path) -> None:

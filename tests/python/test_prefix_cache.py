@@ -213,6 +213,27 @@ def test_concurrent_prompts_share_their_prefix(tiny_opt: Path) -> None:
         assert [result.cached_tokens for result in together] == [0, *[3 * CHUNK] * 4]
 
 
+def test_concurrent_prompts_share_their_prefix_after_a_cached_one(tiny_opt: Path) -> None:
+    """With a full cache, chunks begin where a cached state ends, at any token."""
+    rng = random.Random(7)
+    system = random_tokens(rng, 3 * CHUNK + 7)
+    shared = system + random_tokens(rng, 4 * CHUNK)
+    prompts = [shared + random_tokens(rng, 20 + 11 * i) for i in range(3)]
+    with (
+        open_generator(tiny_opt, max_sequences=3) as generator,
+        open_generator(tiny_opt, prefix_cache=0) as plain,
+    ):
+        options: dict[str, Any] = {"max_tokens": 1, "ignore_eos": True, "seed": 3}
+        generator.generate(system, **options)
+        together = generator.generate(prompts, **options)
+        assert [result.text for result in together] == [
+            plain.generate(prompt, **options).text for prompt in prompts
+        ]
+        first, *others = (result.cached_tokens for result in together)
+        assert first <= len(system) + 1
+        assert min(others) >= len(shared) - CHUNK
+
+
 def test_concurrent_threads(tiny_opt: Path) -> None:
     """With memory for only one or two states."""
     rng = random.Random(7)
