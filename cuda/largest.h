@@ -1,7 +1,7 @@
 // The largest logits of rows, so that a step copies only these.
 #pragma once
 
-#include "backend/largest.h"
+#include "backend/largest_logits.h"
 #include "core/tensor.h"
 #include "cuda/runtime/device.h"
 

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "backend/batch.h"
-#include "backend/largest.h"
+#include "backend/largest_logits.h"
 #include "backend/recurrent_limits.h"
 #include "core/buffer.h"
 #include "core/tensor.h"

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "backend/largest.h"
+#include "backend/largest_logits.h"
 #include "text/candidates.h"
 #include "text/mersenne_twister.h"
 #include "text/repetitions.h"
