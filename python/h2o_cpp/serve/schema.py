@@ -88,13 +88,28 @@ class Schema(BaseModel):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """Include the ignored fields; other fields may be null, or anything if they are ignored."""
+        """Include the ignored fields; fields that are not required may be null, and unknown ones
+        too, or anything if they are ignored."""
         found = handler.resolve_ref_schema(handler(schema))
         properties = found.setdefault("properties", {})
+        for name in properties.keys() - {*found.get("required", ())}:
+            properties[name] = _nullable(properties[name])
         for name in cls.ignored:  # a subclass may have a field of this name
             properties.setdefault(name, {"description": "ignored"})
         found["additionalProperties"] = cls.ignores_unknown or {"type": "null"}
         return found
+
+
+def _nullable(field: dict[str, Any]) -> dict[str, Any]:
+    """The JSON Schema of a field that may be null."""
+    null = {"type": "null"}
+    if null in field.get("anyOf", ()):
+        return field
+    value = dict(field)
+    shown: dict[str, Any] = {
+        key: value.pop(key) for key in ("title", "description", "default") if key in value
+    }
+    return {"anyOf": [value, null], **shown}
 
 
 def parse(model: type[_Request], body: bytes) -> _Request:
