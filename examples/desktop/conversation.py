@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from h2o_cpp import Generator, Snapshot, Stream
-from h2o_cpp.model.chat_template import Message
+from h2o_cpp.model.template_messages import Message
 
 
 class Conversation:

@@ -11,7 +11,7 @@ from h2o_cpp.generation.request import StreamOptions, show_options
 from h2o_cpp.generation.snapshot import Snapshot
 from h2o_cpp.generation.stream import Stream
 from h2o_cpp.model.arguments import check_str, short
-from h2o_cpp.model.chat_template import Message
+from h2o_cpp.model.template_messages import Message
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

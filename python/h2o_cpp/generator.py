@@ -14,12 +14,13 @@ from h2o_cpp.generation.snapshot import Snapshot, SnapshotCache
 from h2o_cpp.generation.stream import Stream
 from h2o_cpp.loaded_model import LoadedModel
 from h2o_cpp.model.arguments import bytes_of, check_bool, check_int
-from h2o_cpp.model.chat_template import ChatTemplate, Message, Tool, tool_schemas
+from h2o_cpp.model.chat_template import ChatTemplate, Tool, tool_schemas
 from h2o_cpp.model.device import model_and_cache_bytes, open_on_device
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.runtime import open_runtime
 from h2o_cpp.model.session import Positions
 from h2o_cpp.model.stored_budget import Budget
+from h2o_cpp.model.template_messages import Message
 from h2o_cpp.reply import Reply, parse_reply
 
 if TYPE_CHECKING:

@@ -108,7 +108,8 @@ class TestArchiveDir:
         directory = tmp_path / "archive"
         directory.mkdir()
         options: dict[str, Any] = {"hh": 8, "archive": "f16", "n_ctx": N_CTX, "threads": 1}
-        prompts, more = [TOKENS[:20], TOKENS[20:40]], {"max_tokens": 20, "seed": 1}
+        prompts = [TOKENS[:20], TOKENS[20:40]]
+        more: dict[str, Any] = {"max_tokens": 20, "seed": 1}
         with Generator(llama, archive_dir=directory, **options) as generator:
             directory.rmdir()  # the file of the first sequence is open, and has no name
             found = generator.generate(prompts, **more)

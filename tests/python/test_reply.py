@@ -28,6 +28,7 @@ PLAIN = ReplyFormat("plain", think=THINK)
 ALL = {**FORMATS, "thinks": PLAIN}
 
 F = ToolCall("f", '{"x": 1}')
+NONE = ToolCall("f", "{}")
 G = ToolCall("g", '{"text": "a\\"} </tool_call>"}')
 G_TEXT = r'{"text": "a\"} </tool_call>"}'
 
@@ -90,6 +91,31 @@ CASES: list[tuple[str, str, Reply]] = [
         Reply(calls=[F]),
     ),
     ("qwen3-coder", "<tool_call>\n<function=f>", Reply("<tool_call>\n<function=f>")),
+    (
+        "glm",
+        "Hi\n<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n",
+        Reply("Hi", calls=[F]),
+    ),
+    (
+        "glm",
+        "<tool_call>f<arg_key>x</arg_key><arg_value>1</arg_value></tool_call><tool_call>f</tool_call>",
+        Reply(calls=[F, NONE]),
+    ),
+    ("glm", "<tool_call>f<arg_key>x</arg_key>", Reply("<tool_call>f<arg_key>x</arg_key>")),
+    ("glm", "<tool_call>f<arg_value>1", Reply("<tool_call>f<arg_value>1")),
+    ("glm", "a <tool_call> b", Reply("a <tool_call> b")),
+    ("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>', Reply(calls=[NONE])),
+    ("hermes", '<tool_call>{"arguments": "", "name": "f"}</tool_call>', Reply(calls=[NONE])),
+    (
+        "harmony",
+        "<|channel|>commentary to=functions.f <|constrain|>json<|message|><|call|>",
+        Reply(calls=[NONE]),
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"x": "it\\\'s"}}</tool_call>',
+        Reply(calls=[ToolCall("f", '{"x": "it\'s"}')]),
+    ),
     ("qwen3-coder", "a <tool_call> b", Reply("a <tool_call> b")),
     ("llama3", '{"name": "f", "parameters": {"x": 1}}', Reply(calls=[F])),
     (
@@ -285,6 +311,7 @@ def test_surrogates_and_constants() -> None:
         ("{% if tools %}<tool_call>{% endif %}", "hermes", None),
         ("{% if tools %}<tool_call>{% endif %}<think></think>", "hermes", THINK),
         ("<tool_call><function=x><parameter=y>", "qwen3-coder", None),
+        ("<tool_call>{name}<arg_key></arg_key><arg_value></arg_value>", "glm", None),
         ("[TOOL_CALLS]", "mistral", None),
         ("[TOOL_CALLS][THINK][/THINK]", "mistral", ("[THINK]", "[/THINK]")),
         ("<|start_header_id|>{{ tools }}", "llama3", None),

@@ -37,7 +37,7 @@ TOOLS: dict[str, Any] = {
         "type": "object",
         "properties": {
             "text": {"type": "string", "maxLength": 12},
-            "code": {"type": "string", "pattern": "^[A-Z]{2}/\\d$"},
+            "code": {"type": "string", "pattern": "^[A-Z]{2}/[0-9]$"},
             "kind": {"$ref": "#/$defs/Color"},
             "n": {"type": "integer", "minimum": 0, "maximum": 99},
             "tags": {"type": "array", "items": {"$ref": "#/$defs/Color"}, "maxItems": 2},
@@ -72,7 +72,7 @@ def matches(name: str, arguments: dict[str, Any]) -> bool:
         arguments.keys() <= TOOLS["note"]["properties"].keys()
         and isinstance(text, str)
         and len(text) <= 12
-        and (code is None or re.search(r"^[A-Z]{2}/\d$", code) is not None)
+        and (code is None or re.search(r"^[A-Z]{2}/[0-9]$", code) is not None)
         and is_color(arguments["kind"])
         and isinstance(arguments["n"], int)
         and 0 <= arguments["n"] <= 99
@@ -305,6 +305,33 @@ def test_schema_decides_whether_digits_are_text() -> None:
     assert json.loads(call.arguments) == {"a": "5", "b": 5}
     [call] = parse_reply(text, format, tools=["f"]).calls
     assert json.loads(call.arguments) == {"a": 5, "b": 5}
+
+
+@pytest.mark.parametrize("name", ["qwen3-coder", "glm"])
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    [
+        ({"type": "boolean"}, {"True": True, "false": False}),
+        ({"type": "array"}, {"['x', None]": ["x", None], '["x"]': ["x"], "[x": "[x"}),
+        ({"type": "integer"}, {"5": 5, "five": "five", "None": None}),
+        (
+            {"type": ["string", "null"]},
+            {"90210": "90210", '{"a": 1}': '{"a": 1}', "null": None, "None": None, '"a"': "a"},
+        ),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, {"5": "5", "true": "true"}),
+        ({"anyOf": [{"$ref": "#/$defs/T"}, {"type": "integer"}]}, {"5": 5, "True": "True"}),
+    ],
+)
+def test_values_without_quotes(name: str, schema: dict[str, Any], values: dict[str, Any]) -> None:
+    """A value that the schema permits; Python's spelling is that of the templates."""
+    arguments = {"properties": {"a": schema}, "$defs": {"T": {"type": "string"}}}
+    for text, expected in values.items():
+        reply = {
+            "qwen3-coder": f"<function=f><parameter=a>{text}</parameter></function>",
+            "glm": f"<tool_call>f<arg_key>a</arg_key><arg_value>{text}</arg_value></tool_call>",
+        }[name]
+        [call] = parse_reply(reply, FORMATS[name], tools={"f": arguments}).calls
+        assert json.loads(call.arguments) == {"a": expected}
 
 
 def test_end_marker_within_an_argument() -> None:

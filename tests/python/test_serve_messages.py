@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from h2o_cpp import Generator
+from h2o_cpp.serve.messages_request import MessagesRequest
 from support.dialects import MESSAGES, POSTS, USAGE, ask, read_events, talking_server
 from support.needs import packages
 from support.scripted_chat import user
@@ -297,3 +298,18 @@ class TestBlocksOfMessages:
             answer = server.ask("/v1/messages?beta=true", {**body, "max_tokens": 1})
             assert answer.status == 200
             assert server.ask("/v1/messages/count_tokens?beta=true", body).status == 200
+
+
+@pytest.mark.parametrize(
+    ("thinking", "enabled"),
+    [
+        (None, False),  # as in Anthropic's API: the first block is the text
+        ({"type": "disabled"}, False),
+        ({"type": "enabled", "budget_tokens": 1024}, True),
+        ({"type": "adaptive"}, True),
+    ],
+)
+def test_thinking_is_asked_for(thinking: dict[str, Any] | None, enabled: bool) -> None:
+    body = {"max_tokens": 9, "messages": user("Hi"), "thinking": thinking}
+    variables = MessagesRequest.model_validate(body).chat().conversation()["variables"]
+    assert variables["enable_thinking"] is enabled

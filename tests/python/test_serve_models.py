@@ -139,6 +139,17 @@ def test_models_are_loaded_on_demand(folder: Path, tiny_opt: Path) -> None:
     assert all(service.engine.closed for service in catalog.loaded)
 
 
+def test_unloading_a_model_does_not_load_it(folder: Path) -> None:
+    with serving_catalog(Catalog(read_models(folder, OPTIONS, {}))) as server:
+        for path, field in (("/api/generate", "response"), ("/api/chat", "message")):
+            answer = server.ask(path, {"model": "one", "keep_alive": 0})
+            found = answer.json()
+            assert (answer.status, found["done_reason"], found["model"]) == (200, "unload", "one")
+            assert field in found
+        assert loaded(server) == []
+        assert server.ask("/api/generate", {"model": "four", "keep_alive": 0}).status == 404
+
+
 def test_model_must_be_named(folder: Path) -> None:
     with serving_catalog(Catalog(read_models(folder, OPTIONS, {}))) as server:
         answer = server.ask("/v1/completions", BODY)

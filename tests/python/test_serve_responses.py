@@ -137,6 +137,34 @@ class TestResponses:
             {"role": "system", "content": "Now"},
         ]
 
+    def test_reasoning_is_part_of_what_follows(self) -> None:
+        def thought(text: str) -> dict[str, Any]:
+            return {"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]}
+
+        call = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+        output = {"type": "function_call_output", "call_id": "a", "output": "4"}
+        said = {"type": "message", "role": "assistant", "content": "So"}
+        items = [
+            *user("Hi"),
+            thought("1"),
+            call,
+            output,
+            thought("2"),
+            said,
+            thought("3"),
+            *user("?"),
+        ]
+        request = ResponsesRequest.model_validate({"input": [*items, thought("4")]})
+        messages = request.chat().conversation()["messages"]
+        assert [
+            (message["role"], message.get("reasoning_content"), len(message.get("tool_calls", ())))
+            for message in messages
+        ] == [
+            *(("user", None, 0), ("assistant", "1", 1), ("tool", None, 0)),
+            *(("assistant", "2", 0), ("user", None, 0)),
+        ]
+        assert messages[3]["content"] == "So"
+
     def test_hosted_tools_are_left_out(self, server: Server) -> None:
         """The model sees one tool, as in the other tests."""
         hosted = [

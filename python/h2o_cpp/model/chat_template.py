@@ -14,6 +14,7 @@ from h2o_cpp.model.builtin_templates import BUILTIN_TEMPLATES
 from h2o_cpp.model.final_message import text_to_continue
 from h2o_cpp.model.jinja_template import JinjaTemplate
 from h2o_cpp.model.special_escape import SpecialTokenEscape, unused_characters
+from h2o_cpp.model.template_messages import Message, for_template
 from h2o_cpp.model.text_files import read_text
 from h2o_cpp.model.tokenizer import Tokenizer
 from h2o_cpp.reply import (
@@ -27,7 +28,6 @@ from h2o_cpp.reply import (
 
 _EXPECTED = f"one of {', '.join(BUILTIN_TEMPLATES)}, a file or Jinja2 with {{{{ or {{%"
 
-Message = Mapping[str, Any]  # {"role": "user", "content": "Hello"}
 Tool = Mapping[str, Any]  # {"type": "function", "function": {"name": ..., "parameters": SCHEMA}}
 
 _MESSAGES = "expected a list of messages such as {'role': 'user', 'content': 'Hello'}"
@@ -315,7 +315,9 @@ class ChatTemplate:
             "bos_token": tokenizer.token_text(tokenizer.bos),
             "eos_token": tokenizer.token_text(tokenizer.eos),
             **_map_texts(given, escaping.escape, escaping.escape_key),
-            "messages": _map_texts(messages, escaping.escape, escaping.escape_key),
+            "messages": _map_texts(
+                for_template(messages, self.source), escaping.escape, escaping.escape_key
+            ),
         }
         return self._template.render(variables)
 

@@ -117,7 +117,9 @@ def _name(text: str) -> str | None:
 
 
 def _object(text: str) -> str | None:
-    """Arguments that precede the name, or are a JSON string."""
+    """Arguments that precede the name, or are null or a JSON string."""
+    if text in ("null", '""'):
+        return "{}"
     value = loads(text)
     if isinstance(value, str):
         value = loads(value)

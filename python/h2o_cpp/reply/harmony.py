@@ -56,6 +56,11 @@ def parse(s: Scanner, tools: Tools) -> Steps[None]:
 def _call(s: Scanner, name: str) -> Steps[str | None]:
     """Read a call up to the end of its message and return the end marker."""
     yield from s.spaces()
+    if (yield from s.starts("<|call|>")):  # no arguments
+        s.begin_call(name)
+        s.add_arguments("{}")
+        s.end_call()
+        return "<|call|>"
     if (yield from read_arguments(s, name)):
         yield from s.spaces()
         for end in _ENDS:

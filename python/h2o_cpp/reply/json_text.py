@@ -19,7 +19,9 @@ _SCALAR = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|nu
 
 
 def read_value(s: Scanner, out: Out, nested: int = _MAX_NESTED) -> Steps[bool]:
-    """Read a value; False if it is invalid. Line breaks in strings are escaped."""
+    """Read a value; False if it is invalid. In strings, line breaks are escaped, and \\' becomes an
+    apostrophe.
+    """
     begin = yield from s.peek()
     if begin == '"':
         return (yield from read_string(s, out))
@@ -89,9 +91,14 @@ def read_string(s: Scanner, out: Out) -> Steps[bool]:
                 n = 2
                 if (yield from s.has(n)) and s.rest[1] == "u":
                     n = 6
-                if not (yield from s.has(n)) or not _ESCAPE.match(s.rest):
+                if not (yield from s.has(n)):
                     return False
-                out(s.take(n))
+                if s.rest[1] == "'":  # as in Python; models write it
+                    s.take(1)
+                elif _ESCAPE.match(s.rest):
+                    out(s.take(n))
+                else:
+                    return False
             case control:
                 out(json.dumps(control)[1:-1])
                 s.take(1)

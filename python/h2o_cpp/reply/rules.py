@@ -84,12 +84,16 @@ class Rules:
 
     def up_to(self, marker: str, *others: str) -> str:
         """Text up to and including the marker, without any of the others."""
-        found = "|".join(map(escape, (marker, *others)))
+        return self.matching([ANY_TEXT], marker, *others)
+
+    def matching(self, patterns: Collection[str], marker: str, *others: str) -> str:
+        """The same for text that matches all patterns."""
         token = self._token_of(marker)
-        if token is not None:
-            never = rf"~/{ANY_TEXT}({found}){ANY_TEXT}/"
-            return f"{self.terminal(f'/{ANY_TEXT}/ & {never}')} <[{token}]>"
-        return self.terminal(ends_with([ANY_TEXT], marker, others))
+        if token is None:
+            return self.terminal(ends_with(patterns, marker, others))
+        found = "|".join(map(escape, (marker, *others)))
+        terms = [*(f"/{one}/" for one in patterns), rf"~/{ANY_TEXT}({found}){ANY_TEXT}/"]
+        return f"{self.terminal(' & '.join(terms))} <[{token}]>"
 
     def terminal(self, body: str) -> str:
         """A terminal: a regular expression, or several as in `/a/ & ~/b/`."""

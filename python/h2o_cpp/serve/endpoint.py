@@ -31,11 +31,18 @@ _Submit = Callable[[Service, _Body], object]
 
 
 def post(
-    router: APIRouter, path: str, model: type[_Body], *, quick: bool = True, **route: Any
+    router: APIRouter,
+    path: str,
+    model: type[_Body],
+    *,
+    quick: bool = True,
+    unloaded: Callable[[str, _Body], object] | None = None,
+    **route: Any,
 ) -> Callable[[_Submit[_Body]], _Submit[_Body]]:
     """A decorator that makes an endpoint from a function of a model and a body.
 
     quick: for small bodies without a grammar, the function is faster than switching to a thread.
+    unloaded: responds to a request to unload a model of this name that is not loaded.
     route: as for APIRouter.post.
     """
 
@@ -43,6 +50,10 @@ def post(
         async def respond(request: Request, catalog: CatalogOf) -> Any:
             sent = await request.body()
             body = await catalog.workers.run(len(sent), partial(parse, model, sent))
+            if unloaded is not None and body.unloads:
+                entry = catalog.find(body.model)
+                if entry.service is None:
+                    return unloaded(entry.name, body)
             service = await catalog.take(body.model)
             job = partial(submit, service, body)
             try:

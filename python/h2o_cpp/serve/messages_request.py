@@ -147,7 +147,7 @@ class ToolChoice(Schema):
 
 
 class Thinking(Schema):
-    """Passed to the chat template as enable_thinking."""
+    """Passed to the chat template as enable_thinking; without it false, as in Anthropic's API."""
 
     ignored = ("budget_tokens", "display")
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
@@ -199,9 +199,10 @@ class CountRequest(ModelRequest):
                 "tools": [_tool(tool) for tool in self.tools or ()],
                 "tool_choice": _choice(choice),
                 "parallel_tool_calls": not choice.disable_parallel_tool_use,
-                "chat_template_kwargs": None
-                if self.thinking is None
-                else {"enable_thinking": self.thinking.type != "disabled"},
+                "chat_template_kwargs": {
+                    "enable_thinking": self.thinking is not None
+                    and self.thinking.type != "disabled"
+                },
                 **options,
             },
         )

@@ -83,11 +83,19 @@ async def version() -> dict[str, str]:
     return {"version": _API_VERSION}
 
 
-@post(router, "/chat", OllamaChatRequest, responses=_LINES, quick=False)
+def _empty_chat(name: str, body: OllamaRequest) -> OllamaAnswer:
+    return _loaded(name, body, message={"role": "assistant", "content": ""})
+
+
+def _empty(name: str, body: OllamaRequest) -> OllamaAnswer:
+    return _loaded(name, body, response="")
+
+
+@post(router, "/chat", OllamaChatRequest, responses=_LINES, quick=False, unloaded=_empty_chat)
 def chat(service: Service, body: OllamaChatRequest) -> _Lines | OllamaAnswer:
     """Answer the last message; without one, load the model, or unload it if keep_alive is 0."""
     if body.is_empty:
-        return _loaded(service, body, message={"role": "assistant", "content": ""})
+        return _empty_chat(service.name, body)
     tools = [tool.plain() for tool in body.tools or ()]
     messages = [message.plain() for message in body.messages]
     fields = body.chat(service.max_tokens)
@@ -96,11 +104,11 @@ def chat(service: Service, body: OllamaChatRequest) -> _Lines | OllamaAnswer:
     return _Lines(service, outputs, body, chat=True)
 
 
-@post(router, "/generate", OllamaGenerateRequest, responses=_LINES, quick=False)
+@post(router, "/generate", OllamaGenerateRequest, responses=_LINES, quick=False, unloaded=_empty)
 def generate(service: Service, body: OllamaGenerateRequest) -> _Lines | OllamaAnswer:
     """Answer or continue a prompt; without one, load the model, or unload it if keep_alive is 0."""
     if body.is_empty:
-        return _loaded(service, body, response="")
+        return _empty(service.name, body)
     if body.raw and body.context:
         raise ApiError(400, "context is given, but raw is set", param="context")
     submit = _continue if body.raw or service.template is None else _reply
@@ -228,10 +236,10 @@ class OllamaAnswer(BaseModel):
     done: bool
 
 
-def _loaded(service: Service, body: OllamaRequest, **fields: Any) -> OllamaAnswer:
+def _loaded(name: str, body: OllamaRequest, **fields: Any) -> OllamaAnswer:
     """The answer to a request that only loads or unloads the model."""
     fields["done_reason"] = "unload" if body.unloads else "load"
-    return OllamaAnswer(model=service.name, created_at=_now(), done=True, **fields)
+    return OllamaAnswer(model=name, created_at=_now(), done=True, **fields)
 
 
 class _Lines(GenerationResponse):

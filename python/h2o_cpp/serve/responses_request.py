@@ -61,11 +61,19 @@ class ResultItem(Schema):
     output: str | _Parts
 
 
-class ReasoningItem(Schema):
-    """The assistant's earlier reasoning; ignored."""
+class ReasoningText(Schema):
+    """A piece of reasoning."""
 
-    ignored = ("id", "summary", "content", "encrypted_content", "status")
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(Schema):
+    """The assistant's earlier reasoning, before the message or call that it belongs to."""
+
+    ignored = ("id", "summary", "encrypted_content", "status")
     type: Literal["reasoning"]
+    content: ListOf[ReasoningText] | None = None
 
 
 def _type_of(item: Any) -> str:
@@ -228,6 +236,7 @@ class ResponsesRequest(ModelRequest):
         else:
             for item in self.input:
                 _add(messages, item)
+            _drop_mere_reasoning(messages)
         functions = [
             {
                 **function.model_dump(exclude_unset=True, exclude={"type"}),
@@ -262,12 +271,22 @@ def _add(
     """Append an item as a chat message; a tool call joins the assistant's message before it.
 
     The messages for the system at the beginning become one: many chat templates drop or refuse
-    others.
+    others. Reasoning is a part of the message or call that follows.
     """
+    if isinstance(item, ReasoningItem):
+        if text := "".join(piece.text for piece in item.content or ()):
+            messages.append({"role": "assistant", "content": "", "reasoning_content": text})
+        return
+    if not (
+        (isinstance(item, MessageItem) and item.role == "assistant") or isinstance(item, CallItem)
+    ):
+        _drop_mere_reasoning(messages)
     if isinstance(item, MessageItem):
         role = "system" if item.role == "developer" else item.role
         text = text_of(item.content)
-        if role == "system" and [message["role"] for message in messages] == ["system"]:
+        if role == "assistant" and _is_mere_reasoning(messages):
+            messages[-1]["content"] = text
+        elif role == "system" and [message["role"] for message in messages] == ["system"]:
             messages[0]["content"] += f"\n\n{text}"
         else:
             messages.append({"role": role, "content": text})
@@ -280,6 +299,20 @@ def _add(
         name = shown_name(item.namespace, item.name)
         call = tool_call(item.call_id, name, item.arguments)
         messages[-1].setdefault("tool_calls", []).append(call)
+
+
+def _is_mere_reasoning(messages: list[dict[str, Any]]) -> bool:
+    """Whether the last message is reasoning that nothing follows yet."""
+    return (
+        bool(messages)
+        and messages[-1].keys() == {"role", "content", "reasoning_content"}
+        and (not messages[-1]["content"])
+    )
+
+
+def _drop_mere_reasoning(messages: list[dict[str, Any]]) -> None:
+    if _is_mere_reasoning(messages):
+        messages.pop()
 
 
 def _choice(choice: Any) -> Any:

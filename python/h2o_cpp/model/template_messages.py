@@ -1,0 +1,111 @@
+"""Messages as particular chat templates need them, which expect more than OpenAI's form."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+Message = Mapping[str, Any]  # {"role": "user", "content": "Hello"}
+
+_ALL_CALLS = re.compile(r"""in\s+message(\.tool_calls|\[['"]tool_calls['"]\])""")
+_NINE = re.compile(r"[a-zA-Z0-9]{9}")
+
+
+def for_template(messages: Sequence[Message], template: str) -> Sequence[Message]:
+    """The same conversation in the form that a template can render."""
+    if "System role not supported" in template:  # Gemma 1 and 2
+        messages = _with_system_in_first(messages)
+    if "tool_calls[0]" in template and not _ALL_CALLS.search(template):  # Llama 3, gpt-oss
+        messages = [*_one_call_each(messages)]
+    if "with length 9" in template:  # Mistral
+        messages = [*_with_call_ids(messages)]
+    if "message.thinking" in template:  # gpt-oss
+        messages = [_with_thinking(message) for message in messages]
+    return messages
+
+
+def _with_system_in_first(messages: Sequence[Message]) -> Sequence[Message]:
+    """The first message's text begins with the system's."""
+    if len(messages) < 2 or messages[0]["role"] != "system":
+        return messages
+    system, first, *others = messages
+    instructions, text = system.get("content"), first.get("content")
+    if first["role"] != "user" or not isinstance(instructions, str) or not isinstance(text, str):
+        return messages
+    return [{**first, "content": f"{instructions.strip()}\n\n{text}"}, *others]
+
+
+def _calls(message: Message) -> Sequence[Mapping[str, Any]]:
+    calls = message.get("tool_calls")
+    if message["role"] != "assistant" or not isinstance(calls, Sequence):
+        return ()
+    return calls if all(isinstance(call, Mapping) for call in calls) else ()
+
+
+def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
+    """Several calls of a message become messages, each before its result."""
+    rest = [*messages]
+    while rest:
+        message = rest.pop(0)
+        calls = _calls(message)
+        if len(calls) < 2:
+            yield message
+            continue
+        results = [*takewhile(lambda one: one["role"] == "tool", rest)]
+        del rest[: len(results)]
+        for i, call in enumerate(calls):
+            own = {"role": "assistant", "content": ""} if i else message
+            yield {**own, "tool_calls": [call]}
+            given = [
+                one for one in results if one.get("tool_call_id") == call.get("id") is not None
+            ]
+            for one in given or results[: len(results) - len(calls) + i + 1]:
+                results.remove(one)
+                yield one
+        yield from results
+
+
+def _with_call_ids(messages: Sequence[Message]) -> Iterator[Message]:
+    """Calls have ids of nine letters and digits, and so have results."""
+    open_calls: list[tuple[str, Any]] = []  # the id and name of calls without result
+    n_calls = 0
+    for message in messages:
+        if calls := _calls(message):
+            open_calls = []
+            for call in calls:
+                function = call.get("function")
+                name = function.get("name") if isinstance(function, Mapping) else None
+                open_calls.append((_nine(call.get("id"), n_calls), name))
+                n_calls += 1
+            ids = [id for id, _ in open_calls]
+            named = [{**call, "id": id} for call, id in zip(calls, ids, strict=True)]
+            yield {**message, "tool_calls": named}
+        elif message["role"] == "tool":
+            given = message.get("tool_call_id")
+            if given is not None:
+                id = _nine(given, n_calls)
+            else:  # of the first call without result, of this name if there is one
+                same = [call for call in open_calls if call[1] == message.get("name")]
+                id = (same or open_calls or [(_nine(None, n_calls), None)])[0][0]
+            open_calls = [call for call in open_calls if call[0] != id]
+            yield {**message, "tool_call_id": id}
+        else:
+            yield message
+
+
+def _nine(id: Any, number: int) -> str:
+    """An id of nine letters and digits for one of any form, or for a call without."""
+    if not isinstance(id, str) or not id:
+        return f"call{number:05}"
+    return id if _NINE.fullmatch(id) else hashlib.sha256(id.encode()).hexdigest()[:9]
+
+
+def _with_thinking(message: Message) -> Message:
+    """Reasoning before a call has this name, too. Templates refuse it beside content."""
+    reasoning = message.get("reasoning_content")
+    if not reasoning or message.get("content") or "thinking" in message:
+        return message
+    return {**message, "thinking": reasoning}
