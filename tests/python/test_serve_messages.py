@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from h2o_cpp import Generator
-from h2o_cpp.serve.messages_request import MessagesRequest
 from support.dialects import MESSAGES, POSTS, USAGE, ask, read_events, talking_server
 from support.needs import packages
 from support.scripted_chat import user
@@ -309,7 +308,10 @@ class TestBlocksOfMessages:
         ({"type": "adaptive"}, True),
     ],
 )
+@packages("fastapi")
 def test_thinking_is_asked_for(thinking: dict[str, Any] | None, enabled: bool) -> None:
+    from h2o_cpp.serve.messages_request import MessagesRequest
+
     body = {"max_tokens": 9, "messages": user("Hi"), "thinking": thinking}
     variables = MessagesRequest.model_validate(body).chat().conversation()["variables"]
     assert variables["enable_thinking"] is enabled

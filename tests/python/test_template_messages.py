@@ -18,7 +18,7 @@ GPT_OSS = """{%- if "thinking" in message %}{{ message.thinking }}{%- endif %}
 MISTRAL = """{%- for tool_call in message.tool_calls %}{%- if tool_call.id|length != 9 %}
 {{- raise_exception("Tool call IDs should be alphanumeric strings with length 9!") }}"""
 GEMMA_2 = "{{ raise_exception('System role not supported') }}"
-QWEN = "{%- for tool_call in message.tool_calls %}{{ message.tool_calls[0] }}"
+QWEN = "{%- for tool_call in m.tool_calls %}{{ m.tool_calls[0] }}"
 
 
 def user(text: str = "Hi") -> dict[str, Any]:

@@ -60,8 +60,9 @@ def add_arguments(parser: Parser) -> None:
     )
     add_template(server)
     server.add_argument(
-        "--tool-parser", choices=tuple(FORMATS),
-        help="format of the model's tool calls (default: recognized from its chat template)",
+        "--tool-parser", choices=tuple(FORMATS), metavar="NAME",
+        help=f"format of the model's tool calls: {', '.join(FORMATS)} (default: recognized from "
+        "its chat template)",
     )  # fmt: skip
     server.add_argument(
         "--models", type=Path, metavar="PATH",

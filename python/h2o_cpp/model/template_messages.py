@@ -10,7 +10,7 @@ from typing import Any
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "Hello"}
 
-_ALL_CALLS = re.compile(r"""in\s+message(\.tool_calls|\[['"]tool_calls['"]\])""")
+_ALL_CALLS = re.compile(r"""in\s+\w+(\.tool_calls|\[['"]tool_calls['"]\])""")
 _NINE = re.compile(r"[a-zA-Z0-9]{9}")
 
 
@@ -56,13 +56,13 @@ def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
             continue
         results = [*takewhile(lambda one: one["role"] == "tool", rest)]
         del rest[: len(results)]
+        ids = {call.get("id") for call in calls} - {None}
         for i, call in enumerate(calls):
             own = {"role": "assistant", "content": ""} if i else message
             yield {**own, "tool_calls": [call]}
-            given = [
-                one for one in results if one.get("tool_call_id") == call.get("id") is not None
-            ]
-            for one in given or results[: len(results) - len(calls) + i + 1]:
+            of_call = [one for one in results if one.get("tool_call_id") == call.get("id") in ids]
+            of_none = [one for one in results if one.get("tool_call_id") not in ids]
+            for one in of_call or of_none[:1]:
                 results.remove(one)
                 yield one
         yield from results
