@@ -320,6 +320,11 @@ def test_schema_decides_whether_digits_are_text() -> None:
         ),
         ({"anyOf": [{"type": "string"}, {"type": "null"}]}, {"5": "5", "true": "true"}),
         ({"anyOf": [{"$ref": "#/$defs/T"}, {"type": "integer"}]}, {"5": 5, "True": "True"}),
+        ({"anyOf": [{"$ref": "#/properties/a"}, {"type": "null"}]}, {"x": "x", "None": None}),
+        ({"anyOf": [{"$ref": "#/properties/a"}] * 50}, {"x": "x", "5": 5}),
+        ({"anyOf": 5, "oneOf": "x"}, {"x": "x", "5": 5}),
+        ({"type": 5}, {"x": "x", "5": 5}),
+        ({"enum": 5}, {"x": "x"}),
     ],
 )
 def test_values_without_quotes(name: str, schema: dict[str, Any], values: dict[str, Any]) -> None:

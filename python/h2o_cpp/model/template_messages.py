@@ -56,7 +56,7 @@ def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
             continue
         results = [*takewhile(lambda one: one["role"] == "tool", rest)]
         del rest[: len(results)]
-        ids = {call.get("id") for call in calls} - {None}
+        ids = [id for call in calls if (id := call.get("id")) is not None]
         for i, call in enumerate(calls):
             own = {"role": "assistant", "content": ""} if i else message
             yield {**own, "tool_calls": [call]}

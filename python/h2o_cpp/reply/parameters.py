@@ -62,37 +62,19 @@ class Parameter:
         if "type" in schema:
             return bool(schema["type"] == "string")
         values = schema.get("enum", [schema["const"]] if "const" in schema else [])
-        return bool(values) and all(isinstance(value, str) for value in values)
-
-    def permits(self, kind: str) -> bool:
-        """Whether a value of this JSON type may be valid."""
-        schema = self.schema
-        if not isinstance(schema, Mapping):
-            return False
-        kinds = schema.get("type")
-        if kinds is not None:
-            return kind in ([kinds] if isinstance(kinds, str) else kinds)
-        branches = [one for key in ("anyOf", "oneOf") for one in schema.get(key, ())]
-        return any(Parameter(self._resolved(one), self.root).permits(kind) for one in branches)
-
-    def _resolved(self, schema: Any) -> Any:
-        for _ in range(8):  # references may be cyclic
-            if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
-                break
-            schema = _resolve(self.root, schema["$ref"])
-        return schema
+        return isinstance(values, list) and values != [] and all(isinstance(v, str) for v in values)
 
     def parsed(self, text: str) -> Any:
         """A value that is not is_text: JSON of a valid type, or else text if that is valid, or
         Python's spelling of JSON, which templates show models.
         """
-        value, name = loads(text), text.strip()
+        value, name, valid = loads(text), text.strip(), _types_in(self.schema, self.root)
         if value is not None or name == "null":
-            fits = any(map(self.permits, _types_of(value)))
-            return value if fits or not self.permits("string") else text
-        if name == "None" and self.permits("null"):
+            fits = not valid.isdisjoint(_types_of(value))
+            return value if fits or "string" not in valid else text
+        if name == "None" and "null" in valid:
             return None
-        return text if self.permits("string") else _literal(name, text)
+        return text if "string" in valid else _literal(name, text)
 
     def rule(self, r: Rules, end: str, never: Sequence[str] = ()) -> str:
         """A rule for the value and its end marker; never: what text must not have in it."""
@@ -182,10 +164,37 @@ def parameter_of(schema: Any, key: str) -> Parameter | None:
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(properties, Mapping) or key not in properties:
         return None
-    return Parameter(Parameter(None, schema)._resolved(properties[key]), schema)
+    return Parameter(_resolved(properties[key], schema), schema)
 
 
-def _resolve(root: Any, reference: str) -> Any:
+def _types_in(schema: Any, root: Any) -> set[str]:
+    """The types that a schema names, also in branches. Schemas may be cyclic or invalid."""
+    found: set[str] = set()
+    todo, seen = [schema], set()
+    while todo:
+        one = _resolved(todo.pop(), root)
+        if not isinstance(one, Mapping) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if (types := one.get("type")) is not None:
+            listed = types if isinstance(types, list) else [types]
+            found.update(name for name in listed if isinstance(name, str))
+            continue
+        for branches in (one.get("anyOf"), one.get("oneOf")):
+            todo += branches if isinstance(branches, list) else ()
+    return found
+
+
+def _resolved(schema: Any, root: Any) -> Any:
+    """What a schema refers to."""
+    for _ in range(8):  # references may be cyclic
+        if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
+            break
+        schema = _target(root, schema["$ref"])
+    return schema
+
+
+def _target(root: Any, reference: str) -> Any:
     if not reference.startswith("#/"):
         return None
     found = root

@@ -306,7 +306,7 @@ def _is_mere_reasoning(messages: list[dict[str, Any]]) -> bool:
     return (
         bool(messages)
         and messages[-1].keys() == {"role", "content", "reasoning_content"}
-        and (not messages[-1]["content"])
+        and not messages[-1]["content"]
     )
 
 
