@@ -30,11 +30,11 @@ def _fake_engine_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fake(name: str = "fake", **options: object) -> Baseline:
-    return Baseline(name, "support.fake_engine", options)
+    return Baseline(name, "fake_engine", options)
 
 
 def test_engine_measures_prefill_and_decode() -> None:
-    with EngineProcess("support.fake_engine", {}) as engine:
+    with EngineProcess("fake_engine", {}) as engine:
         assert engine.description == {"name": "fake", "version": "7", "load_seconds": 0.25}
         answer = engine.prefill(11)
         assert len(answer.seconds) == 1
@@ -85,7 +85,7 @@ def test_engine_that_runs_a_program(tmp_path: Path) -> None:
 )
 def test_engine_faults_are_reported(fault: str, message: str) -> None:
     with (
-        EngineProcess("support.fake_engine", {"fault": fault}) as engine,
+        EngineProcess("fake_engine", {"fault": fault}) as engine,
         pytest.raises(EngineError, match=message),
     ):
         engine.prefill(5)
@@ -93,9 +93,9 @@ def test_engine_faults_are_reported(fault: str, message: str) -> None:
 
 def test_engine_startup_errors_are_reported() -> None:
     with pytest.raises(EngineError, match="ValueError: no such model"):
-        EngineProcess("support.fake_engine", {"fault": "cannot open"})
+        EngineProcess("fake_engine", {"fault": "cannot open"})
     with pytest.raises(EngineError, match="no answer within 1 s"):
-        EngineProcess("support.fake_engine", {"fault": "hangs"}, timeout=1)
+        EngineProcess("fake_engine", {"fault": "hangs"}, timeout=1)
 
 
 def test_missing_engine_module_is_reported() -> None:

@@ -24,7 +24,7 @@ from support.needs import CUDA, SHARED
 from support.random_search import load_profile
 from support.short_text import TEXT
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 
 load_profile()
 

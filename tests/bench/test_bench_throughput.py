@@ -50,10 +50,10 @@ def _fake_engine_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_batch_tokens_are_checked() -> None:
-    with EngineProcess("support.fake_engine", {}) as engine:
+    with EngineProcess("fake_engine", {}) as engine:
         assert engine.batch(3, 5, 4).seconds == [0.5]
     with (
-        EngineProcess("support.fake_engine", {"fault": "miscounts"}) as engine,
+        EngineProcess("fake_engine", {"fault": "miscounts"}) as engine,
         pytest.raises(EngineError, match="1 steps and 21 tokens, expected 1 and 24"),
     ):
         engine.batch(3, 5, 4)

@@ -1,6 +1,6 @@
 """tools/gpu_check from its first step to its last, on the emulated device.
 
-H2O_EMULATED_BUILD=build/release pytest tests/python/test_gpu_check_emulated.py
+H2O_EMULATED_BUILD=build/release pytest tests/bench/test_gpu_check_emulated.py
 
 Only what has nothing to do with it is replaced: the compiler, by a copy of that build, whose tests
 are a few; compute-sanitizer and ncu, which need a GPU; and PyTorch, which is slow to import.
