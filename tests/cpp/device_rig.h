@@ -28,13 +28,6 @@ inline bool on_cuda() {
   return cuda;
 }
 
-// With H2O_TEST_BRIEF, similar cases are tested in part, as .ci/run does. .ci/sanitizers tests all
-// of them.
-inline bool brief() {
-  static const bool is_set = std::getenv("H2O_TEST_BRIEF") != nullptr;
-  return is_set;
-}
-
 inline std::unique_ptr<Backend> test_backend(int n_threads = 1) {
   return make_backend(test_device(), n_threads);
 }

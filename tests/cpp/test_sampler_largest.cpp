@@ -8,7 +8,6 @@
 #include <limits>
 #include <numeric>
 
-#include "device_rig.h"
 #include "testing.h"
 #include "text/sampler.h"
 

@@ -13,7 +13,7 @@
 
 #include "allocations.h"
 #include "core/error.h"
-#include "device_rig.h"
+#include "testing.h"
 #include "text/sampler.h"
 
 namespace h2o {

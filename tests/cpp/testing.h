@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <fstream>
 #include <random>
 #include <span>
@@ -20,6 +21,13 @@
 #endif
 
 namespace h2o {
+
+// With H2O_TEST_BRIEF, similar cases are tested in part, as .ci/run does. .ci/sanitizers tests all
+// of them.
+inline bool brief() {
+  static const bool is_set = std::getenv("H2O_TEST_BRIEF") != nullptr;
+  return is_set;
+}
 
 // Unit roundoff of f32.
 constexpr double kUnit = 0x1p-24;
