@@ -121,7 +121,7 @@ class Sampler {
   int32_t draw_bucketed(size_t k);
   float smallest_finite() const;
   bool has_masses() const;
-  void fill_buckets();
+  void fill_buckets(size_t k);
   int32_t bucket_below(float distance) const;
   int32_t min_p_bucket(float margin) const;
   Limit find_limit(size_t k, int32_t& last_bucket);

@@ -71,7 +71,7 @@ float Sampler::weight_of(float logit) const {
 
 // Sorts only candidates that share a bucket with a limit or with the drawn token.
 int32_t Sampler::draw_bucketed(size_t k) {
-  fill_buckets();
+  fill_buckets(k);
   int32_t last_bucket = kNegligibleBucket - 1;
   const Limit limit = find_limit(k, last_bucket);
   weigh(last_bucket, limit);
@@ -116,12 +116,13 @@ bool Sampler::has_masses() const {
   return options_.top_p < 1 || options_.top_k > 0 || options_.min_p == 0;
 }
 
-void Sampler::fill_buckets() {
+void Sampler::fill_buckets(size_t k) {
   const float width = std::abs(largest_ - smallest_finite());  // -0 if both are zeros
   const float range = std::min(width, kRange * options_.temperature);
   bucket_scale_ = std::min((kNegligibleBucket - 1) / range, std::numeric_limits<float>::max());
   std::fill(buckets_.begin(), buckets_.end(), Amount{});
   const bool masses = has_masses();
+  const bool needs_counts = k < counts_.size();  // for top-k
   for (size_t at = 0; at < logits_.size(); at += kBlock) {
     int32_t bucket[kBlock];
     const float* const logit = &logits_[at];
@@ -138,8 +139,9 @@ void Sampler::fill_buckets() {
     for (size_t i = 0; i < kBlock; ++i) weight[i] = fast_exp(weight[i]);
     for (size_t i = 0; i < kBlock; ++i) {
       if (bucket[i] == kNegligibleBucket) continue;
-      buckets_[bucket[i]].mass += weight[i];
-      ++buckets_[bucket[i]].count;
+      Amount& amount = buckets_[bucket[i]];
+      amount.mass += weight[i];
+      if (needs_counts) ++amount.count;
     }
   }
 }
