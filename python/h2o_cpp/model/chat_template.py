@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 from h2o_cpp.model.arguments import check_bool, check_str, short
 from h2o_cpp.model.builtin_templates import BUILTIN_TEMPLATES
-from h2o_cpp.model.final_message import text_to_continue
 from h2o_cpp.model.jinja_template import JinjaTemplate
 from h2o_cpp.model.special_escape import SpecialTokenEscape, unused_characters
-from h2o_cpp.model.template_messages import Message, for_template
+from h2o_cpp.model.template_messages import Message, for_template, text_to_continue
 from h2o_cpp.model.text_files import read_text
 from h2o_cpp.model.tokenizer import Tokenizer
 from h2o_cpp.reply import (

@@ -1,4 +1,7 @@
-"""Downloading models from the Hugging Face Hub into the directory of pulled models."""
+"""Downloading models from the Hugging Face Hub into the directory of pulled models.
+
+huggingface_hub's own download (2.4) deletes what an interrupted one has received.
+"""
 
 from __future__ import annotations
 

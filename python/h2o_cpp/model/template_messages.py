@@ -1,4 +1,4 @@
-"""Messages as particular chat templates need them, which expect more than OpenAI's form."""
+"""Messages in the form that a chat template can render, and the text that a prompt continues."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
+from h2o_cpp.model.arguments import short
+
 Message = Mapping[str, Any]  # {"role": "user", "content": "Hello"}
 
 _ALL_CALLS = re.compile(r"""in\s+\w+(\.tool_calls|\[['"]tool_calls['"]\])""")
 _NINE = re.compile(r"[a-zA-Z0-9]{9}")
+_REASONING = ("reasoning_content", "reasoning", "thinking")  # names in chat templates
 
 
 def for_template(messages: Sequence[Message], template: str) -> Sequence[Message]:
@@ -25,6 +28,30 @@ def for_template(messages: Sequence[Message], template: str) -> Sequence[Message
     if "message.thinking" in template:  # gpt-oss
         messages = [_with_thinking(message) for message in messages]
     return messages
+
+
+def text_to_continue(messages: Sequence[Message]) -> str:
+    """The text of the final message; "": the message has no effect.
+
+    Raises ValueError for a message that cannot be continued.
+    """
+    *before, last = messages
+    text = last.get("content")
+    if last["role"] != "assistant":
+        problem = f"its role is {last['role']!r}, expected 'assistant'"
+    elif not before:
+        problem = "there is no message before it"
+    elif before[-1]["role"] == "assistant":
+        problem = "the message before it is also the assistant's"
+    elif last.get("tool_calls"):
+        problem = "it has tool calls"
+    elif not isinstance(text, str):
+        problem = f"its content is {short(text)}, expected text"
+    elif not text and any(last.get(name) for name in _REASONING):
+        problem = "it has reasoning but no text"
+    else:
+        return text
+    raise ValueError(f"messages[{len(before)}] cannot be continued: {problem}")
 
 
 def _with_system_in_first(messages: Sequence[Message]) -> Sequence[Message]:
