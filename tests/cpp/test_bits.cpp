@@ -127,6 +127,7 @@ TEST_CASE("a scalar pass is bit-identical everywhere") {
       {H2O_SOURCE_DIR "/tests/data/golden/gptneox.gguf", full, 0x4b1f834de9fbf06b},
   };
   for (const Pass& pass : passes) {
+    if (brief() && pass.policy.heavy == 0) continue;
     CAPTURE(std::string_view(pass.path));
     CAPTURE(pass.policy.heavy);
     CHECK(logits_hash(pass.path, pass.policy) == pass.hash);
