@@ -150,8 +150,10 @@ void Sampler::fill_buckets(size_t k) {
 Sampler::Limit Sampler::find_limit(size_t k, int32_t& last_bucket) {
   Limit limit = {-std::numeric_limits<float>::infinity(), 0};
   Amount kept;
-  const auto most = static_cast<int64_t>(k < counts_.size() ? k : k + 1);  // always less than all
-  const auto enough_tokens = [most](const Amount& a) { return a.count >= most; };
+  // Without top-k, counts are zero and the limit is never reached.
+  const auto enough_tokens = [most = static_cast<int64_t>(k)](const Amount& a) {
+    return a.count >= most;
+  };
   const int32_t k_bucket = find_bucket(buckets_.data(), last_bucket, kept, enough_tokens);
   if (k_bucket <= last_bucket) {
     const size_t n = gather_bucket(k_bucket, limit, 0);
