@@ -1,10 +1,11 @@
 // How well a forward pass would use many threads, from a recording of its parts on one.
 //
 // Each pass runs divided as for T threads, on one thread, and the time of every part is recorded:
-// the least of several rounds, so that other programs matter little. Then the parts are handed out
-// to T threads as the pool hands them out, to whichever is free first, and the time until the last
-// one ends is the pass's. Efficiency is the time with one thread / (T * that). Threads that share
-// memory bandwidth or caches, and what waking them takes, are not in it.
+// the least of several rounds, in which the numbers of threads take turns, so that other programs
+// matter little. Then the parts are handed out to T threads as the pool hands them out, to
+// whichever is free first, and the time until the last one ends is the pass's. Efficiency is the
+// time with one thread / (T * that). Threads that share memory bandwidth or caches, and what waking
+// them takes, are not in it.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -113,15 +114,15 @@ class Bench {
     text.tokens = tokens_;
     text.n_read = static_cast<int32_t>(n_before);
     const std::vector<std::byte> before = session_.save(0, text);
-    for (size_t i = 0; i < std::size(kThreads); ++i) {
-      Trace least;
-      for (int round = 0; round < (n == 1 ? kDecodeRounds : kRounds); ++round) {
-        keep_least(least, trace(kThreads[i], [&] { step(n); }));
+    std::vector<Trace> least(std::size(kThreads));
+    for (int round = 0; round < (n == 1 ? kDecodeRounds : kRounds); ++round) {
+      for (size_t i = 0; i < std::size(kThreads); ++i) {
+        keep_least(least[i], trace(kThreads[i], [&] { step(n); }));
         session_.load(0, before);
         tokens_.resize(n_before);
       }
-      seconds[i] += makespan(least, kThreads[i]);
     }
+    for (size_t i = 0; i < std::size(kThreads); ++i) seconds[i] += makespan(least[i], kThreads[i]);
   }
 
   static void print(const char* name, const std::vector<double>& seconds) {
