@@ -316,6 +316,7 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .argmax = argmax,
       .exponentiate = exponentiate,
       .merge_sums = merge_sums,
+      .merge_parts = merge_parts,
       .weights_of = weights_of,
       .mix = mix,
       .weigh = weigh,

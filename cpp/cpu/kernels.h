@@ -143,6 +143,13 @@ struct SoftmaxSums {
   float* total;
 };
 
+// The sums of one query over n parts of the keys, `step` numbers apart, with the weighted sums.
+struct SoftmaxParts {
+  const float *largest, *total, *out;
+  int64_t largest_step, total_step, out_step;
+  int64_t n;
+};
+
 // Kernels for one element type.
 struct TypeKernels {
   // Output columns [begin, end). The order of each sum does not depend on the range or the number
@@ -258,6 +265,9 @@ struct CpuKernels {
   // an empty part are -FLT_MAX and 0.
   void (*merge_sums)(const SoftmaxSums& to, const SoftmaxSums& part, float* keep, float* take,
                      int64_t n, float scale);
+  // The same for one query and several parts in order, with the outputs: out [n_out].
+  void (*merge_parts)(const SoftmaxSums& to, float* out, const SoftmaxParts& parts, int64_t n_out,
+                      float scale);
   // Factors that convert the exponentials of a part to probabilities, once all sums are known.
   void (*weights_of)(float* weights, const float* largest, const SoftmaxSums& all, int64_t n,
                      float scale);

@@ -149,6 +149,48 @@ TEST_CASE("softmax") {
   }
 }
 
+TEST_CASE("parts merged together have the bits of parts merged one after the other") {
+  constexpr float kScale = 0.3f;
+  for (const CpuKernels* table : supported_kernels()) {
+    CAPTURE(std::string_view(table->isa));
+    Random random(2);
+    for (const int64_t n_parts : {0, 1, 2, 15, 16, 17, 32, 49}) {
+      for (const int64_t n_out : {1, 7, 16, 64, 83}) {
+        // Every second number, every third and rows of four more than n_out.
+        std::vector<float> largest = random.reals(2 * n_parts, -20, 20);
+        std::vector<float> total = random.reals(3 * n_parts, 1, 100);
+        const int64_t step = n_out + 4;
+        const std::vector<float> outs = random.reals(n_parts * step);
+        if (n_parts > 2) {  // a part of no keys
+          largest[2] = -std::numeric_limits<float>::max();
+          total[3] = 0;
+        }
+        float expected_largest = random.real(-20, 20), merged_largest = expected_largest;
+        float expected_total = random.real(0, 9), merged_total = expected_total;
+        std::vector<float> expected = random.reals(n_out), merged = expected;
+        for (int64_t i = 0; i < n_parts; ++i) {
+          float keep, take;
+          table->merge_sums({&expected_largest, &expected_total}, {&largest[2 * i], &total[3 * i]},
+                            &keep, &take, 1, kScale);
+          table->mix(expected.data(), &outs[i * step], n_out, keep, take);
+        }
+        table->merge_parts({&merged_largest, &merged_total}, merged.data(),
+                           {.largest = largest.data(),
+                            .total = total.data(),
+                            .out = outs.data(),
+                            .largest_step = 2,
+                            .total_step = 3,
+                            .out_step = step,
+                            .n = n_parts},
+                           n_out, kScale);
+        CHECK(same_bits(merged_largest, expected_largest));
+        CHECK(same_bits(merged_total, expected_total));
+        CHECK(same_bits(merged, expected));
+      }
+    }
+  }
+}
+
 TEST_CASE("softmax of extremes") {
   constexpr float kMax = std::numeric_limits<float>::max();
   for (const CpuKernels* table : supported_kernels()) {

@@ -269,20 +269,27 @@ class Attend {
 
   // Divides the keys of each tile among threads, and its queries too if there is not enough work.
   void by_blocks(int64_t work) {
-    const int64_t tile_queries = tile_rows_ * group_;
+    const auto queries = [this](const Segment& segment) {  // of a tile, at most
+      return std::min<int64_t>(tile_rows_, segment.n_rows) * group_;
+    };
     int64_t n_units = 0;
     for (const Segment& segment : batch_.segments) n_units += n_tiles(segment) * n_blocks(segment);
-    const int64_t n_parts = std::clamp<int64_t>(kUnitsPerThread * pool_.size() / n_units, 1,
-                                                (tile_queries + kMinQueries - 1) / kMinQueries);
-    const int64_t n_queries = (tile_queries + n_parts - 1) / n_parts;
+    const int64_t wanted = std::max<int64_t>(1, kUnitsPerThread * pool_.size() / n_units);
+    const auto n_parts = [&](const Segment& segment) {
+      return std::min(wanted, (queries(segment) + kMinQueries - 1) / kMinQueries);
+    };
     parallel(
         work,
-        [&](const Segment& segment) { return n_tiles(segment) * n_blocks(segment) * n_parts; },
+        [&](const Segment& segment) {
+          return n_tiles(segment) * n_blocks(segment) * n_parts(segment);
+        },
         [&](int thread, const Segment& segment, int64_t i, int64_t first_tile) {
-          const int64_t block = i / n_parts % n_blocks(segment);
-          const int64_t index = i / n_parts / n_blocks(segment);
+          const int64_t n = n_parts(segment);
+          const int64_t block = i / n % n_blocks(segment);
+          const int64_t index = i / n / n_blocks(segment);
           with_tile(segment, index, [&](const Tile& tile) {
-            const int64_t begin = i % n_parts * n_queries;
+            const int64_t n_queries = (queries(segment) + n - 1) / n;
+            const int64_t begin = i % n * n_queries;
             const int64_t end = std::min(begin + n_queries, tile.n_queries());
             if (block >= tile.n_blocks() || begin >= end) return;
             const TileSpace space = work_.of_tile(first_tile + index, thread);
@@ -292,9 +299,6 @@ class Attend {
           });
         });
 
-    const auto queries = [this](const Segment& segment) {
-      return std::min<int64_t>(tile_rows_, segment.n_rows) * group_;
-    };
     parallel(
         kMergeCost * n_logits_ / kKeyBlock * cache_.head_dim,
         [&](const Segment& segment) { return n_tiles(segment) * queries(segment); },
@@ -305,9 +309,11 @@ class Attend {
             if (query >= tile.n_queries()) return;
             const TileSpace space = work_.of_tile(first_tile + index, thread);
             tile.start(space.all, query, query + 1);
-            for (int64_t block = 0; block < tile.n_blocks(); ++block) {
-              tile.merge(block, space.block(block), space.all, query, query + 1);
-            }
+            const SoftmaxSums sums{space.all.softmax.largest + query,
+                                   space.all.softmax.total + query};
+            kernels_.merge_parts(sums, space.all.out + query * cache_.head_dim,
+                                 space.parts(query, tile.n_blocks(query)), cache_.head_dim,
+                                 attention_.scale);
             merge_recalled(tile, space.all, query, query + 1);
             tile.write(space.all, query, query + 1);
           });

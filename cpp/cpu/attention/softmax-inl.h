@@ -58,6 +58,44 @@ void merge_sums(const SoftmaxSums& to, const SoftmaxSums& part, float* keep, flo
   });
 }
 
+void merge_parts(const SoftmaxSums& to, float* out, const SoftmaxParts& parts, int64_t n_out,
+                 float scale) {
+  constexpr int64_t kTogether = 16;
+  float before[kTogether], others[kTogether], largest[kTogether], keep[kTogether], take[kTogether];
+  float most = *to.largest;
+  Vec total = broadcast(*to.total);
+  for (int64_t first = 0; first < parts.n; first += kTogether) {
+    const int64_t n = parts.n - first < kTogether ? parts.n - first : kTogether;
+    for (int64_t i = 0; i < n; ++i) {
+      before[i] = most;
+      others[i] = parts.largest[(first + i) * parts.largest_step];
+      most = largest[i] = most > others[i] ? most : others[i];
+    }
+    for_vectors(n, [&](const auto& load, const auto& store) {
+      const auto power = [&](const float* from) {
+        return exp_negative(mul(sub(load(from), load(largest)), broadcast(scale)));
+      };
+      store(keep, power(before));
+      store(take, power(others));
+    });
+    for (int64_t i = 0; i < n; ++i) {
+      const Vec other = broadcast(parts.total[(first + i) * parts.total_step]);
+      total = fma(total, broadcast(keep[i]), mul(other, broadcast(take[i])));
+    }
+    const float* const outs = parts.out + first * parts.out_step;
+    for_vectors(n_out, [&](const auto& load, const auto& store) {
+      Vec sums = load(out);
+      for (int64_t i = 0; i < n; ++i) {
+        const Vec other = load(outs + i * parts.out_step);
+        sums = fma(sums, broadcast(keep[i]), mul(other, broadcast(take[i])));
+      }
+      store(out, sums);
+    });
+  }
+  *to.largest = most;
+  store_first(to.total, total, 1);
+}
+
 void weights_of(float* weights, const float* largest, const SoftmaxSums& all, int64_t n,
                 float scale) {
   for_vectors(n, [&](const auto& load, const auto& store) {

@@ -72,8 +72,9 @@ class Tile {
   int32_t kv_head() const { return keys_.kv_head(); }
   int64_t first() const { return first_; }  // row in the segment
   int64_t n_queries() const { return n_ * group_; }
-  int64_t n_blocks() const {
-    return (keys_.n_visible(first_ + n_ - 1) + kKeyBlock - 1) / kKeyBlock;
+  int64_t n_blocks() const { return n_blocks(n_queries() - 1); }
+  int64_t n_blocks(int64_t query) const {  // visible to it
+    return (keys_.n_visible(first_ + query / group_) + kKeyBlock - 1) / kKeyBlock;
   }
 
   void prefetch_next_head() const { keys_.prefetch_next(); }

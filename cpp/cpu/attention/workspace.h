@@ -29,6 +29,17 @@ struct TileSpace {
     return {{blocks.softmax.largest + i * queries, blocks.softmax.total + i * sums_step},
             blocks.out + i * sums_step * head_dim};
   }
+  // Of one query and the first n blocks.
+  SoftmaxParts parts(int64_t query, int64_t n) const {
+    const TileSums first = block(0);
+    return {.largest = first.softmax.largest + query,
+            .total = first.softmax.total + query,
+            .out = first.out + query * head_dim,
+            .largest_step = queries,
+            .total_step = sums_step,
+            .out_step = sums_step * head_dim,
+            .n = n};
+  }
   float* exps_of(int64_t block) const { return exps + block * exps_step; }
 };
 
