@@ -4,21 +4,15 @@
 #include <cstring>
 
 #include "core/error.h"
-#include "cuda/attention/archive_evicted.h"
 #include "cuda/attention/attend.h"
-#include "cuda/attention/attend_prefill.h"
 #include "cuda/attention/recall.h"
-#include "cuda/delta_net.h"
-#include "cuda/elementwise.h"
-#include "cuda/largest.h"
 #include "cuda/matmul/matmul.h"
 #include "cuda/matmul/repack.h"
-#include "cuda/mixture.h"
+#include "cuda/operations.h"
 #include "cuda/runtime/captured_graph.h"
 #include "cuda/runtime/copy_async.h"
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/device_batch.h"
-#include "cuda/short_conv.h"
 
 namespace h2o {
 namespace {
@@ -32,7 +26,7 @@ struct DeviceMemory {
   size_t free, total;
 };
 
-// Of the current device.
+// Memory of the current device.
 DeviceMemory device_memory() {
   DeviceMemory memory{};
   check(cudaMemGetInfo(&memory.free, &memory.total), "memory");
@@ -44,7 +38,7 @@ void check_device(int device) {
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess) {
     cudaGetLastError();
-    throw InvalidArgument(text("[cuda] no device can be used: ", cuda::describe(error)));
+    throw InvalidArgument(concat("[cuda] no device can be used: ", cuda::describe(error)));
   }
   require(device >= 0 && device < count, "[cuda] device ", device, ", this machine has ", count);
 }
@@ -68,9 +62,19 @@ class CudaBackend final : public Backend {
     cudaDeviceProp properties{};
     check(cudaGetDeviceProperties(&properties, stream_.device()), "device");
     const std::string reason = graphs_.reason();
-    return text("cuda (", properties.name, ", ", matmul_.name(),
-                stream_.can_overlap() ? "" : ", launches do not overlap",
-                reason.empty() ? "" : ", no graphs: " + reason, ")");
+    return concat("cuda (", properties.name, ", ", matmul_.name(),
+                  stream_.can_overlap() ? "" : ", launches do not overlap",
+                  reason.empty() ? "" : ", no graphs: " + reason, ")");
+  }
+
+  const Capabilities& capabilities() const override {
+    static const Capabilities capabilities{
+        .kv_dtypes = {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0, DType::q3,
+                      DType::q2},
+        .largest_logits = true,
+        .copied_summaries = true,
+    };
+    return capabilities;
   }
 
   Buffer allocate(size_t bytes) override {
@@ -90,14 +94,12 @@ class CudaBackend final : public Backend {
     return buffer;
   }
 
-  bool maps_weights() const override { return false; }
-
   bool expect_weights(size_t bytes) override {
     use_device();
     const auto [free, total] = device_memory();
     if (bytes > free) {
-      throw OutOfMemory(text("[cuda] the weights take ", bytes, " bytes, ", free,
-                             " of the device's ", total, " are free"));
+      throw OutOfMemory(concat("[cuda] the weights take ", bytes, " bytes, ", free,
+                               " of the device's ", total, " are free"));
     }
     return true;
   }
@@ -151,10 +153,7 @@ class CudaBackend final : public Backend {
     if (graph == nullptr) graph = std::make_unique<cuda::GraphCache>();
     const cuda::DecodeKinds kinds(batch.segments);
     const cuda::StepKind step{batch.n_rows(), kinds.fixed, kinds.rolling};
-    static_cast<cuda::GraphCache&>(*graph).run(stream_, graphs_, step, [&] {
-      matmul_.forget();  // capture may run the pass twice
-      pass();
-    });
+    static_cast<cuda::GraphCache&>(*graph).run(stream_, graphs_, step, pass);
   }
 
   void embed(Tensor x, const Tensor& table, const Batch&) override {
@@ -166,9 +165,14 @@ class CudaBackend final : public Backend {
   }
 
   void scale_by_position(Tensor x, float scale, int32_t length, const Batch&) override {
-    matmul_.forget();
     cuda::scale_by_position(stream_, x, scale, length, batch_.positions);
   }
+
+  void rotate(Tensor q, Tensor k, int64_t head_dim, const Rope& rope, const Batch&) override {
+    cuda::rotate(stream_, q, k, head_dim, rope, batch_.positions);
+  }
+
+  void clamp(Tensor x, float limit) override { cuda::clamp(stream_, x, limit); }
 
   void layer_norm(Tensor y, const Tensor& x, const Affine& norm, float eps) override {
     cuda::layer_norm(stream_, y, x, norm, eps, matmul_.rounded(y));
@@ -180,10 +184,6 @@ class CudaBackend final : public Backend {
 
   void matmul(std::initializer_list<Product> products, const Tensor& x) override {
     matmul_.multiply(products, x, false);
-  }
-
-  void observe(ProductObserver) override {
-    throw InvalidArgument(name() + " does not support observing products; use device=cpu");
   }
 
   void matmul_add(Tensor y, const Tensor& x, const Affine& w) override {
@@ -199,6 +199,8 @@ class CudaBackend final : public Backend {
 
   void gelu_erf(Tensor x) override { cuda::gelu_erf(stream_, x, matmul_.rounded(x)); }
 
+  void xielu(Tensor x, const Xielu& f) override { cuda::xielu(stream_, x, f, matmul_.rounded(x)); }
+
   void apply_gate(Gate kind, Tensor up, const Tensor& gate) override {
     cuda::apply_gate(stream_, kind, up, gate, matmul_.rounded(up));
   }
@@ -208,33 +210,21 @@ class CudaBackend final : public Backend {
   }
 
   void split_blocks(Tensor a, Tensor b, const Tensor& x, int64_t width) override {
-    matmul_.forget();
     cuda::split_blocks(stream_, a, b, x, width);
   }
 
-  void add(Tensor y, const Tensor& x) override {
-    matmul_.forget();
-    cuda::add(stream_, y, x);
+  void copy_heads(const Heads& to, const Heads& from, int64_t n_rows, int64_t n_heads,
+                  int64_t width) override {
+    cuda::copy_heads(stream_, to, from, n_rows, n_heads, width);
   }
 
-  void scale(Tensor x, float factor) override {
-    matmul_.forget();
-    cuda::scale(stream_, x, factor);
-  }
+  void add(Tensor y, const Tensor& x) override { cuda::add(stream_, y, x); }
 
-  void softcap(Tensor x, float cap) override {
-    matmul_.forget();
-    cuda::softcap(stream_, x, cap);
-  }
+  void scale(Tensor x, float factor) override { cuda::scale(stream_, x, factor); }
 
-  bool caches(DType dtype) const override { return dtype != DType::q5_0; }
-
-  bool recalls_from_files() const override { return false; }
-
-  bool copies_summaries() const override { return true; }
+  void softcap(Tensor x, float cap) override { cuda::softcap(stream_, x, cap); }
 
   void route(const Routes& routes, Tensor logits, const Tensor& bias) override {
-    matmul_.forget();
     cuda::route(stream_, routes, logits, bias);
   }
 
@@ -248,7 +238,6 @@ class CudaBackend final : public Backend {
   }
 
   void combine_add(Tensor y, const Tensor& x, const Routes& routes) override {
-    matmul_.forget();
     cuda::combine_add(stream_, y, x, routes);
   }
 
@@ -257,13 +246,10 @@ class CudaBackend final : public Backend {
   }
 
   void gather(Tensor y, const Tensor& x, const Batch&) override {
-    matmul_.forget();
     cuda::gather(stream_, y, x, batch_.logits_rows);
   }
 
   void argmax(int32_t* tokens, const Tensor& x) override { cuda::argmax(stream_, tokens, x); }
-
-  bool selects_largest() const override { return true; }
 
   void select_largest(LargestLogits* largest, const Tensor& x, const Batch&) override {
     cuda::select_largest(stream_, largest, x, batch_.temperatures);
@@ -278,7 +264,6 @@ class CudaBackend final : public Backend {
   }
 
   void attend(const Attention& attention, const KvView& all, const Batch& batch) override {
-    matmul_.forget();
     // Tokens outside a window are not archived.
     const bool archives = all.archive != nullptr && attention.window == 0;
     std::byte* const recalls = archives ? all.workspace : nullptr;
@@ -289,10 +274,10 @@ class CudaBackend final : public Backend {
     if (kinds.fixed || kinds.rolling) {
       const auto n_segments = static_cast<int32_t>(batch.segments.size());
       // By whole warps of one kv_head's outputs, and if this writes all of them.
-      const bool rounds =
+      const bool complete =
           cache.n_heads / cache.n_kv_heads * cache.head_dim % cuda::QuantizedRows::kGroup == 0 &&
           n_segments == batch.n_rows();
-      const auto rounded = rounds ? matmul_.rounded(attention.out) : cuda::QuantizedRows();
+      const auto rounded = matmul_.rounded(complete ? attention.out : Tensor{});
       cuda::RecalledSums recalled;
       if (archives) {
         recalled = cuda::recall(stream_, attention, cache, batch_, n_segments, recalls);
@@ -308,13 +293,11 @@ class CudaBackend final : public Backend {
   }
 
   void delta_net(const DeltaNet& layer, const KvView& cache, const Batch& batch) override {
-    matmul_.forget();
     const auto n_segments = static_cast<int32_t>(batch.segments.size());
     cuda::delta_net(stream_, layer, cache, batch_, n_segments);
   }
 
   void short_conv(const ShortConv& layer, const KvView& cache, const Batch& batch) override {
-    matmul_.forget();
     const auto n_segments = static_cast<int32_t>(batch.segments.size());
     cuda::short_conv(stream_, layer, cache, batch_, n_segments);
   }
@@ -335,7 +318,6 @@ class CudaBackend final : public Backend {
 
   void begin(const Batch& batch) {
     use_device();
-    matmul_.forget();
     batch_ = batches_.copy(batch);
     // In between, overlapping launches cost more than they save on an H100: blocks that wait take
     // the place of running ones.

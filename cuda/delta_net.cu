@@ -1,6 +1,6 @@
 #include "cuda/convolution.cuh"
-#include "cuda/delta_net.h"
 #include "cuda/gates.cuh"
+#include "cuda/operations.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/reduce.cuh"
 
@@ -13,7 +13,7 @@ constexpr int kWarps = kThreads / kWarp;
 constexpr int kMaxRows = kMaxDeltaHead / kGroups;  // of a group
 constexpr int kCopyThreads = 256;
 
-// What the kernels need of a DeltaNet and its states.
+// Parts of a DeltaNet and its states that the kernels need.
 struct Layer {
   float *out, *qkv, *alpha, *beta, *states;
   const float *conv, *a, *dt_bias;

@@ -1,15 +1,17 @@
 #include <algorithm>
 
-#include "cuda/elementwise.h"
+#include "cuda/attention/rope.cuh"
 #include "cuda/gates.cuh"
 #include "cuda/matmul/round_group.cuh"
+#include "cuda/operations.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/reduce.cuh"
 
 namespace h2o::cuda {
 namespace {
 
-constexpr int kThreads = 256;      // of blocks over elements
+constexpr int kThreads = 256;  // of blocks over elements
+constexpr int kRotateThreads = 64;
 constexpr int kNormThreads = 512;  // of a block for one row
 constexpr int kHeld = 4;           // times four elements per thread in registers: rows up to 8192
 
@@ -135,6 +137,16 @@ __global__ void rows_kernel(float* to, const float* from, const int32_t* rows, i
   for (int i = threadIdx.x; i < n; i += blockDim.x) t[i] = kAdd ? t[i] + f[i] : f[i];
 }
 
+// One block per row and head.
+__global__ void copy_heads_kernel(Heads to, Heads from, int width) {
+  let_next_start();
+  wait_for_previous();
+  const auto at = [](const Heads& heads) {
+    return heads.first + blockIdx.x * heads.row_step + blockIdx.y * heads.head_step;
+  };
+  for (int i = threadIdx.x; i < width; i += blockDim.x) at(to)[i] = at(from)[i];
+}
+
 // x[i, j] *= 1 + scale * ln(1 + floor(positions[i] / length)); one block per row i.
 __global__ void scale_rows_kernel(float* x, const int32_t* positions, int n, float scale,
                                   int32_t length) {
@@ -145,6 +157,22 @@ __global__ void scale_rows_kernel(float* x, const int32_t* positions, int n, flo
   const float factor = 1 + scale * logf(1 + static_cast<float>(lengths));
   float* row = x + int64_t{blockIdx.x} * n;
   for (int i = threadIdx.x; i < n; i += blockDim.x) row[i] *= factor;
+}
+
+// One block per row: its heads of q and k.
+__global__ void rotate_kernel(float* q, float* k, int n_q, int n_k, int head_dim,
+                              const int32_t* positions, Rotation rotation) {
+  let_next_start();
+  wait_for_previous();
+  for (int i = threadIdx.x; i < rotation.half; i += blockDim.x) {
+    const float2 angle = rotation.angle(positions[blockIdx.x], i);
+    for (int at = 0; at < n_q; at += head_dim) {
+      rotation.apply(q + int64_t{blockIdx.x} * n_q + at, i, angle);
+    }
+    for (int at = 0; at < n_k; at += head_dim) {
+      rotation.apply(k + int64_t{blockIdx.x} * n_k + at, i, angle);
+    }
+  }
 }
 
 // A logit and its token; NaN sorts lowest.
@@ -199,6 +227,19 @@ struct Scale {
 struct Softcap {
   float cap;
   __device__ float operator()(float x) const { return cap * tanhf(x / cap); }
+};
+
+struct Clamp {
+  float limit;
+  __device__ float operator()(float x) const { return fminf(fmaxf(x, -limit), limit); }
+};
+
+struct XieluOf {
+  Xielu f;
+  __device__ float operator()(float x) const {
+    const float bent = x > 0 ? f.alpha_p * x * x : f.alpha_n * (expm1f(fminf(x, f.eps)) - x);
+    return fmaf(f.beta, x, bent);
+  }
 };
 
 struct Add {
@@ -294,6 +335,13 @@ void scale_by_position(const Stream& stream, Tensor x, float scale, int32_t leng
          static_cast<int>(x.cols), scale, length);
 }
 
+void rotate(const Stream& stream, const Tensor& q, const Tensor& k, int64_t head_dim,
+            const Rope& rope, const int32_t* positions) {
+  launch(stream, rotate_kernel, rows_of(q), dim3(kRotateThreads), 0, q.floats(), k.floats(),
+         static_cast<int>(q.cols), static_cast<int>(k.cols), static_cast<int>(head_dim), positions,
+         Rotation(rope));
+}
+
 void layer_norm(const Stream& stream, Tensor y, const Tensor& x, const Affine& norm, float eps,
                 const QuantizedRows& rounded) {
   launch(stream, layer_norm_kernel, rows_of(x), dim3(kNormThreads), 0, y.floats(), x.floats(),
@@ -319,6 +367,11 @@ void gelu_erf(const Stream& stream, Tensor x, const QuantizedRows& rounded) {
   activate(stream, rounded, GeluErf{}, x);
 }
 
+void xielu(const Stream& stream, Tensor x, const Xielu& f, const QuantizedRows& rounded) {
+  activate(stream, rounded, XieluOf{f}, x);
+}
+
+void clamp(const Stream& stream, Tensor x, float limit) { map(stream, Clamp{limit}, x); }
 void scale(const Stream& stream, Tensor x, float factor) { map(stream, Scale{factor}, x); }
 void softcap(const Stream& stream, Tensor x, float cap) { map(stream, Softcap{cap}, x); }
 void apply_gate(const Stream& stream, Gate kind, Tensor up, const Tensor& gate,
@@ -335,6 +388,12 @@ void apply_gate(const Stream& stream, Gate kind, Tensor up, const Tensor& gate,
   }
 }
 void add(const Stream& stream, Tensor y, const Tensor& x) { map(stream, Add{}, y, x); }
+
+void copy_heads(const Stream& stream, const Heads& to, const Heads& from, int64_t n_rows,
+                int64_t n_heads, int64_t width) {
+  const dim3 grid(static_cast<unsigned>(n_rows), static_cast<unsigned>(n_heads));
+  launch(stream, copy_heads_kernel, grid, dim3(kThreads), 0, to, from, static_cast<int>(width));
+}
 
 void argmax(const Stream& stream, int32_t* tokens, const Tensor& x) {
   launch(stream, argmax_kernel, rows_of(x), dim3(kNormThreads), 0, tokens, x.floats(),

@@ -1,5 +1,5 @@
-#include "cuda/largest.h"
 #include "cuda/logit_key.cuh"
+#include "cuda/operations.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/reduce.cuh"
 

@@ -3,7 +3,7 @@
 #include "cuda/gates.cuh"
 #include "cuda/logit_key.cuh"
 #include "cuda/matmul/round_group.cuh"
-#include "cuda/mixture.h"
+#include "cuda/operations.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/reduce.cuh"
 
@@ -24,7 +24,7 @@ __device__ uint64_t largest_key(uint64_t key) {
 
 // The selected groups, as bits, by one warp: a lane has a group.
 template <class Key>
-__device__ unsigned choose_groups(const Routes& routes, const Key& key) {
+__device__ unsigned select_groups(const Routes& routes, const Key& key) {
   if (routes.n_groups == 1) return 1;
   const int lane = threadIdx.x % kWarp;
   const int size = routes.n_experts / routes.n_groups;
@@ -38,18 +38,18 @@ __device__ unsigned choose_groups(const Routes& routes, const Key& key) {
     const float both = logit_of(first) + (size > 1 ? logit_of(second) : 0);
     sum = key_of(fmaxf(both, -INFINITY), lane);
   }
-  unsigned chosen = 0;
+  unsigned selected = 0;
   for (int j = 0; j < routes.n_groups_used; ++j) {
     const uint64_t best = largest_key(sum);
-    chosen |= 1u << token_of(best);
+    selected |= 1u << token_of(best);
     if (sum == best) sum = 0;
   }
-  return chosen;
+  return selected;
 }
 
 // Selects the experts and weights of a row, by one warp. The experts overwrite the logits, as bits:
 // `copy_rows` is written while warps read them.
-__device__ void choose(const Routes& routes, float* logits, const float* bias, int row) {
+__device__ void select_experts(const Routes& routes, float* logits, const float* bias, int row) {
   const int lane = threadIdx.x % kWarp;
   const int n = routes.n_experts;
   float* const x = logits + int64_t{row} * n;
@@ -70,12 +70,12 @@ __device__ void choose(const Routes& routes, float* logits, const float* bias, i
     if (by_score) value = score(value) + (bias != nullptr ? bias[e] : 0);
     return key_of(fmaxf(value, -INFINITY), e);  // NaN sorts lowest
   };
-  const unsigned groups = choose_groups(routes, key);
+  const unsigned groups = select_groups(routes, key);
   const int group_size = n / routes.n_groups;
 
   // Lane j has choices j, j + 32, ...
   float* const weights = routes.weights + int64_t{row} * routes.n_used;
-  int32_t* const chosen = routes.copy_rows + int64_t{row} * routes.n_used;
+  int32_t* const selected = routes.copy_rows + int64_t{row} * routes.n_used;
   float sum = 1e-20f;  // sigmoids may all be 0
   uint64_t last = UINT64_MAX;
   for (int j = 0; j < routes.n_used; ++j) {
@@ -90,14 +90,14 @@ __device__ void choose(const Routes& routes, float* logits, const float* bias, i
     sum += weight;
     if (lane == j % kWarp) {
       weights[j] = weight;
-      chosen[j] = token_of(best);
+      selected[j] = token_of(best);
     }
   }
   const float factor = routes.normalized ? routes.scale / sum : routes.scale;
   __syncwarp();
   for (int j = lane; j < routes.n_used; j += kWarp) {
     weights[j] *= factor;
-    x[j] = __int_as_float(chosen[j]);
+    x[j] = __int_as_float(selected[j]);
   }
 }
 
@@ -131,12 +131,12 @@ __device__ void place(const Routes& routes, const float* logits, int n_rows, int
 // For few rows a single block also computes the indices of the copies.
 template <bool kPlaces>
 __global__ void __launch_bounds__(kRouteWarps* kWarp)
-    choose_kernel(Routes routes, float* logits, const float* bias, int n_rows) {
+    route_kernel(Routes routes, float* logits, const float* bias, int n_rows) {
   let_next_start();
   wait_for_previous();
   const int warp = threadIdx.x / kWarp;
   const int row = blockIdx.x * kRouteWarps + warp;
-  if (row < n_rows) choose(routes, logits, bias, row);
+  if (row < n_rows) select_experts(routes, logits, bias, row);
   if constexpr (kPlaces) {
     __syncthreads();
     for (int e = warp; e < routes.n_experts; e += kRouteWarps) place(routes, logits, n_rows, e);
@@ -209,12 +209,12 @@ void route(const Stream& stream, const Routes& routes, const Tensor& logits, con
   const float* const biases = bias ? bias.floats() : nullptr;
   constexpr int kBlock = kRouteWarps * kWarp;
   if (n_rows <= kRouteWarps) {
-    launch(stream, choose_kernel<true>, dim3(1), dim3(kBlock), 0, routes, logits.floats(), biases,
+    launch(stream, route_kernel<true>, dim3(1), dim3(kBlock), 0, routes, logits.floats(), biases,
            n_rows);
     return;
   }
   const auto n_blocks = static_cast<unsigned>((n_rows + kRouteWarps - 1) / kRouteWarps);
-  launch(stream, choose_kernel<false>, dim3(n_blocks), dim3(kBlock), 0, routes, logits.floats(),
+  launch(stream, route_kernel<false>, dim3(n_blocks), dim3(kBlock), 0, routes, logits.floats(),
          biases, n_rows);
   launch(stream, place_kernel, dim3(static_cast<unsigned>(routes.n_experts)), dim3(kWarp), 0,
          routes, logits.floats(), n_rows);

@@ -1,6 +1,6 @@
 #include "cuda/convolution.cuh"
+#include "cuda/operations.h"
 #include "cuda/runtime/launch.cuh"
-#include "cuda/short_conv.h"
 
 namespace h2o::cuda {
 namespace {

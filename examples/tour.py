@@ -9,6 +9,7 @@ import sys
 from time import perf_counter
 
 from h2o_cpp import BUNDLED_MODEL, Generator
+from h2o_cpp.measure.budgets import Comparison
 from h2o_cpp.measure.perplexity import measure
 from h2o_cpp.model.session import open_model
 from h2o_cpp.model.tokenizer import Tokenizer
@@ -68,7 +69,9 @@ def what_it_costs(model: str) -> None:
     tokens = Tokenizer.of_model(opened).encode(STORY * 2, add_special=False)
     n_ctx = min(len(tokens), opened.n_ctx_train)
     for row in measure(
-        opened, tokens, policies=["h2o", "mean", "window"], budgets=[0.5, 0.2, 0.1], n_ctx=n_ctx
+        opened,
+        tokens,
+        Comparison.of(["h2o", "mean", "window"], [0.5, 0.2, 0.1], n_ctx=n_ctx, n_batch=1),
     ):
         print(f"  {row.policy:8}{row.kept:5} of {n_ctx} tokens kept   {row.perplexity:8.2f}")
 

@@ -9,11 +9,10 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from h2o_bench.shapes import SHAPES
-from h2o_bench.synthetic import write_model
 from h2o_cpp import Generator, _core
 from h2o_cpp.measure import machine
 from h2o_cpp.model.tokenizer import Tokenizer
@@ -22,7 +21,9 @@ from support.background import greedy
 from support.hub import Hub, local_hub
 from support.needs import CUDA, SHARED
 from support.random_search import load_profile
+from support.shapes import SHAPES
 from support.short_text import TEXT
+from support.synthetic import write_model
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -31,7 +32,7 @@ load_profile()
 # Tests must not see the user's pulled models.
 os.environ["H2O_MODELS"] = str(ROOT / "build" / "no-models")
 
-# Nor options of the user's: keys and proxies of servers, offline hubs, colors of help.
+# Removes the user's options too: keys and proxies of servers, offline hubs, colors of help.
 for _name in ("H2O_API_KEY", "HF_HUB_OFFLINE", "FORCE_COLOR"):
     os.environ.pop(_name, None)
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
@@ -65,7 +66,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _small_machine_measurements() -> Iterator[None]:
-    """`bench` and `plan` compare with the machine's limits, of which no test needs a good value."""
+    """`bench` compares with the machine's limits, of which no test needs a good value."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine, "_READ_BYTES", 1 << 20)
         patch.setattr(machine, "_MATMUL_WIDTH", 64)
@@ -154,3 +155,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
     """A mock of the Hugging Face Hub."""
     with local_hub(tmp_path, monkeypatch) as hub:
         yield hub
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium."""
+    from support.page import chromium  # which needs the packages of the page's tests
+
+    with chromium() as browser:
+        yield browser

@@ -7,6 +7,7 @@
 // depend on the number of threads, nor does a row depend on the other rows of the batch.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -38,10 +39,15 @@ struct Rope {
   int64_t n_rot() const { return 2 * frequencies.cols; }
 };
 
-// One matrix product: y = x w.weight^T + w.bias.
+// One matrix product: y = x w.weight^T + w.bias. Of several experts, e has the y.cols rows of `w`
+// from first + e * stride on.
 struct Product {
   Tensor y;
   const Affine& w;
+  int64_t first = 0;
+  int64_t stride = 0;  // 0: y.cols
+
+  int64_t row(int64_t e) const { return first + e * (stride > 0 ? stride : y.cols); }
 };
 
 // One attention operation: out and q [n, n_heads * head_dim], k and v [n, n_kv_heads * head_dim].
@@ -57,7 +63,7 @@ struct Attention {
                   // (attention sinks). Empty: none
   Tensor slopes;  // [1, n_heads] f32: subtracted from a logit per token of distance (ALiBi). Empty:
                   // none
-  bool rounds = false;  // may factors be rounded to bf16, where that is faster?
+  bool allow_bf16 = false;  // factors may be rounded to bf16, where that is faster
 };
 
 // One layer of Gated DeltaNet (arXiv 2412.06464): linear attention with a state S [head_dim,
@@ -121,6 +127,18 @@ struct Routes {
   int32_t* offsets;    // [n_experts + 1]
 };
 
+// Where each of several heads of several rows begins.
+struct Heads {
+  float* first;
+  int64_t row_step;   // floats between rows
+  int64_t head_step;  // floats between heads
+};
+
+// The parameters of Backend::xielu().
+struct Xielu {
+  float alpha_p, alpha_n, beta, eps;
+};
+
 // How the products `up` and `gate` are combined.
 enum class Gate {
   swiglu,          // gate / (1 + e^-gate) * up
@@ -148,6 +166,24 @@ class CapturedGraph {
   virtual ~CapturedGraph() = default;
 };
 
+// Offers of a back end beyond the operations that all implement.
+struct Capabilities {
+  std::vector<DType> kv_dtypes;    // of K and V, in the cache or in an archive, for attend()
+  bool independent_rows = false;   // a row's result does not depend, bit for bit, on other rows;
+                                   // a batch may have several segments of a sequence, for attend()
+  bool mapped_weights = false;     // weights can be read in place from the mapped file
+  bool observed_products = false;  // observe() is supported
+  bool largest_logits = false;     // select_largest() is supported: memory is not host memory
+  bool shared_values = false;      // attend() supports KvShape::shared_values
+  bool archive_files = false;      // attend() can archive tokens in files, not only in memory of
+                                   // allocate_host()
+  bool drafts = false;             // attend() supports batches of several turns
+  bool copied_summaries = false;   // attend() keeps the counts and bounds of archived pages also in
+                                   // memory of allocate(), and reads them there
+
+  bool caches(DType dtype) const { return std::ranges::find(kv_dtypes, dtype) != kv_dtypes.end(); }
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -158,8 +194,8 @@ class Backend {
   // (x86_64_v4)".
   virtual std::string kernels() const { return name(); }
 
-  // True if a row's result does not depend, bit for bit, on the other rows of the batch.
-  virtual bool rows_are_independent() const { return false; }
+  // Constant.
+  virtual const Capabilities& capabilities() const = 0;
 
   // Zeroed memory. Throws OutOfMemory.
   virtual Buffer allocate(size_t bytes) = 0;
@@ -169,9 +205,6 @@ class Backend {
 
   // Zeroed host memory from which transfers are fastest (pinned for CUDA). Throws OutOfMemory.
   virtual Buffer allocate_host(size_t bytes) = 0;
-
-  // True if weights can be read in place from the mapped file, without a copy.
-  virtual bool maps_weights() const = 0;
 
   // True if copies of `bytes` bytes of weights should be made; false if they do not fit or are not
   // wanted and weights can be read in place. Throws OutOfMemory with the numbers if they do not fit
@@ -214,13 +247,13 @@ class Backend {
   // Makes `batch` available to the operations, then calls `pass`, which enqueues them.
   virtual void run(const Batch& batch, const std::function<void()>& pass) = 0;
 
-  // The same for a repeated pass: captures it into `graph`, or replays it. Passes that share a
+  // Runs a repeated pass: captures it into `graph`, or replays it. Passes that share a
   // graph may differ only in their batch.
   virtual void run(const Batch& batch, std::unique_ptr<CapturedGraph>& graph,
                    const std::function<void()>& pass) = 0;
 
   // Calls body(i) for each i < n on this back end's host threads, and waits. `body` must not throw.
-  // Not allowed during a pass.
+  // Must not be called during a pass.
   virtual void parallel_for(int64_t n, const std::function<void(int64_t i)>& body) {
     for (int64_t i = 0; i < n; ++i) body(i);
   }
@@ -234,6 +267,14 @@ class Backend {
   // x[i] *= 1 + scale * ln(1 + floor(batch.positions[i] / length)): queries of long contexts.
   virtual void scale_by_position(Tensor x, float scale, int32_t length, const Batch& batch) = 0;
 
+  // Rotates the heads of q and k [n, n_heads * head_dim] by batch.positions, for models that change
+  // them afterwards; otherwise attend() does.
+  virtual void rotate(Tensor q, Tensor k, int64_t head_dim, const Rope& rope,
+                      const Batch& batch) = 0;
+
+  // x = min(max(x, -limit), limit)
+  virtual void clamp(Tensor x, float limit) = 0;
+
   // y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, row by row; y may alias x. The bias is
   // required.
   virtual void layer_norm(Tensor y, const Tensor& x, const Affine& norm, float eps) = 0;
@@ -246,9 +287,9 @@ class Backend {
   virtual void matmul(std::initializer_list<Product> products, const Tensor& x) = 0;
   void matmul(const Tensor& y, const Tensor& x, const Affine& w) { matmul({{y, w}}, x); }
 
-  // Calls `observer` for every product from now on; an empty function disables it. Throws
-  // InvalidArgument if activations are not in host memory. Not allowed during a pass.
-  virtual void observe(ProductObserver observer) = 0;
+  // Calls `observer` for every product from now on; an empty function disables it. Requires
+  // observed_products. Not allowed during a pass.
+  virtual void observe(ProductObserver /*observer*/) {}
 
   // y += x w.weight^T + w.bias: a residual
   virtual void matmul_add(Tensor y, const Tensor& x, const Affine& w) = 0;
@@ -265,6 +306,9 @@ class Backend {
   // x = x / 2 * (1 + erf(x / sqrt(2)))
   virtual void gelu_erf(Tensor x) = 0;
 
+  // x = beta x + (x > 0 ? alpha_p x^2 : alpha_n (e^min(x, eps) - 1 - x)): xIELU, arXiv 2411.13010
+  virtual void xielu(Tensor x, const Xielu& f) = 0;
+
   // up = kind(gate, up)
   virtual void apply_gate(Gate kind, Tensor up, const Tensor& gate) = 0;
 
@@ -278,6 +322,10 @@ class Backend {
   // a, b [n, m] = the even and the odd blocks of `width` columns of x [n, 2 m]
   virtual void split_blocks(Tensor a, Tensor b, const Tensor& x, int64_t width) = 0;
 
+  // Copies the first `width` floats of each head of each row. `to` and `from` are disjoint.
+  virtual void copy_heads(const Heads& to, const Heads& from, int64_t n_rows, int64_t n_heads,
+                          int64_t width) = 0;
+
   // y += x
   virtual void add(Tensor y, const Tensor& x) = 0;
 
@@ -286,16 +334,6 @@ class Backend {
 
   // x = cap * tanh(x / cap)
   virtual void softcap(Tensor x, float cap) = 0;
-
-  // Does attend() support K and V in this type, one of kv_dtypes() or of an archive?
-  virtual bool caches(DType dtype) const = 0;
-
-  // Can attend() archive evicted tokens in files, rather than only in memory of allocate_host()?
-  virtual bool recalls_from_files() const = 0;
-
-  // Does attend() also keep the counts and bounds of archived pages in memory of allocate() and
-  // read them there?
-  virtual bool copies_summaries() const { return false; }
 
   // Selects the n_used experts with the largest scores of each row of logits [n, n_experts] (ties:
   // the lower index) and computes their weights from the scores. Fills in the arrays of `routes`;
@@ -308,8 +346,8 @@ class Backend {
   virtual void dispatch(Tensor y, const Tensor& x, const Routes& routes) = 0;
 
   // For each product and each expert e: y = x w.weight[e]^T + w.bias[e] over the copies x routed to
-  // e. w.weight [n_experts * y.cols, x.cols] holds the experts' matrices one after another, w.bias
-  // is [n_experts, y.cols]. Experts without rows are not read.
+  // e. w.weight [n_experts * stride, x.cols] holds the experts' matrices one after another, w.bias
+  // is [n_experts, stride]. Experts without rows are not read.
   virtual void matmul_experts(std::initializer_list<Product> products, const Tensor& x,
                               const Routes& routes) = 0;
 
@@ -326,9 +364,8 @@ class Backend {
   // every number.
   virtual void argmax(int32_t* tokens, const Tensor& x) = 0;
 
-  // largest[i] = the largest logits of row i of x, row batch.logits_rows[i] of the batch.
-  // Implemented by back ends whose memory is not host memory.
-  virtual bool selects_largest() const { return false; }
+  // largest[i] = the largest logits of row i of x, row batch.logits_rows[i] of the batch. Requires
+  // largest_logits.
   virtual void select_largest(LargestLogits* /*largest*/, const Tensor& /*x*/, const Batch&) {}
 
   // Bytes of workspace that attend() needs for caches of this shape. Pointers in `shape` are only
@@ -340,14 +377,19 @@ class Backend {
   // itself; the attention that each token received is added to its score; tokens over the budget
   // are evicted.
   //
+  // Finite numbers that a cache's type cannot store are stored as the largest that it can.
+  //
   // Keys are stored rotated by their positions. In rolling segments they are stored unrotated and
   // rotated when read, by cache.rope_table at their ranks.
   virtual void attend(const Attention& attention, const KvView& cache, const Batch& batch) = 0;
 
+  // The number of such numbers so far; 0 where they are not counted.
+  virtual int64_t n_clamped() const { return 0; }
+
   // See DeltaNet; reads and updates the states of the batch's sequences, cache.states.
   virtual void delta_net(const DeltaNet& layer, const KvView& cache, const Batch& batch) = 0;
 
-  // The same for ShortConv.
+  // Computes a ShortConv, as above.
   virtual void short_conv(const ShortConv& layer, const KvView& cache, const Batch& batch) = 0;
 
   // rope_table [n, n_rot]: row p holds the n_rot / 2 cosines of position p, times the magnitude,

@@ -16,14 +16,32 @@ struct Segment {
   bool rolling;      // rotary positions are ranks among the kept tokens
 };
 
-// Rows of any number of sequences, each of which appears at most once; some prefilling, some
-// decoding.
+class KvJournal;
+
+// Rows of any number of sequences; some prefilling, some decoding.
+//
+// A batch has one or more turns, in each of which a sequence appears at most once. Turns have their
+// effects on the cache one after another, as if each were a batch: its rows see what earlier turns
+// stored, scored and evicted. Later turns are of one row per sequence, drafts that may be
+// retracted: `journal` has what they overwrite.
+//
+// In the first turn, a sequence may also have several consecutive segments, with the same effect;
+// only the CPU supports that.
 struct Batch {
   std::vector<int32_t> tokens;       // [n_rows]
   std::vector<int32_t> positions;    // [n_rows]
   std::vector<int32_t> logits_rows;  // rows whose logits are computed
   std::vector<float> temperatures;   // [logits_rows] for Backend::select_largest; 0: none
-  std::vector<Segment> segments;
+  std::vector<Segment> segments;     // turn by turn
+  std::vector<int32_t> turns;        // the first segment of each turn but the first
+  KvJournal* journal = nullptr;      // required by later turns
+
+  int32_t n_turns() const { return static_cast<int32_t>(turns.size()) + 1; }
+  std::span<const Segment> turn(int32_t i) const {
+    const size_t begin = i == 0 ? 0 : turns[i - 1];
+    const size_t end = i + 1 == n_turns() ? segments.size() : turns[i];
+    return std::span(segments).subspan(begin, end - begin);
+  }
 
   int32_t n_rows() const { return static_cast<int32_t>(tokens.size()); }
 
@@ -33,7 +51,10 @@ struct Batch {
     logits_rows.clear();
     temperatures.clear();
     segments.clear();
+    turns.clear();
   }
+
+  void begin_turn() { turns.push_back(static_cast<int32_t>(segments.size())); }
 
   // Appends the next tokens of a sequence that has seen `position` tokens so far.
   void add(int32_t sequence, int32_t position, std::span<const int32_t> next,

@@ -16,9 +16,9 @@ AutoDevice auto_device(size_t n_bytes) {
   try {
     const size_t free = cuda_free_memory(0);
     if (n_bytes > free) {
-      return {"cpu", text(n_bytes, " bytes are needed, ", free, " are free on the GPU"), true};
+      return {"cpu", concat(n_bytes, " bytes are needed, ", free, " are free on the GPU"), true};
     }
-    return {"cuda", text(n_bytes, " bytes are needed of ", free), false};
+    return {"cuda", concat(n_bytes, " bytes are needed of ", free), false};
   } catch (const InvalidArgument& e) {  // no GPU, or built without CUDA
     return {"cpu", e.what(), false};
   } catch (const DeviceError& e) {
@@ -30,10 +30,11 @@ std::unique_ptr<Backend> make_backend(const std::string& device, int n_threads, 
   if (device == "cpu" || device == "auto") {
     const char* isa = std::getenv("H2O_ISA");
     const char* repack = std::getenv("H2O_REPACK");
+    const bool is_off = repack != nullptr && std::string_view(repack) == "0";
     return make_cpu_backend(n_threads, isa != nullptr ? isa : "",
-                            repack == nullptr || std::string_view(repack) != "0", exact);
+                            is_off ? Repack::never : Repack::if_it_fits, exact);
   }
-  require(!exact, "exact is of the CPU, not of device '", device, "'");
+  require(!exact, "exact=True requires the CPU, but device is '", device, "'");
   if (device == "cuda") return make_cuda_backend(0);
 
   int index = -1;

@@ -9,7 +9,7 @@
 
 namespace h2o {
 
-// What a model's device "auto" stands for.
+// The meaning of a model's device "auto".
 struct AutoDevice {
   std::string name;    // "cuda" or "cpu"
   std::string reason;  // "": a GPU is not wanted
@@ -23,7 +23,7 @@ AutoDevice auto_device(size_t n_bytes = 0);
 // device: "auto" (the CPU; for models see auto_device()), "cpu", "cuda" or "cuda:N".
 // n_threads: for the CPU back end; 0 = one per processor. The environment variable H2O_ISA forces
 // the CPU's instruction set by name; H2O_REPACK=0 keeps weights in the file's layout.
-// exact: multiply F16 and BF16 weights in float, without rounding activations. CPU only.
+// exact: multiply all weights in float, without rounding activations. CPU only.
 // Throws InvalidArgument.
 std::unique_ptr<Backend> make_backend(const std::string& device, int n_threads, bool exact = false);
 

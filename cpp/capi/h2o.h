@@ -322,8 +322,8 @@ typedef int32_t (*h2o_piece_callback)(void* user, const char* piece, size_t n_by
 
 typedef struct h2o_stream_options {
   size_t size;
-  int32_t max_tokens;      /* 0: up to n_ctx, or n_ctx more if the sequence is longer already; -1:
-                              until the model ends, or n_ctx if positions cannot roll */
+  int32_t max_tokens;      /* 0: n_ctx tokens; -1: until the model ends. A sequence whose positions
+                              cannot roll ends at n_ctx */
   int32_t ignore_end;      /* 1: continue after tokens that end a text or a turn */
   int32_t parse_special;   /* 1: parse special tokens in the prompt, such as "</s>" */
   size_t n_stop;           /* number of stop strings */
@@ -346,8 +346,10 @@ typedef struct h2o_generation {
   double decode_seconds; /* for the tokens after the first */
   int32_t stop;          /* index of the stop string that ended the text; -1: none did */
   int32_t reserved;      /* 0 */
+  int32_t n_evicted;     /* at the end: tokens before the first generated that no KV head keeps */
+  int32_t n_archived;    /* of these, tokens in an archive, which may recall them */
 } h2o_generation;
-#define H2O_GENERATION {sizeof(h2o_generation), 0, 0, 0, 0, 0, -1, 0}
+#define H2O_GENERATION {sizeof(h2o_generation), 0, 0, 0, 0, 0, -1, 0, 0, 0}
 
 /* Adds the prompt to the sequence, then generates. The prompt may be empty if the sequence is not.
  * Prompt and generated tokens stay in the sequence, so that the next stream continues from there; a

@@ -84,7 +84,7 @@ class Model {
     return text;
   }
 
-  // In Jinja; "" if the file has none.
+  // The template in Jinja; "" if the file has none.
   std::string chat_template() const {
     const char* source = nullptr;
     check(h2o_chat_template(handle(), &source));

@@ -1,9 +1,7 @@
 #include "capi/handle.h"
 
-#include <system_error>
-
+#include "core/utf8.h"
 #include "text/request.h"
-#include "text/tokenizer/utf8.h"
 
 namespace h2o::capi {
 namespace {
@@ -40,13 +38,7 @@ h2o_status Handle::keep_message() noexcept {
   } catch (const InvalidArgument& e) {
     return keep(H2O_INVALID_ARGUMENT, e.what());
   } catch (const FileError& e) {
-    keep(H2O_CANNOT_OPEN, e.what());
-    try {
-      const std::string why = std::generic_category().message(e.error_number());
-      keep(H2O_CANNOT_OPEN, text(e.what(), ": ", why));
-    } catch (...) {  // no memory for the message
-    }
-    return H2O_CANNOT_OPEN;
+    return keep(H2O_CANNOT_OPEN, e.what());
   } catch (const std::bad_alloc& e) {
     return keep(H2O_OUT_OF_MEMORY, e.what());
   } catch (const std::length_error&) {

@@ -84,7 +84,8 @@ void give(const T* values, size_t n, T* out, size_t capacity, size_t* n_out) {
   require(n_out != nullptr, "the pointer to the number of results is NULL");
   require(out != nullptr || capacity == 0, "an array of ", capacity, " elements is NULL");
   *n_out = n;
-  if (n > capacity) throw Failure{H2O_TOO_SMALL, text(n, " elements, the capacity is ", capacity)};
+  if (n > capacity)
+    throw Failure{H2O_TOO_SMALL, concat(n, " elements, the capacity is ", capacity)};
   if (n > 0) std::memcpy(out, values, n * sizeof(T));
 }
 

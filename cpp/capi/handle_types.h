@@ -1,4 +1,4 @@
-// What the handles of h2o.h hold: a model, a session, an engine or a request.
+// Contents of the handles of h2o.h: a model, a session, an engine or a request.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,6 @@
 // h2o.h: versions, models, text and tokens.
 #include "capi/handle_types.h"
-#include "text/tokenizer/utf8.h"
+#include "core/utf8.h"
 
 using namespace h2o;
 using namespace h2o::capi;

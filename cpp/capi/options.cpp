@@ -5,9 +5,10 @@
 #include <random>
 
 #include "capi/handle.h"
+#include "core/utf8.h"
 #include "io/utf8_path.h"
 #include "kv/budget.h"
-#include "text/tokenizer/utf8.h"
+#include "kv/names.h"
 
 namespace h2o::capi {
 namespace {
@@ -165,7 +166,7 @@ SamplerOptions sampler_options(const h2o_sampling& sampling) {
 StreamOptions stream_options(const h2o_stream_options* options) {
   const auto o = given(options, h2o_stream_options H2O_STREAM_OPTIONS);
   require(o.max_tokens >= kEndless, "max_tokens is ", o.max_tokens,
-          ", expected 1 or more, 0 (up to n_ctx) or -1 (endless)");
+          ", expected 1 or more, 0 (n_ctx) or -1 (endless)");
   StreamOptions made = {.ignore_end = o.ignore_end != 0, .parse_special = o.parse_special != 0};
   if (o.max_tokens != 0) made.max_tokens = o.max_tokens;
   for (const char* const stop : given(o.stop, o.n_stop)) {
@@ -188,7 +189,9 @@ h2o_generation result_of(const Generation& generation) {
           .prompt_seconds = progress.prompt_seconds,
           .decode_seconds = progress.decode_seconds,
           .stop = found == stop.end() ? -1 : static_cast<int32_t>(found - stop.begin()),
-          .reserved = 0};
+          .reserved = 0,
+          .n_evicted = progress.forgotten.n_evicted,
+          .n_archived = progress.forgotten.n_archived};
 }
 
 uint64_t random_seed() {

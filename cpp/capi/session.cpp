@@ -132,7 +132,7 @@ h2o_status h2o_snapshot_save(h2o_session* session, void** bytes, size_t* n_bytes
     const std::vector<std::byte> saved = s.save();
     void* copy = std::malloc(saved.size());
     if (copy == nullptr)
-      throw OutOfMemory(text("cannot allocate ", saved.size(), " bytes for a snapshot"));
+      throw OutOfMemory(concat("cannot allocate ", saved.size(), " bytes for a snapshot"));
     std::memcpy(copy, saved.data(), saved.size());
     *bytes = copy;
     *n_bytes = saved.size();

@@ -6,10 +6,10 @@
 #include <string>
 
 #include "backend/make_backend.h"
+#include "core/utf8.h"
 #include "io/utf8_path.h"
 #include "model/model.h"
 #include "text/tokenizer/tokenizer.h"
-#include "text/tokenizer/utf8.h"
 
 namespace h2o::capi {
 
@@ -45,7 +45,7 @@ struct TextModel {
     try {
       return Tokenizer(model.file.first_file(), model.config.n_vocab);
     } catch (const FormatError& e) {
-      throw FormatError(text(model.file.path(), ": ", e.what()));
+      throw FormatError(concat(model.file.path(), ": ", e.what()));
     }
   }
 };

@@ -60,10 +60,10 @@ h2o_generation TextSession::stream(std::string_view prompt, const StreamOptions&
                                             .max_tokens = options.max_tokens,
                                             .stop = options.stop,
                                             .ignore_end = options.ignore_end});
-  bool goes_on = true;
+  bool is_wanted = true;
   const bool done =
-      run(generation, [&](const std::string& piece) { return goes_on = sink(piece); });
-  if (!done && goes_on) {
+      run(generation, [&](const std::string& piece) { return is_wanted = sink(piece); });
+  if (!done && is_wanted) {
     const std::string held = generation->held_back();
     if (!held.empty()) sink(held);
   }
@@ -104,8 +104,8 @@ std::span<const float> TextSession::known_logits() const {
 void TextSession::check_room(size_t n_more) const {
   const size_t n = n_unread() + n_more, room = session().room(0);
   if (n > room) {
-    throw Failure{H2O_CONTEXT_FULL, text(n, " more tokens, there is room for ", room, "; n_ctx is ",
-                                         session().options().n_ctx)};
+    throw Failure{H2O_CONTEXT_FULL, concat(n, " more tokens, there is room for ", room,
+                                           "; n_ctx is ", session().options().n_ctx)};
   }
 }
 
@@ -135,7 +135,7 @@ Engine::Handle TextSession::submit(Request request) {
   request.prompt = tokens();
   request.follows = last_;
   request.sampler = sampler_;
-  request.keeps_logits = true;
+  request.allow_logits = true;
   return engine_.submit(std::move(request));
 }
 

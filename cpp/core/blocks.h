@@ -203,6 +203,16 @@ struct BlockNVFP4 {  // of 64 elements: d * kMxfp4Values[q]
   uint8_t qs[32];    // 8 bytes for 16 elements: the low nibbles, then the high ones
 };
 
+struct BlockQ1_0 {  // of 128 elements: d or, where a bit is 0, -d
+  F16 d;
+  uint8_t qs[16];
+};
+
+struct BlockQ2_0 {  // of 64 elements: d * (q - 1)
+  F16 d;
+  uint8_t qs[16];  // four consecutive elements in a byte
+};
+
 // The CPU's interleaved form of NVFP4, with scales in f16.
 struct BlockNvfp4Halves {
   F16 d[4];
@@ -218,6 +228,6 @@ static_assert(sizeof(BlockQ2_K) == 84 && sizeof(BlockQ3_K) == 110 && sizeof(Bloc
 static_assert(sizeof(BlockIQ2_XXS) == 66 && sizeof(BlockIQ2_XS) == 74 && sizeof(BlockIQ2_S) == 82 &&
               sizeof(BlockIQ3_XXS) == 98 && sizeof(BlockIQ3_S) == 110 && sizeof(BlockIQ1_S) == 50 &&
               sizeof(BlockIQ1_M) == 56 && sizeof(BlockTQ1_0) == 54 && sizeof(BlockTQ2_0) == 66 &&
-              sizeof(BlockNVFP4) == 36);
+              sizeof(BlockNVFP4) == 36 && sizeof(BlockQ1_0) == 18 && sizeof(BlockQ2_0) == 18);
 
 }  // namespace h2o

@@ -55,7 +55,7 @@ class ByteReader {
 
   // Throws FormatError if fewer than n bytes are left.
   std::span<const std::byte> take(uint64_t n) {
-    if (n > bytes_.size()) throw FormatError(text(what_, " ends too early"));
+    if (n > bytes_.size()) throw FormatError(concat(what_, " ends too early"));
     const std::span<const std::byte> taken = bytes_.first(n);
     bytes_ = bytes_.subspan(n);
     return taken;
@@ -69,7 +69,7 @@ class ByteReader {
   }
   template <class T>
   std::vector<T> get(uint64_t n) {
-    if (n > bytes_.size() / sizeof(T)) throw FormatError(text(what_, " ends too early"));
+    if (n > bytes_.size() / sizeof(T)) throw FormatError(concat(what_, " ends too early"));
     std::vector<T> values(n);
     if (n > 0) std::memcpy(values.data(), take(n * sizeof(T)).data(), n * sizeof(T));
     return values;

@@ -26,7 +26,7 @@ constexpr std::array kRows = {
     Row{26, {"I32", 1, 4}},        Row{27, {"I64", 1, 8}},        Row{28, {"F64", 1, 8}},
     Row{29, {"IQ1_M", 256, 56}},   Row{30, {"BF16", 1, 2}},       Row{34, {"TQ1_0", 256, 54}},
     Row{35, {"TQ2_0", 256, 66}},   Row{39, {"MXFP4", 32, 17}},    Row{40, {"NVFP4", 64, 36}},
-    Row{41, {"Q1_0", 128, 18}},
+    Row{41, {"Q1_0", 128, 18}},    Row{42, {"Q2_0", 64, 18}},
 };
 
 // Indexed by type id; unused ids have an empty name.
@@ -36,7 +36,7 @@ constexpr auto kTypes = [] {
   return types;
 }();
 
-// From DType::q2 on.
+// Layouts from DType::q2 on.
 constexpr std::array kArchiveTypes = {
     DTypeInfo{"Q2", 64, sizeof(BlockQ2)},
     DTypeInfo{"Q3", 32, sizeof(BlockQ3)},
@@ -47,7 +47,7 @@ constexpr std::array kComputable = {
     DType::q5_1,    DType::q8_0,  DType::q2_k,   DType::q3_k,    DType::q4_k,   DType::q5_k,
     DType::q6_k,    DType::iq1_s, DType::iq1_m,  DType::iq2_xxs, DType::iq2_xs, DType::iq2_s,
     DType::iq3_xxs, DType::iq3_s, DType::iq4_nl, DType::iq4_xs,  DType::tq1_0,  DType::tq2_0,
-    DType::mxfp4,   DType::nvfp4,
+    DType::mxfp4,   DType::nvfp4, DType::q1_0,   DType::q2_0,
 };
 
 }  // namespace
@@ -95,6 +95,13 @@ std::string dtype_names(std::span<const DType> dtypes) {
     names += info(dtype).name;
   }
   return names;
+}
+
+std::optional<DType> find_dtype(std::string_view name, std::span<const DType> dtypes) {
+  for (const DType dtype : dtypes) {
+    if (name == info(dtype).name) return dtype;
+  }
+  return std::nullopt;
 }
 
 }  // namespace h2o

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -36,6 +37,8 @@ enum class DType : uint32_t {
   tq2_0 = 35,
   mxfp4 = 39,
   nvfp4 = 40,
+  q1_0 = 41,
+  q2_0 = 42,
   q2 = 0x100,  // of an archive only: values
   q3 = 0x101,  // keys; see KeyGrid
 };
@@ -65,6 +68,9 @@ int64_t interleaved_block_bytes(DType dtype);
 std::span<const DType> computable_dtypes();
 bool is_computable(uint32_t id);
 std::string dtype_names(std::span<const DType> dtypes);  // "F32, F16, ..."
+
+// The one of `dtypes` with this name, as in GGUF.
+std::optional<DType> find_dtype(std::string_view name, std::span<const DType> dtypes);
 
 // Bytes of `n` consecutive elements; n must be a multiple of the block size.
 inline int64_t byte_size(DType dtype, int64_t n) {

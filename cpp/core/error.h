@@ -1,39 +1,48 @@
 // The exceptions of the library. Messages read "[operation] what was passed, what was expected".
+//
+//   std::exception          Python
+//   ├─ InvalidArgument      ValueError        a mistake of the caller
+//   │  ├─ ContextFull       ContextFullError  a ValueError
+//   │  └─ FormatError       ValueError        an invalid file
+//   ├─ FileError            OSError           FileNotFoundError, PermissionError, ...
+//   ├─ OutOfMemory          MemoryError
+//   └─ DeviceError          RuntimeError
 #pragma once
 
-#include <locale>
 #include <new>
-#include <sstream>
 #include <stdexcept>
 #include <string>
-#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "core/format.h"
 
 namespace h2o {
 
-// A caller's mistake: an option, a shape, a token. Python: ValueError.
+// A caller's mistake: an option, a shape, a token.
 class InvalidArgument : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;
 };
 
-// More tokens than fit in the context. Python: ContextFullError, a ValueError.
+// More tokens than fit in the context.
 class ContextFull : public InvalidArgument {
  public:
   using InvalidArgument::InvalidArgument;
 };
 
-// Invalid file content. Python: ValueError.
+// Invalid file content.
 class FormatError : public InvalidArgument {
  public:
   using InvalidArgument::InvalidArgument;
 };
 
-// The operating system could not open the file. Python: OSError (FileNotFoundError,
-// PermissionError, ...).
+// The operating system could not open the file.
 class FileError : public std::runtime_error {
  public:
   FileError(int error_number, std::string path)
-      : std::runtime_error("cannot open " + path),
+      : std::runtime_error(
+            concat("cannot open ", path, ": ", std::generic_category().message(error_number))),
         error_number_(error_number),
         path_(std::move(path)) {}
   int error_number() const { return error_number_; }  // errno
@@ -44,7 +53,7 @@ class FileError : public std::runtime_error {
   std::string path_;
 };
 
-// A failed allocation, with the requested size. Python: MemoryError.
+// A failed allocation, with the requested size.
 class OutOfMemory : public std::bad_alloc {
  public:
   explicit OutOfMemory(std::string message) : message_(std::move(message)) {}
@@ -54,34 +63,16 @@ class OutOfMemory : public std::bad_alloc {
   std::string message_;
 };
 
-// A failed or unsupported device. Python: RuntimeError.
+// A failed or unsupported device.
 class DeviceError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// Concatenates its arguments into one message: text("[attend] ", n, " rows, at most ", limit).
-template <class... Parts>
-std::string text(const Parts&... parts) {
-  std::ostringstream out;
-  out.imbue(std::locale::classic());  // not the application's locale, which may group digits
-  (out << ... << parts);
-  if (!out) throw std::bad_alloc();  // the stream swallows the exception
-  return out.str();
-}
-
-// A name from a file, shortened and safe to print whatever its bytes: 'name'.
-inline std::string quoted(std::string_view name) {
-  constexpr size_t kMax = 80;
-  std::string out = "'";
-  for (char c : name.substr(0, kMax)) out += c >= 0x20 && c < 0x7f ? c : '?';
-  return out + (name.size() > kMax ? "...'" : "'");
-}
-
 // Throws InvalidArgument unless `condition` is true.
 template <class... Parts>
 void require(bool condition, const Parts&... message) {
-  if (!condition) throw InvalidArgument(text(message...));
+  if (!condition) throw InvalidArgument(concat(message...));
 }
 
 }  // namespace h2o

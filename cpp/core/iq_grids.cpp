@@ -19,7 +19,7 @@ constexpr Codebook<uint64_t, kSize> eights(const uint16_t (&packed)[kSize],
   return grid;
 }
 
-// The same for four four-bit indices.
+// Looks up four four-bit indices.
 template <size_t kSize>
 constexpr Codebook<uint32_t, kSize> fours(const uint16_t (&packed)[kSize],
                                           const uint8_t (&values)[8]) {

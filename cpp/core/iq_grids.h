@@ -7,7 +7,8 @@
 
 namespace h2o {
 
-// Not std::array, whose functions could be compiled for one instruction set (cpu/kernels-inl.h).
+// A C array, because functions of std::array could be compiled for one instruction set
+// (cpu/kernels-inl.h).
 template <class Entry, size_t kSize>
 struct Codebook {
   Entry entries[kSize];

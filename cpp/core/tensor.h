@@ -36,6 +36,8 @@ struct Tensor {
 struct Affine {
   Tensor weight;
   Tensor bias;  // may be empty
+  Tensor factor =
+      {};  // f32 [n_matrices], of the weight: the scale of a whole matrix in NVFP4; or empty
 };
 
 }  // namespace h2o

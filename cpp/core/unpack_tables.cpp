@@ -17,7 +17,7 @@ constexpr Codebook<uint64_t, kSize> signs() {
   return masks;
 }
 
-// For normal numbers that an f16 represents exactly.
+// Converts normal numbers that an f16 represents exactly.
 constexpr F16 half(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   return {value == 0 ? uint16_t{0} : static_cast<uint16_t>((bits - (112u << 23)) >> 13)};

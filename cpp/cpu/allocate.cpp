@@ -23,7 +23,7 @@ Buffer allocate_zeros(size_t bytes) {
   // calloc, because the system provides zeroed pages lazily. The pointer that it returned is stored
   // in the cache line before the data.
   char* block = static_cast<char*>(std::calloc(1, bytes + 2 * kCacheLine));
-  if (block == nullptr) throw OutOfMemory(text("cannot allocate ", bytes, " bytes"));
+  if (block == nullptr) throw OutOfMemory(concat("cannot allocate ", bytes, " bytes"));
   const size_t past = reinterpret_cast<uintptr_t>(block) % kCacheLine;
   char* data = block + 2 * kCacheLine - past;
   std::memcpy(data - sizeof(block), &block, sizeof(block));
@@ -37,7 +37,7 @@ Buffer allocate_zeros(size_t bytes) {
 Buffer allocate_huge(size_t bytes) {
   Buffer buffer = allocate_zeros(bytes);
 #ifdef __linux__
-  // Only a hint. The range has whole pages.
+  // This is only a hint. The range has whole pages.
   static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto begin = (reinterpret_cast<uintptr_t>(buffer.data()) + page - 1) / page * page;
   const auto end = (reinterpret_cast<uintptr_t>(buffer.data()) + bytes) / page * page;

@@ -1,6 +1,7 @@
 #include "cpu/cpu_backend.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 
@@ -8,13 +9,12 @@
 #include "cpu/allocate.h"
 #include "cpu/attention/attention.h"
 #include "cpu/attention/rotate.h"
-#include "cpu/delta_net.h"
 #include "cpu/isa/detect.h"
 #include "cpu/machine.h"
 #include "cpu/matmul/cpu_matmul.h"
 #include "cpu/matmul/interleave.h"
+#include "cpu/recurrent.h"
 #include "cpu/routes.h"
-#include "cpu/short_conv.h"
 #include "cpu/thread_pool.h"
 
 namespace h2o {
@@ -22,25 +22,44 @@ namespace {
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(int n_threads, const CpuKernels& kernels, bool repacks)
-      : kernels_(kernels), repacks_(repacks), pool_(n_threads), multiply_(kernels, pool_) {}
+  CpuBackend(int n_threads, const CpuKernels& kernels, Repack repack, bool exact)
+      : kernels_(exact ? kernels.in_float() : kernels),
+        repack_(repack),
+        exact_(exact),
+        pool_(n_threads),
+        multiply_(kernels_, pool_) {}
 
   std::string name() const override {
-    return text("cpu (", kernels_.isa, ", ", pool_.size(),
-                pool_.size() == 1 ? " thread" : " threads", ")");
+    return concat("cpu (", kernels_.isa, exact_ ? ", exact, " : ", ", pool_.size(),
+                  pool_.size() == 1 ? " thread" : " threads", ")");
   }
 
-  std::string kernels() const override { return text("cpu (", kernels_.isa, ")"); }
+  std::string kernels() const override {
+    return concat("cpu (", kernels_.isa, exact_ ? ", exact)" : ")");
+  }
 
-  bool rows_are_independent() const override { return true; }
+  const Capabilities& capabilities() const override {
+    static const Capabilities capabilities{
+        .kv_dtypes = {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q5_0, DType::q4_0,
+                      DType::q3, DType::q2},
+        .independent_rows = true,
+        .mapped_weights = true,
+        .observed_products = true,
+        .shared_values = true,
+        .archive_files = true,
+        .drafts = true,
+    };
+    return capabilities;
+  }
 
   Buffer allocate(size_t bytes) override { return allocate_zeros(bytes); }
   Buffer allocate_whole(size_t bytes) override { return allocate_huge(bytes); }
   Buffer allocate_host(size_t bytes) override { return allocate(bytes); }
 
-  bool maps_weights() const override { return true; }
-
-  bool expect_weights(size_t bytes) override { return repacks_ && bytes <= available_memory(); }
+  bool expect_weights(size_t bytes) override {
+    return repack_ == Repack::always ||
+           (repack_ == Repack::if_it_fits && bytes <= available_memory());
+  }
 
   size_t upload_bytes(const Tensor& host) const override {
     return kernels_.of(host.dtype).interleaved_matmul != nullptr ? interleaved_bytes(host) : 0;
@@ -109,6 +128,18 @@ class CpuBackend final : public Backend {
     });
   }
 
+  void rotate(Tensor q, Tensor k, int64_t head_dim, const Rope& rope, const Batch& batch) override {
+    for_rows(q, [&](int64_t i) {
+      const std::span<float> rows[] = {{row(q, i), static_cast<size_t>(q.cols)},
+                                       {row(k, i), static_cast<size_t>(k.cols)}};
+      rotate_heads(rows, head_dim, rope, batch.positions[i]);
+    });
+  }
+
+  void clamp(Tensor x, float limit) override {
+    for_rows(x, [&](int64_t i) { kernels_.clamp(row(x, i), x.cols, limit); });
+  }
+
   void layer_norm(Tensor y, const Tensor& x, const Affine& norm, float eps) override {
     const float* weight = norm.weight.floats();
     const float* bias = norm.bias.floats();
@@ -149,6 +180,12 @@ class CpuBackend final : public Backend {
     for_elements(x, [&](int64_t i, int64_t n) { kernels_.gelu_erf(x.floats() + i, n); });
   }
 
+  void xielu(Tensor x, const Xielu& f) override {
+    for_elements(x, [&](int64_t i, int64_t n) {
+      kernels_.xielu(x.floats() + i, n, f.alpha_p, f.alpha_n, f.beta, f.eps);
+    });
+  }
+
   void apply_gate(Gate kind, Tensor up, const Tensor& gate) override {
     const auto kernel = kind == Gate::swiglu           ? kernels_.swiglu
                         : kind == Gate::swiglu_clamped ? kernels_.swiglu_clamped
@@ -166,6 +203,18 @@ class CpuBackend final : public Backend {
     });
   }
 
+  void copy_heads(const Heads& to, const Heads& from, int64_t n_rows, int64_t n_heads,
+                  int64_t width) override {
+    pool_.parallel_for(n_rows, n_rows * n_heads * width, [&](int, int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        for (int64_t h = 0; h < n_heads; ++h) {
+          std::copy_n(from.first + i * from.row_step + h * from.head_step, width,
+                      to.first + i * to.row_step + h * to.head_step);
+        }
+      }
+    });
+  }
+
   void add(Tensor y, const Tensor& x) override {
     for_rows(y, [&](int64_t i) { kernels_.add(row(y, i), row(x, i), y.cols); });
   }
@@ -178,10 +227,6 @@ class CpuBackend final : public Backend {
     for_elements(x, [&](int64_t i, int64_t n) { kernels_.softcap(x.floats() + i, n, cap); });
   }
 
-  bool caches(DType) const override { return true; }
-
-  bool recalls_from_files() const override { return true; }
-
   void route(const Routes& routes, Tensor logits, const Tensor& bias) override {
     for_rows(logits, [&](int64_t i) {
       float* const scores = row(logits, i);
@@ -192,7 +237,7 @@ class CpuBackend final : public Backend {
         const float total = kernels_.exponentiate(scores, logits.cols, 1, &largest);
         kernels_.scale(scores, logits.cols, 1 / total);
       }
-      choose_experts(routes, scores, bias ? bias.floats() : nullptr, i);
+      select_experts(routes, scores, bias ? bias.floats() : nullptr, i);
     });
     place_rows(routes, logits.rows);
   }
@@ -248,8 +293,10 @@ class CpuBackend final : public Backend {
   }
 
   void attend(const Attention& attention, const KvView& cache, const Batch& batch) override {
-    h2o::attend(kernels_, pool_, attention, cache, batch);
+    n_clamped_ += h2o::attend(kernels_, pool_, attention, cache, batch);
   }
+
+  int64_t n_clamped() const override { return n_clamped_; }
 
   void delta_net(const DeltaNet& layer, const KvView& cache, const Batch& batch) override {
     h2o::delta_net(kernels_, pool_, layer, cache, batch);
@@ -298,20 +345,22 @@ class CpuBackend final : public Backend {
                        });
   }
 
-  const CpuKernels& kernels_;
-  const bool repacks_;  // weights, if there is memory
+  const CpuKernels kernels_;
+  const Repack repack_;
+  const bool exact_;
   ThreadPool pool_;
   CpuMatmul multiply_;
+  std::atomic<int64_t> n_clamped_ = 0;
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> make_cpu_backend(int n_threads, const std::string& isa, bool repacks,
+std::unique_ptr<Backend> make_cpu_backend(int n_threads, const std::string& isa, Repack repack,
                                           bool exact) {
   require(n_threads >= 0 && n_threads <= 1024, "threads is ", n_threads,
           ", expected 1 to 1024, or 0 for all cores");
   if (n_threads == 0) n_threads = physical_cores();
-  return std::make_unique<CpuBackend>(n_threads, choose_kernels(isa, exact), repacks);
+  return std::make_unique<CpuBackend>(n_threads, choose_kernels(isa, exact), repack, exact);
 }
 
 }  // namespace h2o

@@ -8,11 +8,13 @@
 
 namespace h2o {
 
-// n_threads = 0: one per core. isa empty: the fastest that this CPU supports. repacks: interleave
-// quantized weights (cpu/matmul/interleave.h) if there is enough memory. exact: multiply F16 and
-// BF16 weights in float, without rounding activations. Throws InvalidArgument for an unsupported
+// Whether quantized weights are interleaved (cpu/matmul/interleave.h).
+enum class Repack { never, if_it_fits, always };
+
+// n_threads = 0: one per core. isa empty: the fastest that this CPU supports. exact: multiply all
+// weights in float, without rounding activations. Throws InvalidArgument for an unsupported
 // instruction set.
 std::unique_ptr<Backend> make_cpu_backend(int n_threads, const std::string& isa,
-                                          bool repacks = true, bool exact = false);
+                                          Repack repack = Repack::if_it_fits, bool exact = false);
 
 }  // namespace h2o

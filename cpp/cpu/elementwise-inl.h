@@ -84,8 +84,8 @@ struct Lowest {
     index = better ? i : index;
   }
 
-  void load(const float* importances, const int32_t* positions, const T& i, int32_t begin,
-            int32_t end) {
+  void load(const float* importances, const int32_t* positions, const T& i,
+            const Evictable& evictable) {
     T other = {};
     // as integers with the same order as the floats, none of which is NaN
     if (importances != nullptr) {
@@ -94,12 +94,13 @@ struct Lowest {
     }
     T at;
     __builtin_memcpy(&at, positions, sizeof(T));
-    see(other, at, i, (at >= begin) & (at < end));
+    const auto& [begin, end, tail_begin, tail_end] = evictable;
+    see(other, at, i, (at >= begin) & (at < end) & ((at < tail_begin) | (at >= tail_end)));
   }
 };
 
-int64_t lowest(const float* importances, const int32_t* positions, int64_t n, int32_t begin,
-               int32_t end) {
+int64_t lowest(const float* importances, const int32_t* positions, int64_t n,
+               const Evictable& evictable) {
   constexpr int kLanes = sizeof(Lanes) / sizeof(int32_t);
   constexpr int kChains = 2;  // independent dependency chains
   const auto from = [&](int64_t i) { return importances == nullptr ? nullptr : importances + i; };
@@ -109,7 +110,7 @@ int64_t lowest(const float* importances, const int32_t* positions, int64_t n, in
   int64_t i = 0;
   while (i + kChains * kLanes <= n) {
     for (Lowest<Lanes>& chain : chains) {
-      chain.load(from(i), positions + i, index, begin, end);
+      chain.load(from(i), positions + i, index, evictable);
       i += kLanes;
       index += kLanes;
     }
@@ -121,7 +122,7 @@ int64_t lowest(const float* importances, const int32_t* positions, int64_t n, in
       all.see(chain.key[lane], chain.position[lane], at, at >= 0);
     }
   }
-  for (; i < n; ++i) all.load(from(i), positions + i, static_cast<int32_t>(i), begin, end);
+  for (; i < n; ++i) all.load(from(i), positions + i, static_cast<int32_t>(i), evictable);
   return all.index;
 }
 
@@ -159,9 +160,14 @@ void relu_squared(float* x, int64_t n) {
   for_vectors(n, [&](const auto& load, const auto& store) { store(x, squared(load(x))); });
 }
 
-// e^x for x <= 0, to about 1 ulp: x = n ln 2 + r, e^r by a polynomial on |r| <= ln 2 / 2
-// (coefficients from Cephes' expf). Clamped at e^-70, so that probabilities are never denormal.
-Vec exp_negative(Vec x) {
+// e^x = 2^n (1 + r + r^2 p) for x <= 0: x = n ln 2 + r, a polynomial on |r| <= ln 2 / 2
+// (coefficients from Cephes' expf).
+struct Power {
+  Vec n, r, p;
+};
+
+// Clamped at e^-70, so that probabilities are never denormal.
+Power power(Vec x) {
   // Also removes NaN: scores must be ordered.
   x = min(max(x, broadcast(-70.0f)), zero());
   const Vec n = round(mul(x, broadcast(1.44269504f)));
@@ -173,8 +179,13 @@ Vec exp_negative(Vec x) {
   p = fma(p, r, broadcast(4.1665795894e-2f));
   p = fma(p, r, broadcast(1.6666665459e-1f));
   p = fma(p, r, broadcast(5.0000001201e-1f));
-  p = fma(mul(p, r), r, add(r, broadcast(1.0f)));
-  return times_power_of_two(p, n);
+  return {n, r, p};
+}
+
+// e^x for x <= 0, to about 1 ulp
+Vec exp_negative(Vec x) {
+  const auto [n, r, p] = power(x);
+  return times_power_of_two(fma(mul(p, r), r, add(r, broadcast(1.0f))), n);
 }
 
 void layer_norm(float* y, const float* x, const float* weight, const float* bias, int64_t n,
@@ -267,6 +278,27 @@ void gelu_erf(float* x, int64_t n) {
   int64_t i = 0;
   for (; i + kWidth <= n; i += kWidth) store(x + i, gelu_erf(load(x + i)));
   if (i < n) store_first(x + i, gelu_erf(load_first(x + i, n - i)), n - i);
+}
+
+void clamp(float* x, int64_t n, float limit) {
+  const Vec most = broadcast(limit), least = broadcast(-limit);
+  for_vectors(
+      n, [&](const auto& load, const auto& store) { store(x, min(max(load(x), least), most)); });
+}
+
+void xielu(float* x, int64_t n, float alpha_p, float alpha_n, float beta, float eps) {
+  const auto f = [=](Vec v) {
+    const Vec above = max(v, zero()), below = min(v, zero());
+    const auto [n, r, p] = power(min(below, broadcast(eps)));
+    // e^x - 1 to about 1 ulp
+    const Vec less_one = add(times_power_of_two(fma(mul(p, r), r, r), n),
+                             sub(times_power_of_two(broadcast(1), n), broadcast(1)));
+    const Vec negative = sub(broadcast(1), min(mul(above, broadcast(3.4e38f)), broadcast(1)));
+    const Vec left = mul(mul(broadcast(alpha_n), sub(less_one, below)), negative);
+    const Vec right = mul(mul(broadcast(alpha_p), above), above);
+    return fma(broadcast(beta), v, add(left, right));
+  };
+  for_vectors(n, [&](const auto& load, const auto& store) { store(x, f(load(x))); });
 }
 
 // A rational approximation for |x| up to 7.9, beyond which it is 1 (from Eigen), accurate to a few

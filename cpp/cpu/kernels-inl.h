@@ -175,7 +175,7 @@ void add_rows_tile(const AddRows& a, int64_t r, int64_t c) {
   }
 }
 
-// The same for n <= R rows.
+// Computes n <= R rows.
 template <class Type, int R, int C>
 void add_rows_tile_of(int64_t n, const AddRows& a, int64_t r, int64_t c) {
   if constexpr (R > 1) {
@@ -186,7 +186,7 @@ void add_rows_tile_of(int64_t n, const AddRows& a, int64_t r, int64_t c) {
 
 template <class Type, int C>
 void add_rows_columns(const AddRows& a, int64_t c) {
-  // As many rows of accumulators as fit in registers.
+  // Rows of accumulators: as many as fit in registers.
   constexpr int kRows = kWidth == 16 || C <= 2 ? 6 : 4;
   for (int64_t r = 0; r < a.n_out; r += kRows) {
     add_rows_tile_of<Type, kRows, C>(a.n_out - r, a, r, c);
@@ -239,7 +239,7 @@ void add_rows(const AddRows& a) {
   }
 }
 
-// For types that K and V support too: weights that are quantized are multiplied in integers, keys
+// Kernels of types that K and V support too: quantized weights are multiplied in integers, keys
 // in float.
 template <class Type>
 constexpr TypeKernels cached(void (*encode)(std::byte*, const float*, int64_t)) {
@@ -247,13 +247,20 @@ constexpr TypeKernels cached(void (*encode)(std::byte*, const float*, int64_t)) 
       .matmul = matmul<Type>, .decode = decode<Type>, .encode = encode, .add_rows = add_rows<Type>};
 }
 
-// For types that only weights have.
+// Kernels of types that only weights have.
 template <class Type>
 constexpr TypeKernels weights() {
   return {.decode = decode<Type>};
 }
 
-// For types that are expanded for interleaved matmul, because unpacking them is slower than reading
+// Weights of one or two bits, whose products rounding of activations would affect as
+// much as their own: they are multiplied in float, as they are in the file.
+template <class Type>
+constexpr TypeKernels in_float() {
+  return {.matmul = matmul<Type>, .decode = decode<Type>};
+}
+
+// Kernels of types that are expanded to be interleaved, as unpacking them is slower than reading
 // more bytes.
 template <class Type, class Interleaved>
 constexpr TypeKernels unpacked(decltype(TypeKernels::unpack) unpack) {
@@ -295,6 +302,8 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .tq1_0 = unpacked<Int8TQ1_0, Int8TQ2_0>(unpack_tq1_0),
       .tq2_0 = weights<Unpacked<Int8TQ2_0>>(),
       .nvfp4 = unpacked<Int8NVFP4, InterleavedNVFP4>(unpack_nvfp4),
+      .q1_0 = in_float<Unpacked<Int8Q1_0>>(),
+      .q2_0 = in_float<Unpacked<Int8Q2_0>>(),
       .q2 = {.decode = decode<Q2>, .encode = encode_q2, .add_rows = add_rows<Q2>},
       .q3 = {.matmul = matmul<Q3>, .decode = decode<Q3>, .encode = encode_q3},
       .quantize_rows = quantize_rows,
@@ -311,6 +320,8 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .geglu = geglu,
       .sigmoid_gate = sigmoid_gate,
       .softcap = softcap,
+      .clamp = clamp,
+      .xielu = xielu,
       .layer_norm = layer_norm,
       .rms_norm = rms_norm,
       .argmax = argmax,

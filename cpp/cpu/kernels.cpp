@@ -58,12 +58,26 @@ const TypeKernels& CpuKernels::of(DType dtype) const {
       return tq2_0;
     case DType::nvfp4:
       return nvfp4;
+    case DType::q1_0:
+      return q1_0;
+    case DType::q2_0:
+      return q2_0;
     case DType::q2:
       return q2;
     case DType::q3:
       return q3;
   }
-  throw InvalidArgument(text("no kernels for type ", static_cast<uint32_t>(dtype)));
+  throw InvalidArgument(concat("no kernels for type ", static_cast<uint32_t>(dtype)));
+}
+
+CpuKernels CpuKernels::in_float() const {
+  CpuKernels kernels = *this;
+  for (const DType dtype : computable_dtypes()) {
+    auto& type = const_cast<TypeKernels&>(kernels.of(dtype));
+    type.int8_matmul = type.interleaved_matmul = nullptr;
+    type.int8_group = 0;
+  }
+  return kernels;
 }
 
 }  // namespace h2o

@@ -105,9 +105,9 @@ struct SplitKernels {
   // most kSplitRows rows of x; bit-identical. y_stride is at least n, rounded up to a multiple
   // of 16.
   void (*multiply_keys)(const SplitProduct& p, const std::byte* const* rows);
-  // For products with each row.
+  // Stages keys for products with each row.
   void (*stage_keys)(std::byte* to, const std::byte* const* rows, int64_t n_rows, int64_t n);
-  // For sums over rows. Returns false if a number is not finite: it times 0 is NaN.
+  // Stages values for sums over rows. Returns false if a number is not finite: it times 0 is NaN.
   bool (*stage_values)(std::byte* to, const std::byte* const* rows, int64_t n_rows, int64_t n);
 };
 constexpr int64_t split_bytes(int64_t n_rows, int64_t n) {
@@ -131,7 +131,7 @@ struct Bf16Attention {
   // Output columns [0, n): keys are m.w, queries x, one after another without padding; m.x is not
   // read, and there is no bias.
   void (*multiply_keys)(const Matmul& m, const Bf16Rows& x, int64_t n);
-  // Nor does it depend on how rows are divided at even indices.
+  // The result does not depend on how rows are divided at even indices.
   void (*add_values)(const AddValues& a);
 };
 constexpr int64_t kMostHeadDim = 256;
@@ -153,9 +153,9 @@ struct SoftmaxParts {
 // Kernels for one element type.
 struct TypeKernels {
   // Output columns [begin, end). The order of each sum does not depend on the range or the number
-  // of rows. nullptr for types that only weights have.
+  // of rows. nullptr for most types that only weights have: decoded, they are of type f32.
   void (*matmul)(const Matmul& m, int64_t begin, int64_t end) = nullptr;
-  // The same with m.x rounded to 8 bits: `x` points to the first of m's rows, a multiple of
+  // Multiplies m.x rounded to 8 bits: `x` points to the first of m's rows, a multiple of
   // row_multiple, but x.n_rows is the number of all rows that were rounded together. Bit-identical
   // on every instruction set.
   // `workspace`: kInt8Workspace bytes, 64-byte aligned. nullptr for types that are not quantized.
@@ -171,7 +171,7 @@ struct TypeKernels {
   void (*encode)(std::byte* y, const float* x, int64_t n) = nullptr;
   // nullptr if encode is.
   void (*add_rows)(const AddRows& a) = nullptr;
-  // Like matmul, with m.x rounded to bf16, in `x`, and f16 weights rounded to bf16. `workspace`:
+  // Multiplies m.x rounded to bf16, in `x`, and f16 weights rounded to bf16. `workspace`:
   // kBf16Workspace bytes, 64-byte aligned. nullptr for other types, and on instruction sets without
   // bf16 products.
   void (*bf16_matmul)(const Matmul& m, const Bf16Rows& x, int64_t begin, int64_t end,
@@ -215,6 +215,12 @@ struct DeltaRule {
   int64_t n_blocks;
 };
 
+// Positions from `begin` to `end`, without those of a tail: see KvPolicy.
+struct Evictable {
+  int32_t begin, end;
+  int32_t tail_begin, tail_end;
+};
+
 struct CpuKernels {
   const char* isa;
   int64_t row_multiple = 12;  // where rows rounded to 8 bits may be divided: of whole tiles
@@ -226,7 +232,7 @@ struct CpuKernels {
   TypeKernels q2_k, q3_k, q4_k, q5_k, q6_k;
   TypeKernels iq4_nl, iq4_xs, mxfp4;
   TypeKernels iq1_s, iq1_m, iq2_xxs, iq2_xs, iq2_s, iq3_xxs, iq3_s;
-  TypeKernels tq1_0, tq2_0, nvfp4;
+  TypeKernels tq1_0, tq2_0, nvfp4, q1_0, q2_0;
   TypeKernels q2, q3;
 
   // Rows [begin, end) of x [to.n_rows, to.n_in].
@@ -250,6 +256,9 @@ struct CpuKernels {
   void (*geglu)(float* up, const float* gate, int64_t n);           // see Gate::geglu
   void (*sigmoid_gate)(float* up, const float* gate, int64_t n);    // see Gate::sigmoid
   void (*softcap)(float* x, int64_t n, float cap);                  // see Backend::softcap
+  void (*clamp)(float* x, int64_t n, float limit);                  // see Backend::clamp
+  void (*xielu)(float* x, int64_t n, float alpha_p, float alpha_n, float beta,
+                float eps);  // see Backend::xielu
   void (*layer_norm)(float* y, const float* x, const float* weight, const float* bias, int64_t n,
                      float eps);  // weight, bias [n]
   void (*rms_norm)(float* y, const float* x, const float* weight, int64_t n, float eps);
@@ -265,7 +274,7 @@ struct CpuKernels {
   // an empty part are -FLT_MAX and 0.
   void (*merge_sums)(const SoftmaxSums& to, const SoftmaxSums& part, float* keep, float* take,
                      int64_t n, float scale);
-  // The same for one query and several parts in order, with the outputs: out [n_out].
+  // Merges one query's parts in order, with the outputs: out [n_out].
   void (*merge_parts)(const SoftmaxSums& to, float* out, const SoftmaxParts& parts, int64_t n_out,
                       float scale);
   // Factors that convert the exponentials of a part to probabilities, once all sums are known.
@@ -276,10 +285,10 @@ struct CpuKernels {
   void (*weigh)(float* y, int64_t n, float weight);
   void (*add_weighed)(float* y, const float* x, int64_t n, float weight);
 
-  // Among positions [n] in [begin, end), the index of the one with the lowest importance (ties: the
+  // Among evictable positions [n], the index of the one with the lowest importance (ties: the
   // largest position); -1 if there is none. Without importances (nullptr) all are equal.
-  int64_t (*lowest)(const float* importances, const int32_t* positions, int64_t n, int32_t begin,
-                    int32_t end);
+  int64_t (*lowest)(const float* importances, const int32_t* positions, int64_t n,
+                    const Evictable& evictable);
 
   // Rotates the pairs (x[2i], x[2i + 1]), or (x[i], x[i + n_rot / 2]), by the angles whose cosines
   // and then sines are in rope_table [n_rot].
@@ -291,6 +300,9 @@ struct CpuKernels {
   void (*delta_rule)(const DeltaRule& rule);
 
   const TypeKernels& of(DType dtype) const;
+
+  // These kernels without the ones that round activations to 8 bits.
+  CpuKernels in_float() const;
 };
 
 // The products of quantized weights of one type.

@@ -8,7 +8,7 @@ namespace {
 
 // The selected groups, as bits.
 template <class Biased>
-uint32_t choose_groups(const Routes& routes, const Biased& biased) {
+uint32_t select_groups(const Routes& routes, const Biased& biased) {
   if (routes.n_groups == 1) return 1;
   const int32_t size = routes.n_experts / routes.n_groups;
   float sums[Routes::kMaxGroups];  // of the two largest scores of each group
@@ -20,24 +20,24 @@ uint32_t choose_groups(const Routes& routes, const Biased& biased) {
     }
     sums[g] = size > 1 ? first + second : first;
   }
-  uint32_t chosen = 0;
+  uint32_t selected = 0;
   for (int32_t j = 0; j < routes.n_groups_used; ++j) {
     int32_t best = -1;
     for (int32_t g = 0; g < routes.n_groups; ++g) {
-      if ((chosen >> g & 1) == 0 && (best < 0 || sums[g] > sums[best])) best = g;
+      if ((selected >> g & 1) == 0 && (best < 0 || sums[g] > sums[best])) best = g;
     }
-    chosen |= uint32_t{1} << best;
+    selected |= uint32_t{1} << best;
   }
-  return chosen;
+  return selected;
 }
 
 }  // namespace
 
-void choose_experts(const Routes& routes, const float* scores, const float* bias, int64_t i) {
+void select_experts(const Routes& routes, const float* scores, const float* bias, int64_t i) {
   float* weights = routes.weights + i * routes.n_used;
-  int32_t* chosen = routes.copy_rows + i * routes.n_used;
+  int32_t* selected = routes.copy_rows + i * routes.n_used;
   const auto biased = [&](int32_t e) { return bias != nullptr ? scores[e] + bias[e] : scores[e]; };
-  const uint32_t groups = choose_groups(routes, biased);
+  const uint32_t groups = select_groups(routes, biased);
   const int32_t size = routes.n_experts / routes.n_groups;
   float sum = 1e-20f;  // sigmoids may all be 0
   for (int32_t j = 0; j < routes.n_used; ++j) {
@@ -46,10 +46,10 @@ void choose_experts(const Routes& routes, const float* scores, const float* bias
       if ((groups >> g & 1) == 0) continue;
       for (int32_t e = g * size; e < (g + 1) * size; ++e) {
         const bool larger = best < 0 || biased(e) > biased(best);
-        if (larger && std::find(chosen, chosen + j, e) == chosen + j) best = e;
+        if (larger && std::find(selected, selected + j, e) == selected + j) best = e;
       }
     }
-    chosen[j] = best;
+    selected[j] = best;
     weights[j] = scores[best];
     sum += weights[j];
   }

@@ -13,6 +13,36 @@
 namespace h2o {
 namespace {
 
+// Files that people take for GGUF, by how they begin.
+struct OtherFile {
+  std::string_view begin, what;
+};
+constexpr std::string_view kPacked = "packed or compressed; unpack it";
+constexpr std::string_view kCheckpoint = "weights of a checkpoint; convert its directory";
+constexpr std::string_view kOld =
+    "in the format before GGUF, of 2023; take a GGUF file of the model";
+constexpr OtherFile kOtherFiles[] = {
+    {"version https://git-lfs",
+     "a Git LFS pointer, without the data; run git lfs pull, or download it again"},
+    {"# xet", "a pointer of the Hub, without the data; download it again"},
+    {"<", "a page of the web, not the model; download the file itself"},
+    {"{", "JSON, such as the answer of a server, not the model; download the file itself"},
+    {"FROM ", "a Modelfile; take the model that it names"},
+    {"MZqF", "a llamafile, a program with the model inside; take the model's GGUF file"},
+    {"PK\3\4", "a zip archive, such as PyTorch's weights; unpack it, or convert the checkpoint"},
+    {"\x80\2", kCheckpoint},
+    {"\x1f\x8b", kPacked},
+    {"BZh", kPacked},
+    {"\3757zXZ", kPacked},
+    {"7z\xbc\xaf", kPacked},
+    {"Rar!", kPacked},
+    {"\x28\xb5\x2f\xfd", kPacked},
+    {"lmgg", kOld},
+    {"tjgg", kOld},
+    {"fmgg", kOld},
+    {"algg", kOld},
+};
+
 constexpr uint64_t kMaxKeyBytes = 65535;
 constexpr uint64_t kMaxTensorNameBytes = 64;
 constexpr int kMaxArrayDepth = 4;
@@ -37,7 +67,7 @@ bool is_numbers(const GgufValue& v) { return is_array(v) && info(v.element_type)
 
 template <class... Parts>
 [[noreturn]] void fail(const std::string& path, const Parts&... message) {
-  throw FormatError(text("[gguf] ", path, ": ", message...));
+  throw FormatError(concat("[gguf] ", path, ": ", message...));
 }
 
 // The value of a required key, if `accepts` it.
@@ -80,20 +110,27 @@ class GgufFile::Reader {
   template <class... Parts>
   [[noreturn]] void fail(const Parts&... message) const {
     const auto& [kind, name, i, n] = section_;
-    const std::string place = n > 0           ? text(kind, ' ', i + 1, " of ", n)
-                              : !name.empty() ? text(kind, ' ', quoted(name))
+    const std::string place = n > 0           ? concat(kind, ' ', i + 1, " of ", n)
+                              : !name.empty() ? concat(kind, ' ', quoted(name))
                                               : kind;
     h2o::fail(path_, place, ": ", message...);
   }
 
   uint32_t read_version() {
     if (bytes_.empty()) fail("the file is empty");
+    for (const auto& [begin, what] : kOtherFiles) {
+      if (left() > begin.size() && load_text(begin.size()) == begin) fail("the file is ", what);
+    }
+    constexpr size_t kSize = 8;  // of the number before the JSON in safetensors
+    if (left() > kSize + 2 && load_text(kSize + 2).substr(kSize) == "{\"") {
+      fail("the file is ", kCheckpoint);
+    }
     const std::string_view magic = take_text(4);
     if (magic != "GGUF") fail("the file starts with ", quoted(magic), ", expected 'GGUF'");
     const auto version = read<uint32_t>();
     if (version == 2 || version == 3) return version;
     if (version != 0 && (version & 0xffff) == 0) fail("byte-swapped files are not supported");
-    fail("version ", version, ", expected 2 or 3");
+    fail("version ", version, ", expected 2 or 3", version == 1 ? "; take a newer file" : "");
   }
 
   // Reads a count of items that take at least `min_bytes` each.
@@ -181,6 +218,10 @@ class GgufFile::Reader {
     if (n > left()) fail("the file is truncated, ", n, " bytes needed and ", left(), " left");
     position_ += n;
     return bytes_.subspan(position_ - n, n);
+  }
+
+  std::string_view load_text(uint64_t n) const {
+    return {reinterpret_cast<const char*>(bytes_.data() + position_), n};
   }
 
   std::string_view take_text(uint64_t n) {
@@ -333,7 +374,7 @@ std::vector<std::string_view> GgufFile::strings(std::string_view key) const {
 }
 
 Tensor GgufFile::view(const GgufTensor& tensor, int64_t n_matrices) const {
-  const std::string label = text("tensor ", quoted(tensor.name), ": ");
+  const std::string label = concat("tensor ", quoted(tensor.name), ": ");
   if (!is_computable(tensor.type)) {
     fail(path(), label, "type ", find_dtype(tensor.type)->name,
          " is not supported; supported: ", dtype_names(computable_dtypes()));

@@ -70,6 +70,11 @@ class GgufFile {
   const std::vector<GgufTensor>& tensors() const { return tensors_; }
   const GgufTensor* find_tensor(std::string_view name) const;  // nullptr if missing
 
+  // The number of bytes of the file from a place in it on.
+  size_t bytes_after(const std::byte* at) const {
+    return static_cast<size_t>(file_.bytes().data() + file_.bytes().size() - at);
+  }
+
   // A tensor as a matrix: a vector becomes one row, and the n_matrices of a 3-D tensor are stacked
   // vertically. Throws FormatError for an unsupported type, for four dimensions, or for another
   // number of matrices. The data is the read-only mapping.

@@ -1,6 +1,8 @@
 #include "io/gguf_shards.h"
 
+#include <algorithm>
 #include <cstdio>
+#include <string_view>
 
 #include "core/error.h"
 #include "io/utf8_path.h"
@@ -18,13 +20,49 @@ std::string ending(int64_t i, int64_t n) {
   return text;
 }
 
+// "model.gguf.part1of2": bytes of a file that was cut, not a part that can be read alone.
+bool is_cut(std::string_view name) {
+  const auto digits = [&name] {
+    const size_t n = name.size() - std::min(name.size(), name.find_last_not_of("0123456789") + 1);
+    name.remove_suffix(n);
+    return n > 0;
+  };
+  if (!digits() || !name.ends_with("of")) return false;
+  name.remove_suffix(2);
+  return digits() && name.ends_with(".part");
+}
+
+// Does another GGUF file follow the tensors of the first?
+bool is_joined(const GgufFile& file) {
+  const std::byte* end = nullptr;
+  for (const GgufTensor& tensor : file.tensors()) {
+    end = std::max(end, tensor.data.data() + tensor.data.size());
+  }
+  constexpr std::string_view kMagic = "GGUF";
+  constexpr size_t kMostPadding = 4096;
+  if (end == nullptr) return false;
+  const auto* from = reinterpret_cast<const char*>(end);
+  const std::string_view rest(from, std::min(file.bytes_after(end), kMostPadding + kMagic.size()));
+  const size_t at = rest.find_first_not_of('\0');
+  return at != rest.npos && rest.substr(at).starts_with(kMagic);
+}
+
 }  // namespace
 
 GgufShards::GgufShards(const std::filesystem::path& path) {
+  if (is_cut(utf8(path.filename())) && std::filesystem::exists(path)) {
+    throw FormatError(concat("[gguf] ", utf8(path), ": a piece of a file that was cut; join all ",
+                             "pieces in order (cat NAME.part1of2 NAME.part2of2 > NAME)"));
+  }
   files_->emplace_back(path);
+  if (first_file().integer_or("split.count", 1) > 1 && is_joined(first_file())) {
+    throw FormatError(concat("[gguf] ", first_file().path(), ": several files of a split model ",
+                             "that were joined byte by byte; take the files as they were and open ",
+                             "the first, or join them by llama.cpp's llama-gguf-split --merge"));
+  }
   int64_t n_files = first_file().integer_or("split.count", 1);
   const auto fail = [](const GgufFile& file, const auto&... what) {
-    throw FormatError(text("[gguf] ", file.path(), ": ", what...));
+    throw FormatError(concat("[gguf] ", file.path(), ": ", what...));
   };
   if (n_files < 0 || n_files > kMaxFiles) fail(first_file(), "split.count is ", n_files);
   if (n_files == 0) n_files = 1;  // a model merged by llama.cpp

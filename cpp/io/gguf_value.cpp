@@ -8,7 +8,7 @@
 namespace h2o {
 namespace {
 
-// The same as an int64_t, or nullopt if it does not fit.
+// Returns the integer as an int64_t, or nullopt if it does not fit.
 template <class Integer>
 std::optional<int64_t> load_integer(const std::byte* from, uint64_t i) {
   const auto integer = load_unaligned<Integer>(from, i);
@@ -54,7 +54,7 @@ std::string_view load_string(const std::byte* from) {
 }
 
 std::string type_name(const GgufValue& value) {
-  return text(value.type == GgufType::array ? "array of " : "", info(value.element_type).name);
+  return concat(value.type == GgufType::array ? "array of " : "", info(value.element_type).name);
 }
 
 }  // namespace h2o

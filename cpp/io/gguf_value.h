@@ -41,7 +41,7 @@ std::string type_name(const GgufValue& value);  // "u32", "array of string"
 
 struct GgufTypeInfo {
   std::string_view name;
-  // Of a number or bool: its size; of a string or array: the size of an empty one.
+  // Size of a number or bool, or of an empty string or array.
   uint64_t min_bytes;
   std::optional<int64_t> (*load_integer)(const std::byte*, uint64_t i) = nullptr;  // integers only
   double (*load_number)(const std::byte*, uint64_t i) = nullptr;  // integers and floats only

@@ -83,7 +83,7 @@ Bytes map(const std::filesystem::path& path) {
   struct stat status;
   if (fstat(file.value, &status) != 0) throw FileError(errno, utf8(path));
   if (S_ISDIR(status.st_mode)) throw FileError(EISDIR, utf8(path));
-  if (!S_ISREG(status.st_mode)) throw FormatError(text(utf8(path), ": not a regular file"));
+  if (!S_ISREG(status.st_mode)) throw FormatError(concat(utf8(path), ": not a regular file"));
   const auto size = static_cast<size_t>(status.st_size);
   if (size == 0) return {};
 

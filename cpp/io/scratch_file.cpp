@@ -21,7 +21,7 @@ namespace h2o {
 #ifdef _WIN32
 
 Buffer map_scratch_file(const std::filesystem::path& directory, size_t) {
-  throw InvalidArgument(text("a scratch file in ", utf8(directory), ": not on Windows"));
+  throw InvalidArgument(concat("a scratch file in ", utf8(directory), ": not on Windows"));
 }
 
 #else
@@ -52,12 +52,12 @@ Buffer map_scratch_file(const std::filesystem::path& directory, size_t bytes) {
   unlink(name.c_str());
   const size_t size = kHeader + bytes;
   if (const int error = reserve(file.value, size); error != 0) {
-    throw OutOfMemory(
-        text("cannot reserve ", bytes, " bytes in ", utf8(directory), ": ", std::strerror(error)));
+    throw OutOfMemory(concat("cannot reserve ", bytes, " bytes in ", utf8(directory), ": ",
+                             std::strerror(error)));
   }
   void* const mapping = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file.value, 0);
   if (mapping == MAP_FAILED) {
-    throw OutOfMemory(text("cannot map ", bytes, " bytes in ", utf8(directory)));
+    throw OutOfMemory(concat("cannot map ", bytes, " bytes in ", utf8(directory)));
   }
   std::memcpy(mapping, &size, sizeof(size));
   return {static_cast<std::byte*>(mapping) + kHeader, bytes, [](void* data) noexcept {

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <system_error>
 
+#include "core/error.h"
 #include "core/layout.h"
 #include "io/scratch_file.h"
+#include "io/utf8_path.h"
 
 namespace h2o {
 
@@ -48,14 +51,26 @@ KvArchive::KvArchive(Backend& backend, const ArchiveOptions& options, int32_t n_
 }
 
 void KvArchive::reserve_sequences(int32_t n) {
+  if (!options_.directory.empty()) check_space(n - std::ssize(sequences_));
   while (std::ssize(sequences_) < n) {
     Sequence sequence;
     sequence.pages = options_.directory.empty()
                          ? backend_.allocate_host(sequence_bytes_)
                          : map_scratch_file(options_.directory, sequence_bytes_);
-    if (backend_.copies_summaries()) sequence.summaries = backend_.allocate(layout_.k_at);
+    if (backend_.capabilities().copied_summaries) {
+      sequence.summaries = backend_.allocate(layout_.k_at);
+    }
     sequences_.push_back(std::move(sequence));
   }
+}
+
+// So that files that cannot all be there do not fill the disk first.
+void KvArchive::check_space(int64_t n_more) const {
+  std::error_code unknown;
+  const uintmax_t free = std::filesystem::space(options_.directory, unknown).available;
+  if (unknown || n_more <= 0 || sequence_bytes_ <= free / static_cast<uint64_t>(n_more)) return;
+  throw OutOfMemory(concat("an archive of ", n_more, " x ", sequence_bytes_, " bytes is more than ",
+                           free, ", the free bytes in ", utf8(options_.directory)));
 }
 
 void KvArchive::release_sequences(int32_t n) { sequences_.resize(n); }

@@ -39,7 +39,7 @@ class KvArchive {
  public:
   static constexpr DType kBoundsType = DType::bf16;
 
-  // For sequences of up to `max_tokens` tokens. Does not allocate yet.
+  // An archive for sequences of up to `max_tokens` tokens. Does not allocate yet.
   KvArchive(Backend& backend, const ArchiveOptions& options, int32_t n_layers, int32_t n_kv_heads,
             int32_t head_dim, int32_t max_tokens);
 
@@ -60,7 +60,7 @@ class KvArchive {
   bool archives_all() const { return kv_heads_.size() == indices_.size(); }
   bool archives(int32_t layer, int32_t kv_head) const { return index(layer, kv_head) >= 0; }
 
-  // Of an archived head. The host may access it only while no pass is running: see
+  // View of an archived head. The host may access it only while no pass is running: see
   // Backend::finish().
   ArchiveHead head(int32_t layer, int32_t sequence, int32_t kv_head) const {
     return layout_.head(this->sequence(sequence), index(layer, kv_head));
@@ -68,7 +68,7 @@ class KvArchive {
   std::byte* sequence(int32_t sequence) const { return sequences_[sequence].pages.data(); }
   ArchiveMemory memory(int32_t sequence) const;
 
-  // Of one page: its keys [page_tokens, head_dim], values, and, if has_grids(), what the keys'
+  // A page's keys [page_tokens, head_dim], its values, and, if has_grids(), what the keys'
   // codes mean.
   std::byte* keys(const ArchiveHead& head, int64_t page) const {
     return head.k + page * page_tokens() * k_row_bytes();
@@ -111,7 +111,10 @@ class KvArchive {
     return indices_[layer * n_kv_heads_ + kv_head];
   }
 
-  // Of all archived heads of a sequence.
+  // Throws OutOfMemory unless the disk has room for the files of so many sequences.
+  void check_space(int64_t n_more) const;
+
+  // Counts of all archived heads of a sequence.
   std::span<int32_t> counts(int32_t sequence) const {
     return {sequences_[sequence].pages.as<int32_t>(), kv_heads_.size() * n_pages()};
   }

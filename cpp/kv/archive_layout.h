@@ -12,7 +12,7 @@ namespace h2o {
 
 inline constexpr int32_t kPageTokens = 16;
 
-// Of pages with keys in q3: more keys share a KeyGrid.
+// Tokens of pages with keys in q3: more keys share a KeyGrid.
 inline constexpr int32_t kGridPageTokens = 32;
 
 // The pages of one (sequence, kv_head) in one layer. A page holds its evicted tokens in order of
@@ -63,7 +63,7 @@ struct ArchiveLayout {
             reinterpret_cast<int32_t*>(sequence) + page};
   }
 
-  // With the counts and bounds that attend() reads.
+  // A head with the counts and bounds that attend() reads.
   H2O_HD ArchiveHead head(const ArchiveMemory& memory, int32_t index) const {
     ArchiveHead result = head(memory.pages, index);
     const ArchiveHead summaries = head(memory.summaries, index);

@@ -30,4 +30,18 @@ int64_t fraction_of(int64_t n, double fraction);
 // together with a policy's name.
 KvPolicy budget_policy(const Budget& budget, int32_t n_ctx);
 
+// Tokens of a prompt that are never evicted.
+struct Protection {
+  int32_t first = 0;
+  int32_t last = 0;
+};
+
+// The policy with the same budget that keeps these tokens of a prompt of n_prompt tokens; its heavy
+// hitters and recent tokens share the rest as before. The same policy if it keeps everything.
+// Throws InvalidArgument if there is no rest.
+KvPolicy protected_policy(const KvPolicy& policy, const Protection& protection, int32_t n_prompt);
+
+// Is `policy` what protected_policy() makes of `base` for some prompt?
+bool is_protected(const KvPolicy& policy, const KvPolicy& base);
+
 }  // namespace h2o

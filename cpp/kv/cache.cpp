@@ -20,7 +20,7 @@ void visit_arrays(const KvView& view, const KvPolicy& policy, const KvShape& sha
   const int64_t heads = shape.n_kv_heads;
   const int64_t slots = heads * view.slots;
   visit(&KvView::k, slots * view.k_row_bytes);
-  visit(&KvView::v, slots * view.v_row_bytes);
+  if (!shape.shared_values) visit(&KvView::v, slots * view.v_row_bytes);
   visit(&KvView::positions, slots * int64_t{sizeof(int32_t)});
   if (policy.keeps_scores()) visit(&KvView::scores, slots * int64_t{sizeof(float)});
   if (policy.weighs_values()) visit(&KvView::value_norms, slots * int64_t{sizeof(float)});
@@ -33,9 +33,12 @@ void visit_arrays(const KvView& view, const KvPolicy& policy, const KvShape& sha
 }
 
 // Throws unless the cache supports the policy's scoring.
-void check_scoring(const KvPolicy& policy, const void* output_gram) {
+void check_scoring(const KvPolicy& policy, const KvShape& shape) {
+  require(!shape.shared_values || !policy.weighs_values() || policy.weighs_outputs(),
+          "the policy weighs values by their own norm (l1), but the cache holds latent vectors "
+          "instead of values: weigh them by outputs");
   require(
-      !policy.weighs_outputs() || output_gram != nullptr,
+      !policy.weighs_outputs() || shape.output_gram != nullptr,
       "the policy weighs values by outputs, but this cache was created without the output weights "
       "W_O: create it with such a policy, or with them");
 }
@@ -55,6 +58,7 @@ KvView place_layer(Layout& layout, std::byte* storage, int32_t layer, const KvPo
   view.state_floats = shape.recurrent(layer) ? shape.state_floats[layer] : 0;
   view.slots = view.state_floats > 0 ? 0 : policy.slots(shape.max_tokens);
   view.max_rows = shape.max_rows;
+  view.first_head = layer * shape.n_kv_heads;
   if (shape.output_gram != nullptr) {
     view.output_gram =
         shape.output_gram + int64_t{layer} * shape.n_kv_heads * shape.head_dim * shape.head_dim;
@@ -66,6 +70,7 @@ KvView place_layer(Layout& layout, std::byte* storage, int32_t layer, const KvPo
     view.*array =
         reinterpret_cast<std::remove_reference_t<decltype(view.*array)>>(storage + offset);
   });
+  if (shape.shared_values) view.v = view.k;
   return view;
 }
 
@@ -80,17 +85,20 @@ void validate(std::span<const KvPolicy> policies, int32_t n_layers) {
 KvCache::KvCache(Backend& backend, std::span<const KvPolicy> policies, const KvShape& shape)
     : backend_(backend), shape_(shape), sizing_(policies.begin(), policies.end()) {
   const size_t n_bytes = bytes(policies, shape);
-  for (const KvPolicy& policy : policies) check_scoring(policy, shape.output_gram);
+  for (const KvPolicy& policy : policies) check_scoring(policy, shape);
+  const Capabilities& capabilities = backend.capabilities();
   for (const DType dtype : {shape.k_dtype, shape.v_dtype}) {
-    require(backend.caches(dtype), backend.name(), " does not cache K and V in ", info(dtype).name,
-            "; use device=cpu");
+    require(capabilities.caches(dtype), backend.name(), " does not cache K and V in ",
+            info(dtype).name, "; use device=cpu");
   }
+  require(!shape.shared_values || capabilities.shared_values, backend.name(),
+          " does not support latent vectors instead of keys and values; use device=cpu");
   if (shape.archive.n_recalled > 0) {
     for (const DType dtype : {shape.archive.k_dtype, shape.archive.v_dtype}) {
-      require(backend.caches(dtype), backend.name(), " does not archive K and V in ",
+      require(capabilities.caches(dtype), backend.name(), " does not archive K and V in ",
               info(dtype).name, "; use device=cpu");
     }
-    require(shape.archive.directory.empty() || backend.recalls_from_files(), backend.name(),
+    require(shape.archive.directory.empty() || capabilities.archive_files, backend.name(),
             " keeps an archive in memory only: leave out archive_dir, or use device=cpu");
     archive_ = std::make_unique<KvArchive>(backend, shape.archive, shape.n_layers, shape.n_kv_heads,
                                            shape.head_dim, shape.max_tokens);
@@ -104,8 +112,19 @@ KvCache::KvCache(Backend& backend, std::span<const KvPolicy> policies, const KvS
   for (int32_t l = 0; l < shape.n_layers; ++l) {
     layers_.push_back(place_layer(layout, storage_.data(), l, of_layer(policies, l), shape));
   }
-  for (int32_t s = 0; s < shape.n_sequences; ++s) set_policies(s, policies);
+  for (int32_t l = 0; l < shape.n_layers; ++l) {
+    const KvPolicy& policy = of_layer(policies, l);
+    const auto first = policies_.begin() + int64_t{l} * shape.n_sequences;
+    std::fill_n(first, shape.n_sequences, policy);
+    backend.write(layers_[l].policies, &*first, sizeof(KvPolicy) * shape.n_sequences);
+    note_questions(l);
+  }
   reserve_rows(shape.max_rows);
+  if (shape.max_drafts == 0) return;
+  require(capabilities.drafts, backend.name(), " does not verify drafts; use device=cpu");
+  require(archive_ == nullptr, "drafts are not supported with an archive: leave one of them out");
+  require(shape.state_floats.empty(), "drafts are not supported by layers with recurrent states");
+  journal_.emplace(backend, layers_, shape.max_drafts);
 }
 
 size_t KvCache::bytes(std::span<const KvPolicy> policies, const KvShape& shape) {
@@ -198,7 +217,8 @@ void KvCache::reserve_rows(int32_t max_rows) {
   const int64_t n_ranks = int64_t{largest.slots} + max_rows;
   Layout layout;
   const int64_t staged_k = layout.place(rows * largest.k_row_bytes);
-  const int64_t staged_v = layout.place(rows * largest.v_row_bytes);
+  const int64_t staged_v =
+      shape.shared_values ? staged_k : layout.place(rows * largest.v_row_bytes);
   const int64_t staged_scores = layout.place(rows * int64_t{sizeof(float)});
   const int64_t staged_norms = layout.place(rows * int64_t{sizeof(float)});
   std::vector<ArchiveMemory> sequences;
@@ -282,6 +302,30 @@ void KvCache::advance(const Batch& batch) {
   }
 }
 
+void KvCache::retract(const Batch& batch, int32_t sequence, int32_t n) {
+  const auto belongs = [&](const Segment& segment) { return segment.sequence == sequence; };
+  int32_t& length = lengths_[sequence];
+  for (int32_t turn = batch.n_turns() - 1; turn > 0 && n > 0; --turn) {
+    const std::span<const Segment> segments = batch.turn(turn);
+    const auto draft = std::ranges::find_if(segments, belongs);
+    if (draft == segments.end()) continue;
+    backend_.parallel_for(shape_.n_layers, [&](int64_t layer) {
+      for (int32_t h = 0; h < shape_.n_kv_heads; ++h) journal_->restore(layers_[layer], *draft, h);
+    });
+    --length;
+    --n;
+  }
+  if (n == 0) return;
+  // The others are in one segment: they filled free slots, in order.
+  length -= n;
+  for (const KvView& view : layers_) {
+    int32_t* const next_slot = view.next_slot + int64_t{sequence} * shape_.n_kv_heads;
+    for (int32_t h = 0; h < shape_.n_kv_heads; ++h) {
+      backend_.write(next_slot + h, &length, sizeof(length));
+    }
+  }
+}
+
 void KvCache::set_length(int32_t sequence, int32_t length) {
   check_sequence(sequence);
   lengths_[sequence] = length;
@@ -348,7 +392,7 @@ void KvCache::check_policies(std::span<const KvPolicy> policies) const {
         !policy.weighs_values() || layers_[l].value_norms != nullptr,
         "the policy needs norms of values, which this cache was created without: create it with a "
         "policy that weighs them");
-    check_scoring(policy, layers_[l].output_gram);
+    check_scoring(policy, shape_);
     // Callers may have relied on unlimited sequences (see room()).
     require(!shape_.may_roll() || policy.evicts(layers_[l].slots),
             "the policy keeps everything, but sequences of this cache may roll: give it a smaller "
@@ -396,6 +440,27 @@ std::vector<KvEntry> KvCache::entries(int32_t layer, int32_t sequence, int32_t k
   std::sort(entries.begin(), entries.end(),
             [](const KvEntry& a, const KvEntry& b) { return a.position < b.position; });
   return entries;
+}
+
+std::vector<char> KvCache::kept_anywhere(int32_t sequence) const {
+  check_sequence(sequence);
+  std::vector<char> found(lengths_[sequence]);
+  std::vector<int32_t> positions, next_slots(shape_.n_kv_heads);
+  for (int32_t layer = 0; layer < shape_.n_layers; ++layer) {
+    const KvView& view = layers_[layer];
+    if (view.states != nullptr) continue;
+    positions.resize(static_cast<size_t>(view.n_kv_heads) * view.slots);
+    const KvHead first = view.head(policy(layer, sequence), sequence, 0);
+    backend_.read(positions.data(), first.positions, positions.size() * sizeof(int32_t));
+    backend_.read(next_slots.data(), first.next_slot, next_slots.size() * sizeof(int32_t));
+    const int32_t written = first.written(lengths_[sequence]);
+    for (int32_t head = 0; head < view.n_kv_heads; ++head) {
+      for (int32_t slot = 0; slot < written; ++slot) {
+        if (slot != next_slots[head]) found[positions[head * view.slots + slot]] = 1;
+      }
+    }
+  }
+  return found;
 }
 
 void KvCache::check_sequence(int32_t sequence) const {

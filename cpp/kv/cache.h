@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "backend/backend.h"
 #include "kv/archive.h"
+#include "kv/journal.h"
 #include "kv/policy.h"
 #include "kv/shape.h"
 #include "kv/view.h"
@@ -48,6 +50,13 @@ class KvCache {
   // Adds the rows of a batch to their sequences, after it has passed through every layer.
   void advance(const Batch& batch);
 
+  // Removes the last `n` tokens of a sequence, drafts of the last batch that was advanced by, as if
+  // they had never been read.
+  void retract(const Batch& batch, int32_t sequence, int32_t n);
+
+  // For batches of several turns; nullptr unless shape().max_drafts > 0.
+  KvJournal* journal() { return journal_ ? &*journal_ : nullptr; }
+
   // Sets the length of a sequence whose slots were written externally.
   void set_length(int32_t sequence, int32_t length);
 
@@ -70,20 +79,28 @@ class KvCache {
   // arrays than were allocated, or if sequences may roll and the policies do not evict.
   void reset(int32_t sequence, std::span<const KvPolicy> policies = {});
 
+  // Replaces the policies of a sequence whose slots will be written externally. The caller has
+  // checked that they fit.
+  void set_policies(int32_t sequence, std::span<const KvPolicy> policies);
+
   // The kept tokens, sorted by position.
   std::vector<KvEntry> entries(int32_t layer, int32_t sequence, int32_t kv_head) const;
 
-  // Allocated bytes of all slots (K, V and per-slot data), of recurrent states and of the back
-  // end's copy of an archive's counts and bounds.
+  // For each token of a sequence, whether any KV head of any layer keeps it: 1 or 0.
+  std::vector<char> kept_anywhere(int32_t sequence) const;
+
+  // Allocated bytes of all slots (K, V and per-slot data), of recurrent states, of the journal of
+  // drafts and of the back end's copy of an archive's counts and bounds.
   size_t bytes() const {
-    return storage_.size() + (archive_ == nullptr ? 0 : archive_->device_bytes());
+    return storage_.size() + (journal_ ? journal_->bytes() : 0) +
+           (archive_ == nullptr ? 0 : archive_->device_bytes());
   }
 
   // Bytes of archived tokens in all sequences; not part of bytes().
   const KvArchive* archive() const { return archive_.get(); }  // nullptr if there is none
   size_t archive_bytes() const { return archive_ == nullptr ? 0 : archive_->bytes(); }
 
-  // bytes() for other policies, without an archive. Throws as the constructor does.
+  // bytes() for other policies, without an archive and drafts. Throws as the constructor does.
   static size_t bytes(std::span<const KvPolicy> policies, const KvShape& shape);
 
  private:
@@ -92,7 +109,6 @@ class KvCache {
   // Does the layer take any number of tokens?
   bool unlimited(int32_t layer, int32_t sequence) const;
   void check_policies(std::span<const KvPolicy> policies) const;
-  void set_policies(int32_t sequence, std::span<const KvPolicy> policies);
   void note_questions(int32_t layer);
   Buffer allocate_rope_table(int64_t n_ranks) const;
   void copy(void* to, const void* from, int64_t n_bytes) const;
@@ -107,7 +123,8 @@ class KvCache {
   std::vector<int32_t> lengths_;        // [n_sequences]
   std::vector<char> rolling_;           // [n_sequences]
   std::unique_ptr<KvArchive> archive_;  // nullptr: evicted tokens are discarded
-  Buffer storage_;                      // every layer's slots
+  std::optional<KvJournal> journal_;
+  Buffer storage_;     // every layer's slots
   Buffer scratch_;     // staging and the back end's workspace, shared by all layers
   Buffer rope_table_;  // of all ranks, if sequences may roll
 };

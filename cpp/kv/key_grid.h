@@ -23,12 +23,12 @@ class KeyGrid {
 
   static int64_t bytes(int64_t head_dim) { return 3 * head_dim; }
 
-  // Of dimension i: the smallest and the largest key that it has, and what is between codes.
+  // The smallest and the largest key in dimension i, and the difference of adjacent codes.
   H2O_HD float lowest(int64_t i) const { return from_bits(uint32_t{lowest_[i].bits} << 16); }
   H2O_HD float highest(int64_t i) const { return lowest(i) + kLargestCode * step(i); }
   H2O_HD float step(int64_t i) const { return to_float(steps_[i]); }
 
-  // For keys from `smallest` to `largest` in dimension i.
+  // Fits keys from `smallest` to `largest` in dimension i.
   H2O_HD void fit(int64_t i, float smallest, float largest) const {
     uint32_t bits;  // of the largest BF16 that is not above `smallest`
     __builtin_memcpy(&bits, &smallest, sizeof(bits));

@@ -15,6 +15,9 @@ enum class Scoring : int32_t {
   // the largest attention from one of the last rows of each chunk, where a prompt has its question
   // (after SnapKV, arXiv 2404.14469, which sums)
   question = 4,  // 3 was a sum, in older snapshots
+  // no attention: uniformly random, anew at each eviction (after arXiv 2609.03430); what the other
+  // scores have to beat
+  random,
 };
 
 // A factor for the score, so that tokens whose values contribute little are evicted first.
@@ -26,7 +29,8 @@ enum class ValueNorm : int32_t {
 
 // One rule for every policy: the first `sinks` positions and the newest `recent` positions are
 // kept, and of the rest the `heavy` tokens with the largest accumulated attention (the heavy
-// hitters of arXiv 2306.14048, section 4).
+// hitters of arXiv 2306.14048, section 4). The end of a prompt can be kept too (`tail_begin`,
+// `tail_end`): a budget that loses its prompt loses the task (arXiv 2605.18053).
 //
 //   policy        sinks  heavy  recent
 //   full            0      0    unbounded
@@ -49,6 +53,11 @@ struct KvPolicy {
   int32_t sinks = 0;
   int32_t heavy = 0;
   int32_t recent = kUnbounded;  // besides the token being decoded
+
+  // These positions are kept, and count as recent wherever they are: once they are older than the
+  // newest `recent` tokens, these are fewer by their number.
+  int32_t tail_begin = 0;
+  int32_t tail_end = 0;
 
   Scoring scoring = Scoring::sum;
   // factor applied to scores after each token that counts (A2SF, arXiv 2407.20485)
@@ -75,9 +84,9 @@ struct KvPolicy {
   }
 
   // Does eviction use scores, and norms of values?
-  H2O_HD bool keeps_scores() const { return heavy > 0; }
-  H2O_HD bool weighs_values() const { return heavy > 0 && value_norm != ValueNorm::none; }
-  H2O_HD bool weighs_outputs() const { return heavy > 0 && value_norm == ValueNorm::output; }
+  H2O_HD bool keeps_scores() const { return heavy > 0 && scoring != Scoring::random; }
+  H2O_HD bool weighs_values() const { return keeps_scores() && value_norm != ValueNorm::none; }
+  H2O_HD bool weighs_outputs() const { return keeps_scores() && value_norm == ValueNorm::output; }
 
   // The first of a chunk's n rows whose attention counts.
   H2O_HD int64_t first_scored(int64_t n) const {
@@ -96,23 +105,44 @@ struct KvPolicy {
     return heavy > 0 && scoring == Scoring::question && n_evicted > 1;
   }
 
-  // The importance of the token at `position` when the next token is at `next`; the lowest is
-  // evicted.
-  H2O_HD float importance(float score, float norm, int32_t position, int32_t next) const {
+  // The importance of the token at `position` in the model's kv_head number `head`, when the next
+  // token is at `next`; the lowest is evicted.
+  H2O_HD float importance(float score, float norm, int32_t position, int32_t next,
+                          int32_t head) const {
+    if (scoring == Scoring::random) return random_number(position, next, head);
     if (scoring == Scoring::mean) score /= static_cast<float>(next - position);
     if (scoring == Scoring::inverse) score = -score;
     return weighs_values() ? score * norm : score;
+  }
+
+  // 24 bits by a hash (lowbias32 of C. Wellons), so that every device has the same.
+  H2O_HD static float random_number(int32_t position, int32_t next, int32_t head) {
+    uint32_t bits = static_cast<uint32_t>(position) * 0x9e3779b1u +
+                    static_cast<uint32_t>(next) * 0x85ebca77u +
+                    static_cast<uint32_t>(head) * 0xc2b2ae3du;
+    bits = (bits ^ bits >> 16) * 0x7feb352du;
+    bits = (bits ^ bits >> 15) * 0x846ca68bu;
+    return static_cast<float>((bits ^ bits >> 16) >> 8);
   }
 
   // Is the importance just the score?
   H2O_HD bool plain() const { return scoring == Scoring::sum && value_norm == ValueNorm::none; }
 
   // The oldest position of the recent window when the next token is at `next`.
-  H2O_HD int32_t first_recent(int32_t next) const { return next > recent ? next - recent : 0; }
+  H2O_HD int32_t first_recent(int32_t next) const {
+    if (next <= recent) return 0;
+    const int32_t first = next - recent, tail = tail_end - tail_begin;
+    return first + tail >= tail_end ? first + tail : first;
+  }
+
+  // Is the position part of the tail?
+  H2O_HD bool in_tail(int32_t position) const {
+    return position >= tail_begin && position < tail_end;
+  }
 
   // May the token at `position` be evicted for the token at position `next`?
   H2O_HD bool evictable(int32_t position, int32_t next) const {
-    return position >= sinks && position < first_recent(next);
+    return position >= sinks && position < first_recent(next) && !in_tail(position);
   }
 };
 

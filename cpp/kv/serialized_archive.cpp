@@ -34,9 +34,10 @@ void check_archive_options(const KvArchive& archive, ByteReader& reader) {
   const ArchiveOptions& options = archive.options();
   if (n_recalled != options.n_recalled || k_dtype != options.k_dtype ||
       v_dtype != options.v_dtype || !same_heads) {
-    throw FormatError(text(reader.what(),
-                           " has an archive of other types, heads or number of recalled pages; use "
-                           "the archive options that it was saved with"));
+    throw FormatError(
+        concat(reader.what(),
+               " has an archive of other types, heads or number of recalled pages; use "
+               "the archive options that it was saved with"));
   }
 }
 
@@ -61,8 +62,8 @@ ArchiveImage read_archive(const KvArchive& archive, int32_t length,
   for (size_t page = 0; page < evicted.size(); ++page) {
     const int64_t n = image.counts[page];
     if (n != evicted[page] && !empty) {
-      throw FormatError(text(reader.what(), " is invalid: page ", page, " of its archive has ", n,
-                             " tokens, ", evicted[page], " were evicted"));
+      throw FormatError(concat(reader.what(), " is invalid: page ", page, " of its archive has ", n,
+                               " tokens, ", evicted[page], " were evicted"));
     }
     const int64_t row = archive.k_row_bytes() + archive.v_row_bytes();
     if (n > 0) bytes += archive.bounds_bytes() + n * row;

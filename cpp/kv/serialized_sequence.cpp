@@ -27,8 +27,11 @@ struct HeadImage {
   std::vector<float> scores;
   std::vector<float> value_norms;
   std::vector<int32_t> ranks;
-  std::span<const std::byte> k, v;  // [written] rows
+  std::span<const std::byte> k, v;  // [written] rows; v is empty if the values are the keys
 };
+
+// Bytes of a value besides its key.
+int64_t own_v_bytes(const KvView& view) { return view.v == view.k ? 0 : view.v_row_bytes; }
 
 // The dimensions that two caches must share, with their names.
 std::array<std::pair<const char*, int32_t>, 4> sizes(const KvCache& cache) {
@@ -50,25 +53,29 @@ void check_dtype(const char* what, DType expected, ByteReader& reader) {
   if (got == expected) return;
   const std::span<const DType> known = kv_dtypes();
   const bool is_known = std::find(known.begin(), known.end(), got) != known.end();
-  throw FormatError(text(reader.what(), " has ", what, " in ", is_known ? info(got).name : "?",
-                         ", this cache in ", info(expected).name));
+  throw FormatError(concat(reader.what(), " has ", what, " in ", is_known ? info(got).name : "?",
+                           ", this cache in ", info(expected).name));
 }
+
+constexpr uint8_t kTail = 0x80;  // in the last byte of a policy: its tail follows
 
 std::string describe(const KvPolicy& policy) {
   if (policy.recent == KvPolicy().recent) return "everything";
-  return text(policy.sinks, " sinks, ", policy.heavy, " heavy hitters and ", policy.recent,
-              " recent tokens");
+  const int32_t tail = policy.tail_end - policy.tail_begin;
+  return concat(policy.sinks, " sinks, ", policy.heavy, " heavy hitters and ", policy.recent - tail,
+                " recent tokens", tail > 0 ? concat(" and ", tail, " of a prompt's end") : "");
 }
 
 void check_policy(const KvPolicy& policy, int32_t layer, ByteReader& reader) {
   const KvPolicy got = read_policy(reader);
   if (got == policy) return;
-  const bool same_numbers =
-      got.sinks == policy.sinks && got.heavy == policy.heavy && got.recent == policy.recent;
-  throw FormatError(text(reader.what(), " is of another policy: in layer ", layer, " it keeps ",
-                         describe(got), ", this cache ", describe(policy),
-                         same_numbers ? ", scored in another way" : "",
-                         "; open it with the hh, policy and n_ctx that it was saved with"));
+  const bool same_numbers = got.sinks == policy.sinks && got.heavy == policy.heavy &&
+                            got.recent == policy.recent && got.tail_begin == policy.tail_begin &&
+                            got.tail_end == policy.tail_end;
+  throw FormatError(concat(reader.what(), " is of another policy: in layer ", layer, " it keeps ",
+                           describe(got), ", this cache ", describe(policy),
+                           same_numbers ? ", scored in another way" : "",
+                           "; open it with the hh, policy and n_ctx that it was saved with"));
 }
 
 // Writes n rows of an array, if it exists; zeros for the free one, which may hold another
@@ -95,7 +102,7 @@ void write_head(const KvCache& cache, const KvView& view, const KvHead& head, in
   write_rows(backend, head.value_norms, n, 1, vacant, writer);
   write_rows(backend, rolling ? head.ranks : nullptr, n, 1, vacant, writer);
   write_rows(backend, head.k, n, view.k_row_bytes, vacant, writer);
-  write_rows(backend, head.v, n, view.v_row_bytes, vacant, writer);
+  write_rows(backend, head.v, n, own_v_bytes(view), vacant, writer);
 }
 
 // Are these the numbers 0 to n - 1, in any order?
@@ -138,7 +145,7 @@ HeadImage read_head(const KvView& view, const KvHead& head, int32_t n, bool roll
   if (head.value_norms != nullptr) image.value_norms = reader.get<float>(n);
   if (rolling) image.ranks = reader.get<int32_t>(n);
   image.k = reader.take(n * view.k_row_bytes);
-  image.v = reader.take(n * view.v_row_bytes);
+  image.v = reader.take(n * own_v_bytes(view));
   return image;
 }
 
@@ -151,7 +158,7 @@ bool cut(HeadImage& image, const KvView& view, int32_t n) {
   image.next_slot = n;
   image.positions.resize(n);
   image.k = image.k.first(n * view.k_row_bytes);
-  image.v = image.v.first(n * view.v_row_bytes);
+  image.v = image.v.first(n * own_v_bytes(view));
   return true;
 }
 
@@ -173,13 +180,18 @@ void restore_head(Backend& backend, const KvHead& head, const HeadImage& image) 
 }  // namespace
 
 void write_policy(const KvPolicy& policy, ByteWriter& writer) {
-  static_assert(sizeof(KvPolicy) == 6 * sizeof(int32_t));  // all of its members are written
+  static_assert(sizeof(KvPolicy) == 8 * sizeof(int32_t));  // all of its members are written
+  const bool has_tail = policy.tail_end > policy.tail_begin;
   writer.put(policy.sinks);
   writer.put(policy.heavy);
   writer.put(policy.recent);
   writer.put(policy.scoring);
   writer.put(policy.decay);
-  writer.put(static_cast<uint8_t>(policy.value_norm));
+  writer.put(
+      static_cast<uint8_t>(static_cast<uint8_t>(policy.value_norm) | (has_tail ? kTail : 0)));
+  if (!has_tail) return;
+  writer.put(policy.tail_begin);
+  writer.put(policy.tail_end);
 }
 
 KvPolicy read_policy(ByteReader& reader) {
@@ -189,7 +201,11 @@ KvPolicy read_policy(ByteReader& reader) {
   policy.recent = reader.get<int32_t>();
   policy.scoring = reader.get<Scoring>();
   policy.decay = reader.get<float>();
-  policy.value_norm = static_cast<ValueNorm>(reader.get<uint8_t>());
+  const auto last = reader.get<uint8_t>();
+  policy.value_norm = static_cast<ValueNorm>(last & ~kTail);
+  if ((last & kTail) == 0) return policy;
+  policy.tail_begin = reader.get<int32_t>();
+  policy.tail_end = reader.get<int32_t>();
   return policy;
 }
 
@@ -235,17 +251,33 @@ void write_sequence(const KvCache& cache, int32_t sequence, ByteWriter& writer) 
   }
 }
 
-void check_shape(const KvCache& cache, int32_t sequence, ByteReader& reader) {
+namespace {
+
+void check_sizes(const KvCache& cache, ByteReader& reader) {
   for (const auto& [name, expected] : sizes(cache)) {
     const auto got = reader.get<int32_t>();
     if (got != expected) {
       throw FormatError(
-          text(reader.what(), " has ", name, " ", got, ", this cache has ", expected));
+          concat(reader.what(), " has ", name, " ", got, ", this cache has ", expected));
     }
   }
   const KvShape& shape = cache.shape();
   check_dtype("keys", shape.k_dtype, reader);
   check_dtype("values", shape.v_dtype, reader);
+}
+
+}  // namespace
+
+std::vector<KvPolicy> read_policies(const KvCache& cache, ByteReader reader) {
+  check_sizes(cache, reader);
+  std::vector<KvPolicy> policies;
+  for (int32_t l = 0; l < cache.shape().n_layers; ++l) policies.push_back(read_policy(reader));
+  return policies;
+}
+
+void check_shape(const KvCache& cache, int32_t sequence, ByteReader& reader) {
+  check_sizes(cache, reader);
+  const KvShape& shape = cache.shape();
   for (int32_t l = 0; l < shape.n_layers; ++l) check_policy(cache.policy(l, sequence), l, reader);
 }
 
@@ -254,33 +286,33 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
   check_shape(cache, sequence, reader);
   const KvShape& shape = cache.shape();
   const auto kind = reader.get<Kind>();
-  if (kind > Kind::archived_heads) throw FormatError(text(reader.what(), " is invalid"));
+  if (kind > Kind::archived_heads) throw FormatError(concat(reader.what(), " is invalid"));
   const bool rolling = kind == Kind::rolling;
   const bool archived = kind >= Kind::archived;
   if (archived != (cache.archive() != nullptr)) {
-    throw FormatError(text(reader.what(), archived ? " has an archive, this cache has none"
-                                                   : " has no archive, this cache has one"));
+    throw FormatError(concat(reader.what(), archived ? " has an archive, this cache has none"
+                                                     : " has no archive, this cache has one"));
   }
   if (archived && kind != kind_of(cache, sequence)) {
-    throw FormatError(text(reader.what(),
-                           " has an archive of other heads; use the archive options that it was "
-                           "saved with"));
+    throw FormatError(concat(reader.what(),
+                             " has an archive of other heads; use the archive options that it was "
+                             "saved with"));
   }
   if (archived) check_archive_options(*cache.archive(), reader);
   if (rolling && !cache.can_roll(sequence)) {
     throw FormatError(
-        text(reader.what(), " has rolling positions, which this cache does not support"));
+        concat(reader.what(), " has rolling positions, which this cache does not support"));
   }
   // An empty sequence can use the whole capacity.
   const int64_t capacity = int64_t{cache.room(sequence)} + cache.length(sequence);
   if (length < 0 || length > capacity) {
     throw FormatError(
-        text(reader.what(), " has ", length, " tokens, this cache has room for ", capacity));
+        concat(reader.what(), " has ", length, " tokens, this cache has room for ", capacity));
   }
 
   if (n_tokens && *n_tokens != length && !shape.state_floats.empty()) {
     throw FormatError(
-        text(reader.what(), " has states of ", length, " tokens, not of the first ", *n_tokens));
+        concat(reader.what(), " has states of ", length, " tokens, not of the first ", *n_tokens));
   }
 
   std::vector<HeadImage> images;
@@ -296,7 +328,7 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
       const int32_t n = head.written(length);
       images.push_back(read_head(cache.layer(l), head, n, rolling, reader));
       if (!is_valid(images.back(), head, n, length)) {
-        throw FormatError(text(reader.what(), " is invalid in layer ", l, ", kv_head ", h));
+        throw FormatError(concat(reader.what(), " is invalid in layer ", l, ", kv_head ", h));
       }
       const int32_t vacant = vacant_slot(head, n, images.back().next_slot);
       if (archived && cache.archive()->archives(l, h)) {
@@ -306,12 +338,12 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
       // may have been a position of a longer sequence
       if (vacant >= 0) images.back().positions[vacant] = 0;
       if (n_tokens && !cut(images.back(), cache.layer(l), *n_tokens)) {
-        throw FormatError(text(reader.what(), " has evicted tokens, or too few tokens"));
+        throw FormatError(concat(reader.what(), " has evicted tokens, or too few tokens"));
       }
     }
   }
 
-  if (reader.left() > 0) throw FormatError(text(reader.what(), " has trailing bytes"));
+  if (reader.left() > 0) throw FormatError(concat(reader.what(), " has trailing bytes"));
 
   cache.reset(sequence);
   if (rolling) cache.roll(sequence);

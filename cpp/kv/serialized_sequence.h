@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "core/bytes.h"
 #include "kv/cache.h"
@@ -21,6 +22,9 @@ size_t sequence_bytes(const KvCache& cache, int32_t sequence);
 
 // Reads the shape and the policies. Throws FormatError if they are not those of this cache.
 void check_shape(const KvCache& cache, int32_t sequence, ByteReader& reader);
+
+// The policies of all layers. Throws FormatError if the shape is not that of this cache.
+std::vector<KvPolicy> read_policies(const KvCache& cache, ByteReader reader);
 
 // Replaces a sequence by one of `length` tokens that write_sequence() wrote. The sequence then
 // continues bit for bit as the original would have.

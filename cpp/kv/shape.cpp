@@ -21,32 +21,11 @@ void validate_dtype(DType dtype, std::span<const DType> dtypes, int32_t head_dim
           ", expected a multiple of ", info(dtype).block_size, " for type ", info(dtype).name);
 }
 
-DType dtype_named(std::string_view name, std::span<const DType> dtypes, std::string_view argument) {
-  std::string names;
-  for (const DType dtype : dtypes) {
-    std::string lower(info(dtype).name);
-    for (char& c : lower) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c;
-    if (lower == name) return dtype;
-    names += text(names.empty() ? "" : ", ", lower);
-  }
-  throw InvalidArgument(text(argument, " is ", quoted(name), ", expected one of ", names));
-}
-
 }  // namespace
 
 std::span<const DType> kv_dtypes() { return std::span(kArchiveKDtypes).first<6>(); }
-
-DType kv_dtype(std::string_view name, std::string_view argument) {
-  return dtype_named(name, kv_dtypes(), argument);
-}
-
-DType archive_k_dtype(std::string_view name) {
-  return dtype_named(name, kArchiveKDtypes, "archive");
-}
-
-DType archive_v_dtype(std::string_view name) {
-  return dtype_named(name, kArchiveVDtypes, "archive, as the type of values,");
-}
+std::span<const DType> archive_k_dtypes() { return kArchiveKDtypes; }
+std::span<const DType> archive_v_dtypes() { return kArchiveVDtypes; }
 
 void validate(const KvShape& shape) {
   require(shape.n_layers > 0 && shape.n_sequences > 0 && shape.n_heads > 0 &&
@@ -59,7 +38,12 @@ void validate(const KvShape& shape) {
   require(shape.max_rows > 0, "max_rows is ", shape.max_rows, ", expected 1 or more");
   validate_dtype(shape.k_dtype, kv_dtypes(), shape.head_dim);
   validate_dtype(shape.v_dtype, kv_dtypes(), shape.head_dim);
+  require(!shape.shared_values || shape.k_dtype == shape.v_dtype, "keys in ",
+          info(shape.k_dtype).name, ", values in ", info(shape.v_dtype).name,
+          ": expected the same type, as the cache holds one latent vector for both");
   if (shape.archive.n_recalled != 0) {
+    require(!shape.shared_values,
+            "latent vectors instead of keys and values do not support an archive");
     require(shape.archive.n_recalled > 0, "archive_pages is ", shape.archive.n_recalled,
             ", expected 1 or more");
     require(!shape.may_roll(), "an archive does not support rolling positions");
@@ -83,7 +67,7 @@ void validate(const KvShape& shape) {
       shape.n_sequences * (floats + 1.0 * shape.n_layers * shape.n_heads *
                                         (1.0 * shape.max_tokens + shape.max_rows) * shape.head_dim);
   if (elements > 1e15) {
-    throw OutOfMemory(text(elements, " elements do not fit in memory"));
+    throw OutOfMemory(concat(elements, " elements do not fit in memory"));
   }
 }
 

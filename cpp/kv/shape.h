@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "backend/backend.h"
@@ -11,15 +10,10 @@
 
 namespace h2o {
 
-// The supported types for keys and values.
+// The supported types for keys and values. An archive may also have keys in q3 and values in q2.
 std::span<const DType> kv_dtypes();
-
-// The kv_dtype with this lower-case name. Throws InvalidArgument, naming `argument`.
-DType kv_dtype(std::string_view name, std::string_view argument = "kv_dtype");
-
-// The same for an archive, which may also have keys in q3 and values in q2.
-DType archive_k_dtype(std::string_view name);
-DType archive_v_dtype(std::string_view name);
+std::span<const DType> archive_k_dtypes();
+std::span<const DType> archive_v_dtypes();
 
 struct KvShape {
   int32_t n_layers = 1;
@@ -31,6 +25,8 @@ struct KvShape {
   int32_t max_rows = 1;        // per batch
   DType k_dtype = DType::f16;  // one of kv_dtypes() whose block size divides head_dim
   DType v_dtype = DType::f16;
+  // The values are the keys, with the same memory; both types are the same.
+  bool shared_values = false;
   Rope rope = {};  // for rolling positions; RopeLayout::none: not supported
   // [n_layers, ...] as KvView::output_gram, in the back end's memory, not owned; nullptr if no
   // policy weighs values by outputs.
@@ -39,6 +35,7 @@ struct KvShape {
   // slots. Empty: all layers have slots.
   std::vector<int64_t> state_floats = {};
   ArchiveOptions archive = {};  // of evicted tokens; incompatible with rolling positions
+  int32_t max_drafts = 0;       // rows of a batch that may be retracted
 
   bool recurrent(int32_t layer) const { return !state_floats.empty() && state_floats[layer] > 0; }
   bool may_roll() const { return rope.layout != RopeLayout::none; }

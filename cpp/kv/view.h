@@ -27,6 +27,7 @@ struct KvHead {
   float* value_norms;  // [slots] see policy.value_norm; nullptr unless the policy uses it
   int32_t* ranks;      // [slots] number of older kept tokens; nullptr unless the cache may roll
   int32_t* next_slot;  // where the next token is stored
+  int32_t number;      // among the kv_heads of all layers
 
   H2O_HD bool evicts() const { return policy.evicts(slots); }
 
@@ -67,6 +68,7 @@ struct KvView {
   KvPolicy* policies;     // [n_sequences]
   float* states;          // [n_sequences, state_floats] of a layer with a recurrent state, which
   int64_t state_floats;   // has no slots; nullptr: a layer with slots
+  int32_t first_head;     // number of the layer's first kv_head
   bool scores_questions;  // does one of them use Scoring::question?
 
   // [n_kv_heads, head_dim, head_dim] the sum of W^T W over the query heads of a kv_head, where W
@@ -106,7 +108,8 @@ struct KvView {
             policy.keeps_scores() ? scores + i * slots : nullptr,
             policy.weighs_values() ? value_norms + i * slots : nullptr,
             ranks != nullptr ? ranks + i * slots : nullptr,
-            next_slot + i};
+            next_slot + i,
+            first_head + kv_head};
   }
 
   H2O_HD KvStaging chunk(int32_t kv_head, int32_t row) const {

@@ -49,6 +49,39 @@ MixtureActivations first(const MixtureActivations& e, int64_t n_rows) {
   };
 }
 
+LatentActivations latent_activations(const Config& c, int64_t n_rows) {
+  const LatentConfig& m = c.latent;
+  if (m.rank == 0) n_rows = 0;
+  const int64_t by_head = n_rows * c.n_heads;
+  return {
+      .q_a = matrix(m.q_rank > 0 ? n_rows : 0, m.q_rank),
+      .q = matrix(n_rows, int64_t{c.n_heads} * m.head_dim),
+      .q_plain = matrix(by_head, m.head_dim - c.rope.n_rot),
+      .kv = matrix(n_rows, m.rank + c.rope.n_rot),
+      .latent = matrix(n_rows, m.rank),
+      .by_head = matrix(by_head, m.rank),
+      .v = matrix(by_head, m.v_dim),
+      .out = matrix(n_rows, int64_t{c.n_heads} * m.v_dim),
+      .offsets = nullptr,
+  };
+}
+
+LatentActivations first(const LatentActivations& m, int64_t n_rows) {
+  if (m.q.rows == 0) return m;
+  const int64_t by_head = m.by_head.rows / m.q.rows * n_rows;
+  return {
+      .q_a = m.q_a.first(m.q_a.rows > 0 ? n_rows : 0),
+      .q = m.q.first(n_rows),
+      .q_plain = m.q_plain.first(by_head),
+      .kv = m.kv.first(n_rows),
+      .latent = m.latent.first(n_rows),
+      .by_head = m.by_head.first(by_head),
+      .v = m.v.first(by_head),
+      .out = m.out.first(n_rows),
+      .offsets = m.offsets,
+  };
+}
+
 DeltaNetActivations delta_net_activations(const Config& c, int64_t n_rows) {
   const DeltaNetConfig& d = c.delta_net;
   if (d.n_taps == 0) n_rows = 0;
@@ -74,7 +107,7 @@ DeltaNetActivations first(const DeltaNetActivations& d, int64_t n_rows) {
   };
 }
 
-// Without memory.
+// Activations without memory.
 Activations shapes(const Config& c, int32_t n_rows, int32_t n_logits) {
   const int64_t q_width = int64_t{c.n_heads} * c.head_dim;
   const int64_t kv_width = int64_t{c.n_kv_heads} * c.head_dim;
@@ -85,10 +118,11 @@ Activations shapes(const Config& c, int32_t n_rows, int32_t n_logits) {
       .h = matrix(n_rows, c.n_embd),
       .q = matrix(n_rows, q_width),
       .k = matrix(n_rows, kv_width),
-      .v = matrix(n_rows, kv_width),
+      .v = matrix(c.latent.rank > 0 ? 0 : n_rows, kv_width),
       .attn = matrix(n_rows, q_width),
       .q_and_gate = matrix(c.family->attn_gate ? n_rows : 0, 2 * q_width),
       .attn_gate = matrix(c.family->attn_gate ? n_rows : 0, q_width),
+      .latent = latent_activations(c, n_rows),
       .delta = delta_net_activations(c, n_rows),
       .short_conv = {.bcx = matrix(c.short_conv_taps > 0 ? n_rows : 0, int64_t{3} * c.n_embd),
                      .out = matrix(c.short_conv_taps > 0 ? n_rows : 0, c.n_embd)},
@@ -97,12 +131,14 @@ Activations shapes(const Config& c, int32_t n_rows, int32_t n_logits) {
       .experts = mixture_activations(c, n_rows),
       .last = matrix(n_logits, c.n_embd),
       .logits = matrix(n_logits, c.n_vocab),
+      .labels = matrix(c.n_labels > 0 ? n_logits : 0, c.n_labels),
   };
 }
 
 std::vector<Tensor*> tensors_of(Activations& a) {
   MixtureActivations& e = a.experts;
   DeltaNetActivations& d = a.delta;
+  LatentActivations& m = a.latent;
   return {&a.x,
           &a.h,
           &a.q,
@@ -113,6 +149,7 @@ std::vector<Tensor*> tensors_of(Activations& a) {
           &a.gate,
           &a.last,
           &a.logits,
+          &a.labels,
           &e.x,
           &e.up,
           &e.gate,
@@ -129,7 +166,15 @@ std::vector<Tensor*> tensors_of(Activations& a) {
           &d.beta_alpha,
           &d.out,
           &a.short_conv.bcx,
-          &a.short_conv.out};
+          &a.short_conv.out,
+          &m.q_a,
+          &m.q,
+          &m.q_plain,
+          &m.kv,
+          &m.latent,
+          &m.by_head,
+          &m.v,
+          &m.out};
 }
 
 // Offsets in one allocation.
@@ -137,13 +182,15 @@ struct Offsets {
   Layout layout;
   std::vector<int64_t> tensors;
   int64_t weights, copy_rows, expert_offsets;  // of routes
+  int64_t heads;                               // of latent attention
 
-  explicit Offsets(Activations& a) {
+  Offsets(Activations& a, const Config& c) {
     for (const Tensor* t : tensors_of(a)) tensors.push_back(layout.place(t->bytes()));
     constexpr int64_t kBytes = 4;  // of a float and of an int32_t
     weights = layout.place(a.experts.x.rows * kBytes);
     copy_rows = layout.place(a.experts.x.rows * kBytes);
     expert_offsets = layout.place((a.experts.routes.n_experts + 1) * kBytes);
+    heads = layout.place((c.n_heads + 1) * kBytes);
   }
 };
 
@@ -151,13 +198,13 @@ struct Offsets {
 
 int64_t activation_bytes(const Config& config, int32_t n_rows, int32_t n_logits) {
   Activations a = shapes(config, n_rows, n_logits);
-  return Offsets(a).layout.size();
+  return Offsets(a, config).layout.size();
 }
 
 Activations allocate_activations(Backend& backend, const Config& config, int32_t n_rows,
                                  int32_t n_logits, Buffer& storage) {
   Activations a = shapes(config, n_rows, n_logits);
-  const Offsets offsets(a);
+  const Offsets offsets(a, config);
   storage = backend.allocate(offsets.layout.size());
   const std::vector<Tensor*> tensors = tensors_of(a);
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -167,6 +214,7 @@ Activations allocate_activations(Backend& backend, const Config& config, int32_t
   routes.weights = reinterpret_cast<float*>(storage.data() + offsets.weights);
   routes.copy_rows = reinterpret_cast<int32_t*>(storage.data() + offsets.copy_rows);
   routes.offsets = reinterpret_cast<int32_t*>(storage.data() + offsets.expert_offsets);
+  a.latent.offsets = reinterpret_cast<int32_t*>(storage.data() + offsets.heads);
   return a;
 }
 
@@ -177,10 +225,11 @@ Activations first(const Activations& a, int64_t n_rows, int64_t n_logits) {
       .h = a.h.first(n_rows),
       .q = a.q.first(n_rows),
       .k = a.k.first(n_rows),
-      .v = a.v.first(n_rows),
+      .v = rows(a.v),
       .attn = a.attn.first(n_rows),
       .q_and_gate = rows(a.q_and_gate),
       .attn_gate = rows(a.attn_gate),
+      .latent = first(a.latent, n_rows),
       .delta = first(a.delta, n_rows),
       .short_conv = {.bcx = rows(a.short_conv.bcx), .out = rows(a.short_conv.out)},
       .up = rows(a.up),
@@ -188,6 +237,7 @@ Activations first(const Activations& a, int64_t n_rows, int64_t n_logits) {
       .experts = first(a.experts, n_rows),
       .last = a.last.first(n_logits),
       .logits = a.logits.first(n_logits),
+      .labels = a.labels.first(a.labels.rows > 0 ? n_logits : 0),
   };
 }
 

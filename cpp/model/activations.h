@@ -8,7 +8,7 @@
 
 namespace h2o {
 
-// For a mixture of experts: n_rows * n_used copies of rows, grouped by expert. All f32.
+// Buffers of a mixture of experts: n_rows * n_used copies of rows, grouped by expert. All f32.
 struct MixtureActivations {
   Tensor logits;        // [n_rows, n_experts] of the router
   Tensor x;             // [n_rows * n_used, n_embd] input and output of the experts
@@ -20,7 +20,21 @@ struct MixtureActivations {
   Routes routes;
 };
 
-// For layers of Gated DeltaNet; no rows without. All f32; see backend/DeltaNet.
+// Buffers of multi-head latent attention; no rows without. All f32; sizes of LatentConfig, h =
+// n_heads. Those with h * n_rows rows are grouped by head.
+struct LatentActivations {
+  Tensor q_a;        // [n_rows, q_rank]; no rows if queries have one matrix
+  Tensor q;          // [n_rows, h * head_dim]
+  Tensor q_plain;    // [h * n_rows, head_dim - n_rot] the part that is not rotated
+  Tensor kv;         // [n_rows, rank + n_rot]
+  Tensor latent;     // [n_rows, rank]
+  Tensor by_head;    // [h * n_rows, rank] queries for latent vectors, or attention's output
+  Tensor v;          // [h * n_rows, v_dim]
+  Tensor out;        // [n_rows, h * v_dim]
+  int32_t* offsets;  // [h + 1] of the heads' rows, as of experts
+};
+
+// Buffers of layers of Gated DeltaNet; no rows without. All f32; see backend/DeltaNet.
 struct DeltaNetActivations {
   Tensor qkv;         // [n_rows, n_channels()]
   Tensor gate;        // [n_rows, v_width()]
@@ -30,7 +44,7 @@ struct DeltaNetActivations {
   Tensor out;         // [n_rows, v_width()]
 };
 
-// For layers of gated short convolutions, the same; see backend/ShortConv.
+// Buffers of layers of gated short convolutions, the same; see backend/ShortConv.
 struct ShortConvActivations {
   Tensor bcx;  // [n_rows, 3 * n_embd]
   Tensor out;  // [n_rows, n_embd]
@@ -42,10 +56,11 @@ struct Activations {
   Tensor h;           // [n_rows, n_embd]  normalized input of a block
   Tensor q;           // [n_rows, n_heads * head_dim]
   Tensor k;           // [n_rows, n_kv_heads * head_dim]
-  Tensor v;           // [n_rows, n_kv_heads * head_dim]
+  Tensor v;           // [n_rows, n_kv_heads * head_dim]; no rows if the values are the keys
   Tensor attn;        // [n_rows, n_heads * head_dim]
   Tensor q_and_gate;  // [n_rows, 2 * n_heads * head_dim]; no rows where attention has none
   Tensor attn_gate;   // [n_rows, n_heads * head_dim]; the same
+  LatentActivations latent;
   DeltaNetActivations delta;
   ShortConvActivations short_conv;
   Tensor up;    // [n_rows, n_ff]
@@ -55,6 +70,7 @@ struct Activations {
 
   Tensor last;    // [n_logits, n_embd]  rows whose logits are computed
   Tensor logits;  // [n_logits, n_vocab]
+  Tensor labels;  // [n_logits, n_labels]; no rows without labels
 };
 
 // The bytes that allocate_activations() allocates.
@@ -64,7 +80,7 @@ int64_t activation_bytes(const Config& config, int32_t n_rows, int32_t n_logits)
 Activations allocate_activations(Backend& backend, const Config& config, int32_t n_rows,
                                  int32_t n_logits, Buffer& storage);
 
-// The same buffers as views for a smaller batch.
+// Returns views of these buffers for a smaller batch.
 Activations first(const Activations& a, int64_t n_rows, int64_t n_logits);
 
 }  // namespace h2o

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "model/config_keys.h"
+#include "model/file_kind.h"
 
 namespace h2o {
 namespace {
@@ -26,7 +27,7 @@ RopeConfig read_rope(ConfigKeys& keys, const Config& c) {
     const std::vector<int64_t> sections = keys.integers("rope.dimension_sections");
     if (sections.size() > 1 && sections[0] > 0 && sections[1] > 0) rope.layout = RopeLayout::halves;
   }
-  rope.freq_base = keys.positive_or("rope.freq_base", 10000);
+  rope.freq_base = keys.positive_or("rope.freq_base", c.family->rope_base);
   rope.magnitude = keys.positive_or("rope.scaling.attn_factor", 1);
   rope.n_ctx_orig = c.n_ctx_train;
   if (!keys.zero_or_missing("rope.scaling.original_context_length")) {
@@ -38,6 +39,13 @@ RopeConfig read_rope(ConfigKeys& keys, const Config& c) {
   if (type != "linear" && type != "yarn") {
     keys.fail(keys.full("rope.scaling.type"), " is ", quoted(type),
               ", supported: none, linear, yarn, longrope");
+  }
+  // Ollama's files of Gemma 3 from 4B on lack the factor, and the epsilon of norms.
+  constexpr int32_t kScaledLength = 131072;
+  if (c.family->norm_eps > 0 && !keys.has("attention.layer_norm_rms_epsilon") &&
+      !keys.has("rope.scaling.factor") && c.n_ctx_train >= kScaledLength) {
+    rope.freq_scale = 1.0f / 8;
+    return rope;
   }
   // Some files use 0 for "no scaling".
   const char* key = keys.has("rope.scaling.factor") ? "rope.scaling.factor" : "rope.scale_linear";
@@ -51,6 +59,11 @@ RopeConfig read_rope(ConfigKeys& keys, const Config& c) {
     rope.yarn_beta_slow = keys.positive_or("rope.scaling.yarn_beta_slow", 1);
     const float log_factor = -0.1f * std::log(rope.freq_scale);
     const float multiplier = keys.share_or("rope.scaling.yarn_log_multiplier", 0);
+    if (c.family->latent) {  // files have a tenth of the checkpoint's mscale_all_dim
+      const float magnitude = 1 + 10 * multiplier * log_factor;
+      rope.logit_scale = magnitude * magnitude;
+      return rope;
+    }
     if (keys.has("rope.scaling.yarn_attn_factor")) {  // replaces YaRN's own, as in transformers
       rope.magnitude *= keys.positive("rope.scaling.yarn_attn_factor");
     } else {
@@ -90,12 +103,17 @@ SlidingWindow read_sliding_window(ConfigKeys& keys, const Config& c) {
 void read_scales(ConfigKeys& keys, Config& c) {
   const Family& family = *c.family;
   if (family.embedding_by_width) c.embedding_scale = std::sqrt(static_cast<float>(c.n_embd));
-  if (family.multipliers) {
-    c.embedding_scale = keys.positive_or("embedding_scale", 1);
-    c.residual_scale = keys.positive_or("residual_scale", 1);
+  if (family.has_multipliers) {
+    const bool known = family.depth_scale > 0;
+    c.embedding_scale = keys.positive_or("embedding_scale", known ? family.embedding_scale : 1);
+    c.residual_scale = keys.positive_or(
+        "residual_scale", known ? family.depth_scale / std::sqrt(double{1} * c.n_layers) : 1);
   }
   if (family.logit_scale != LogitScale::unknown) {
-    const float scale = keys.positive("logit_scale");
+    const float scale =
+        family.base_width > 0
+            ? keys.positive_or("logit_scale", double{1} * c.n_embd / family.base_width)
+            : keys.positive("logit_scale");
     c.logit_scale = family.logit_scale == LogitScale::divides ? 1 / scale : scale;
   }
   if (family.softcaps) {
@@ -181,6 +199,52 @@ void read_kv_heads(ConfigKeys& keys, Config& c) {
   }
 }
 
+void read_latent(ConfigKeys& keys, Config& c) {
+  LatentConfig& m = c.latent;
+  m.rank = keys.count("attention.kv_lora_rank");
+  if (!keys.zero_or_missing("attention.q_lora_rank")) {
+    m.q_rank = keys.count("attention.q_lora_rank");
+  }
+  // Files with keys and values in one matrix have the sizes of both as those of a cache.
+  const bool absorbed = keys.has("attention.key_length_mla");
+  m.head_dim = keys.count(absorbed ? "attention.key_length_mla" : "attention.key_length");
+  m.v_dim = absorbed ? keys.count("attention.value_length_mla")
+                     : keys.count_or("attention.value_length", c.n_embd / c.n_heads);
+  for (const char* key : {"key_length", "value_length", "head_count_kv"}) {
+    keys.ignore(concat("attention.", key).c_str());
+  }
+  const int32_t n_rot = keys.count("rope.dimension_count");
+  if (n_rot >= m.head_dim) {
+    keys.fail(keys.full("rope.dimension_count"), " is ", n_rot, ", expected less than the ",
+              m.head_dim, " dimensions of a query");
+  }
+  c.n_kv_heads = 1;
+  c.head_dim = n_rot + m.rank;
+  c.rope = read_rope(keys, c);
+  c.attn_scale = c.rope.logit_scale / std::sqrt(static_cast<float>(m.head_dim));
+}
+
+// The heads of attention and their sizes.
+void read_heads(ConfigKeys& keys, Config& c) {
+  read_kv_heads(keys, c);
+  if (c.n_heads % c.n_kv_heads != 0) {
+    keys.fail("attention.head_count ", c.n_heads, " is not a multiple of head_count_kv ",
+              c.n_kv_heads);
+  }
+  if (!keys.has("attention.key_length") && c.n_embd % c.n_heads != 0) {
+    keys.fail("embedding_length ", c.n_embd, " is not a multiple of attention.head_count ",
+              c.n_heads);
+  }
+  c.head_dim = keys.count_or("attention.key_length", c.n_embd / c.n_heads);
+  if (keys.count_or("attention.value_length", c.head_dim) != c.head_dim) {
+    keys.fail(keys.full("attention.value_length"), " differs from key_length ", c.head_dim,
+              ", which is not supported");
+  }
+  const bool by_width = c.family->scale_by_width == c.n_layers;
+  const double width = by_width ? double{1} * c.n_embd / c.n_heads : c.head_dim;
+  c.attn_scale = keys.positive_or("attention.scale", 1 / std::sqrt(width));
+}
+
 int32_t read_taps(ConfigKeys& keys, const char* key) {
   const int32_t n = keys.count(key);
   if (n < 2 || n > kMaxTaps) keys.fail(keys.full(key), " is ", n, ", expected 2 to ", kMaxTaps);
@@ -222,6 +286,27 @@ std::vector<bool> read_delta_net_layers(ConfigKeys& keys, const Config& c) {
   return layers;
 }
 
+// Logarithms in the file, as in checkpoints: alpha_p and alpha_n - beta are their softplus.
+std::vector<Xielu> read_xielu(ConfigKeys& keys, const GgufFile& file, const Config& c) {
+  const auto values = [&](const char* key) {
+    const std::vector<double> all = file.numbers(key);
+    if (std::ssize(all) != c.n_layers) {
+      keys.fail(key, " has ", all.size(), " numbers, expected ", c.n_layers);
+    }
+    return all;
+  };
+  const auto softplus = [](double x) { return std::log1p(std::exp(x)); };
+  const std::vector<double> p = values("xielu.alpha_p"), n = values("xielu.alpha_n");
+  const std::vector<double> beta = values("xielu.beta"), eps = values("xielu.eps");
+  std::vector<Xielu> layers;
+  for (int32_t l = 0; l < c.n_layers; ++l) {
+    layers.push_back({static_cast<float>(softplus(p[l])),
+                      static_cast<float>(beta[l] + softplus(n[l])), static_cast<float>(beta[l]),
+                      static_cast<float>(eps[l])});
+  }
+  return layers;
+}
+
 bool read_gelu_erf(const ConfigKeys& keys, const GgufFile& file) {
   const std::string_view name = file.string_or("h2o.activation", "gelu_tanh");
   if (name != "gelu_erf" && name != "gelu_tanh") {
@@ -240,7 +325,7 @@ int32_t Config::window(int32_t layer) const {
 }
 
 bool Config::rotates(int32_t layer) const {
-  if (family->rope == RopeLayout::none) return false;
+  if (rope.layout == RopeLayout::none) return false;
   if (family->window_rotated && sliding_window.size > 0) return window(layer) > 0;
   const int32_t period = family->unrotated_period;
   return period == 0 || (layer + 1) % period != 0;
@@ -255,7 +340,7 @@ std::vector<int64_t> Config::state_floats() const {
 }
 
 bool Config::can_roll() const {
-  if (temperature_scale > 0) return false;
+  if (temperature_scale > 0 || family->qk_norm == QkNorm::rotated_heads) return false;
   for (int32_t l = 0; l < n_layers; ++l) {
     if (!rotates(l) || rotates_by_window(l) != rotates_by_window(0)) return false;
   }
@@ -263,9 +348,11 @@ bool Config::can_roll() const {
 }
 
 Config read_config(const GgufShards& model) {
+  expect_text_model(model);
   ConfigKeys keys(model.first_file());
   Config c;
   c.family = &keys.family();
+  expect_weights(model);
   c.n_ctx_train = keys.count("context_length");
   c.n_embd = keys.count("embedding_length");
   c.n_layers = keys.count("block_count");
@@ -276,32 +363,17 @@ Config read_config(const GgufShards& model) {
   // Files of models with experts in all layers may lack the first.
   const bool dense = keys.has("feed_forward_length") || !c.family->experts;
   c.n_ff = keys.count(dense ? "feed_forward_length" : "expert_feed_forward_length");
+  if (c.family->ff_is_both) c.n_ff = keys.in_range("feed_forward_length", c.n_ff / 2);
   c.n_heads = keys.count("attention.head_count");
-  read_kv_heads(keys, c);
-  if (c.n_heads % c.n_kv_heads != 0) {
-    keys.fail("attention.head_count ", c.n_heads, " is not a multiple of head_count_kv ",
-              c.n_kv_heads);
-  }
-
-  if (!keys.has("attention.key_length") && c.n_embd % c.n_heads != 0) {
-    keys.fail("embedding_length ", c.n_embd, " is not a multiple of attention.head_count ",
-              c.n_heads);
-  }
-  c.head_dim = keys.count_or("attention.key_length", c.n_embd / c.n_heads);
-  if (keys.count_or("attention.value_length", c.head_dim) != c.head_dim) {
-    keys.fail(keys.full("attention.value_length"), " differs from key_length ", c.head_dim,
-              ", which is not supported");
-  }
-  const bool by_width = c.family->scale_by_width == c.n_layers;
-  const double width = by_width ? double{1} * c.n_embd / c.n_heads : c.head_dim;
-  c.attn_scale = keys.positive_or("attention.scale", 1 / std::sqrt(width));
+  c.family->latent ? read_latent(keys, c) : read_heads(keys, c);
   // Some converters write the other kind's too.
   const char* eps = "attention.layer_norm_rms_epsilon";
   const char* other_eps = "attention.layer_norm_epsilon";
   if (c.family->norm == NormKind::layer) std::swap(eps, other_eps);
-  c.norm_eps = keys.positive(eps);
+  const bool lacks_eps = c.family->norm_eps > 0 && !keys.has(eps);
+  c.norm_eps = lacks_eps ? c.family->norm_eps : keys.positive(eps);
   keys.ignore(other_eps);
-  if (c.family->multipliers) {
+  if (c.family->has_multipliers) {
     for (const char* key : kStateSpace) keys.ignore(key);
     if (!c.family->experts) keys.ignore("expert_shared_feed_forward_length");  // of Granite 4
     if (!keys.flag_or("rope.scaling.finetuned", true)) {
@@ -309,12 +381,16 @@ Config read_config(const GgufShards& model) {
                 "which h2o does not support");
     }
   }
-  if (c.family->rope != RopeLayout::none) c.rope = read_rope(keys, c);
+  const int32_t alibi_layers = c.family->alibi_layers;
+  const bool has_alibi = alibi_layers == 0 || alibi_layers == c.n_layers;
+  if (c.family->rope != RopeLayout::none && !c.family->latent) c.rope = read_rope(keys, c);
+  if (c.family->alibi_max_bias > 0 && has_alibi) c.rope.layout = RopeLayout::none;
   c.temperature_scale = keys.share_or("attention.temperature_scale", 0);
   if (c.temperature_scale > 0) {
     c.temperature_length = keys.count_or("attention.temperature_length", c.rope.n_ctx_orig);
   }
-  if (c.family->alibi_max_bias > 0) {
+  if (c.family->clamps) c.qkv_clamp = keys.share_or("attention.clamp_kqv", 0);
+  if (c.family->alibi_max_bias > 0 && has_alibi) {
     c.alibi_max_bias = keys.positive_or("attention.max_alibi_bias", c.family->alibi_max_bias);
   }
   c.sliding_window = read_sliding_window(keys, c);
@@ -337,9 +413,13 @@ Config read_config(const GgufShards& model) {
   if (c.family->activation == Activation::gelu)
     c.gelu_erf = read_gelu_erf(keys, model.first_file());
 
+  if (c.family->activation == Activation::xielu) c.xielu = read_xielu(keys, model.first_file(), c);
+
   const Tensor table = model.tensor("token_embd.weight");
   if (!table) keys.fail("tensor token_embd.weight is missing");
   c.n_vocab = static_cast<int32_t>(std::min<int64_t>(table.rows, INT32_MAX));
+  const Tensor labels = model.tensor("cls.output.weight");
+  if (labels) c.n_labels = keys.in_range("classifier.output_labels", labels.rows);
   keys.expect_all_used();
   return c;
 }

@@ -24,6 +24,7 @@ struct RopeConfig {
   float yarn_beta_fast = 32;
   float yarn_beta_slow = 1;
   bool yarn_whole = true;  // the ramp is rounded to whole dimensions
+  float logit_scale = 1;   // of attention, by {a}.rope.scaling.yarn_log_multiplier: latent only
 };
 
 // Layers in which a token attends only to itself and the size - 1 tokens before it.
@@ -34,7 +35,7 @@ struct SlidingWindow {
   std::vector<bool> layers;
 };
 
-// A mixture of experts as the feed-forward block: a router chooses the experts of each row.
+// A mixture of experts as the feed-forward block: a router selects the experts of each row.
 struct MixtureConfig {
   int32_t n_experts = 0;  // {a}.expert_count; 0: no mixture
   int32_t n_used = 0;     // {a}.expert_used_count
@@ -48,6 +49,17 @@ struct MixtureConfig {
   int32_t n_groups_used = 1;  // {a}.expert_group_used_count
   bool normalized = true;     // {a}.expert_weights_norm
   float scale = 1;            // {a}.expert_weights_scale
+};
+
+// Multi-head latent attention (arXiv 2405.04434). Keys and values of all heads are computed from
+// one latent vector per token, and a part of the keys that is rotated. These are what is cached, as
+// one KV head that all queries share: key [n_rot + rank], rotated part first; the value is the
+// same.
+struct LatentConfig {
+  int32_t rank = 0;      // {a}.attention.kv_lora_rank, of the latent vector; 0: no such attention
+  int32_t q_rank = 0;    // {a}.attention.q_lora_rank, of queries; 0: they have one matrix
+  int32_t head_dim = 0;  // {a}.attention.key_length_mla, of a query, rotated part last
+  int32_t v_dim = 0;     // {a}.attention.value_length_mla, of a head's output
 };
 
 // Layers of Gated DeltaNet (arXiv 2412.06464) instead of attention: see DeltaNet of a back end.
@@ -69,18 +81,22 @@ struct Config {
   int32_t n_embd = 0;              // {a}.embedding_length
   int32_t n_layers = 0;            // {a}.block_count without n_unused_layers
   int32_t n_unused_layers = 0;     // {a}.nextn_predict_layers: the last ones, for speculation
-  int32_t n_ff = 0;                // {a}.feed_forward_length
+  int32_t n_ff = 0;                // {a}.feed_forward_length, see Family::ff_is_both
   int32_t n_heads = 0;             // {a}.attention.head_count
   int32_t n_kv_heads = 0;          // {a}.attention.head_count_kv, default n_heads
-  int32_t head_dim = 0;            // {a}.attention.key_length, default n_embd / n_heads
-  int32_t n_vocab = 0;             // rows of token_embd.weight
-  float norm_eps = 0;              // {a}.attention.layer_norm_epsilon or layer_norm_rms_epsilon
-  float attn_scale = 0;            // {a}.attention.scale, default 1 / sqrt(head_dim)
+  int32_t head_dim = 0;  // of a cached key: {a}.attention.key_length, default n_embd / n_heads
+  int32_t n_vocab = 0;   // rows of token_embd.weight
+  int32_t n_labels = 0;  // rows of cls.output.weight, which scores a text; 0: none
+  float norm_eps = 0;    // {a}.attention.layer_norm_epsilon or layer_norm_rms_epsilon
+  float attn_scale = 0;  // {a}.attention.scale, default 1 / sqrt(head_dim)
   bool parallel_residual = false;  // {a}.use_parallel_residual
   bool gelu_erf = false;           // h2o.activation is gelu_erf: the exact form
+  std::vector<Xielu> xielu;        // xielu.*, of each layer; Activation::xielu only
+  float qkv_clamp = 0;             // {a}.attention.clamp_kqv: limit of q, k and v; 0: none
   RopeConfig rope;
   SlidingWindow sliding_window;
   MixtureConfig mixture;
+  LatentConfig latent;
   // Which layers have a recurrent state instead of attention and its cache: those of Gated
   // DeltaNet, in {a}.attention.recurrent_layers, or all but the last of each
   // {a}.full_attention_interval; or those without KV heads, which are short convolutions. Empty:

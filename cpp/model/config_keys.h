@@ -20,6 +20,7 @@ inline constexpr std::string_view kInformative[] = {
     "vocab_size",
     "tensor_data_layout",
     "pooling_type",
+    "classifier.output_labels",  // names of the rows of cls.output
     "rope.scaling.finetuned",
     "rope.scaling.factor",
     "rope.scale_linear",
@@ -30,6 +31,26 @@ inline constexpr std::string_view kInformative[] = {
     "rope.scaling.yarn_beta_slow",
     "rope.dimension_sections",  // of M-RoPE, whose axes are all the same for text
     "n_deepstack_layers",       // for images
+    // Ollama's, in models with an encoder inside
+    "rope.mrope_section",
+    "image_token_index",
+    "spatial_merge_size",
+};
+// Beginnings of keys of encoders.
+inline constexpr std::string_view kOfEncoders[] = {"vision.", "audio.", "mm."};
+
+// Ollama's names of keys, and llama.cpp's.
+struct OtherName {
+  std::string_view name, of;
+};
+inline constexpr OtherName kOtherNames[] = {
+    {"rope.global.freq_base", "rope.freq_base"},
+    {"rope.local.freq_base", "rope.freq_base_swa"},
+    {"rope.scaling.beta_fast", "rope.scaling.yarn_beta_fast"},
+    {"rope.scaling.beta_slow", "rope.scaling.yarn_beta_slow"},
+    {"rope.scaling.extrapolation_factor", "rope.scaling.yarn_ext_factor"},
+    {"rope.scaling.mscale_all_dim", "rope.scaling.yarn_log_multiplier"},
+    {"rope.scaling_beta", "attention.temperature_scale"},
 };
 
 // Keys that change the computation in unsupported ways, with the value that disables them.
@@ -121,16 +142,28 @@ class ConfigKeys {
     const std::string prefix = architecture_ + ".";
     for (const auto& [key, found] : file_.metadata()) {
       if (!key.starts_with(prefix) || used_.contains(std::string(key))) continue;
+      const auto begins = [own = key.substr(prefix.size())](std::string_view of) {
+        return own.starts_with(of);
+      };
+      if (std::ranges::any_of(kOfEncoders, begins)) continue;
       fail("key ", quoted(key), " is ", description(key, found), ", which h2o does not support");
     }
   }
 
   template <class... Parts>
   [[noreturn]] void fail(const Parts&... what) const {
-    throw FormatError(text("[model] ", file_.path(), ": ", what...));
+    throw FormatError(concat("[model] ", file_.path(), ": ", what...));
   }
 
-  std::string full(std::string_view key) const { return text(architecture_, ".", key); }
+  std::string full(std::string_view key) const {
+    const std::string name = concat(architecture_, ".", key);
+    for (const auto& [other, of] : kOtherNames) {
+      if (key != of || file_.find(name) != nullptr) continue;
+      const std::string found = concat(architecture_, ".", other);
+      if (file_.find(found) != nullptr) return found;
+    }
+    return name;
+  }
 
  private:
   std::string use(const char* key) { return *used_.insert(full(key)).first; }
@@ -145,7 +178,7 @@ class ConfigKeys {
   std::string description(std::string_view key, const GgufValue& found) const {
     if (found.type == GgufType::string) return quoted(file_.string(key));
     if (found.type == GgufType::boolean) return file_.boolean(key) ? "true" : "false";
-    return found.type == GgufType::array ? type_name(found) : text(file_.number(key));
+    return found.type == GgufType::array ? type_name(found) : concat(file_.number(key));
   }
 
   int64_t same_in_layers(const char* key) {

@@ -17,16 +17,19 @@ constexpr Family kFamilies[] = {
     // Llama 1 to 3.2, Mistral, Mixtral, TinyLlama, SmolLM (converters permute Q and K for pairs)
     {.architecture = "llama", .rope = RopeLayout::pairs, .experts = true},
     // Mistral Small 3 and Ministral 3
-    {.architecture = "mistral3", .rope = RopeLayout::pairs},
+    {.architecture = "mistral3", .rope = RopeLayout::pairs, .may_see = true},
     // GPT-NeoX, Pythia (partial rotary; Q, K, V in one tensor)
     {.architecture = "gptneox",
      .norm = NormKind::layer,
      .activation = Activation::gelu,
      .biases = Biases::all,
      .parallel_residual = true},
+    // Qwen 1 (Q, K, V in one tensor)
+    {.architecture = "qwen", .biases = Biases::qkv, .ff_is_both = true},
     // Qwen2, Qwen2.5; and the text of Qwen2-VL and Qwen2.5-VL
     {.architecture = "qwen2", .biases = Biases::qkv},
-    {.architecture = "qwen2vl", .biases = Biases::qkv},
+    {.architecture = "qwen2vl", .may_see = true, .biases = Biases::qkv},
+    {.architecture = "qwen25vl", .may_see = true, .biases = Biases::qkv},  // Ollama's name
     // Qwen1.5-MoE and Qwen2-57B-A14B (an expert that all rows share)
     {.architecture = "qwen2moe",
      .biases = Biases::qkv,
@@ -34,7 +37,7 @@ constexpr Family kFamilies[] = {
      .experts_normalized = false},
     // Qwen3 (head size independent of width), and the text of Qwen3-VL
     {.architecture = "qwen3", .qk_norm = QkNorm::heads},
-    {.architecture = "qwen3vl", .qk_norm = QkNorm::heads},
+    {.architecture = "qwen3vl", .may_see = true, .qk_norm = QkNorm::heads},
     // Qwen3-30B-A3B and other Qwen3 mixtures
     {.architecture = "qwen3moe", .qk_norm = QkNorm::heads, .experts = true},
     {.architecture = "qwen3vlmoe", .qk_norm = QkNorm::heads, .experts = true},
@@ -69,6 +72,13 @@ constexpr Family kFamilies[] = {
      .output_norm = "token_embd_norm",
      .experts = true,
      .experts_sigmoid = true},
+    // OLMo 1 (norms without weights; converters permute Q and K for pairs)
+    {.architecture = "olmo",
+     .norm = NormKind::layer,
+     .rope = RopeLayout::pairs,
+     .norm_bias = false,
+     .norm_weights = false,
+     .clamps = true},
     // OLMo 2 and 3 (norms after the blocks; three of four layers of OLMo 3 have a window)
     {.architecture = "olmo2",
      .qk_norm = QkNorm::whole,
@@ -86,6 +96,26 @@ constexpr Family kFamilies[] = {
      .rope = RopeLayout::pairs,
      .experts = true,
      .experts_normalized = false},
+    // DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash; Mistral Small 4 (multi-head latent attention)
+    {.architecture = "deepseek2",
+     .rope = RopeLayout::pairs,
+     .latent = true,
+     .experts = true,
+     .experts_normalized = false},
+    {.architecture = "mistral4",
+     .rope = RopeLayout::pairs,
+     .may_see = true,
+     .latent = true,
+     .experts = true,
+     .experts_normalized = false},
+    // MiniCPM3 (the same, and multipliers)
+    {.architecture = "minicpm3",
+     .has_multipliers = true,
+     .embedding_scale = 12,
+     .depth_scale = 1.4f,
+     .base_width = 256,
+     .logit_scale = LogitScale::divides,
+     .latent = true},
     // Ling and Ring 1; and 2 (a selection bias; groups of experts; Q, K, V in one tensor)
     {.architecture = "bailingmoe",
      .rope = RopeLayout::pairs,
@@ -120,23 +150,33 @@ constexpr Family kFamilies[] = {
     {.architecture = "nemotron", .norm = NormKind::layer, .activation = Activation::relu_squared},
     // Arcee AFM (converters permute Q and K for pairs)
     {.architecture = "arcee", .rope = RopeLayout::pairs, .activation = Activation::relu_squared},
-    // InternLM 2 (the same)
+    // Apertus (xIELU)
+    {.architecture = "apertus", .activation = Activation::xielu, .qk_norm = QkNorm::heads},
+    // Hunyuan, dense and with experts (norms of Q and K after their rotation)
+    {.architecture = "hunyuan-dense", .qk_norm = QkNorm::rotated_heads},
+    {.architecture = "hunyuan-moe", .qk_norm = QkNorm::rotated_heads, .experts = true},
+    // InternLM 2 (converters permute Q and K for pairs)
     {.architecture = "internlm2", .rope = RopeLayout::pairs},
+    // Baichuan 1 and 2 (7B: rotary positions, permuted for pairs; 13B: ALiBi)
+    {.architecture = "baichuan",
+     .rope = RopeLayout::pairs,
+     .alibi_layers = 40,
+     .alibi_max_bias = 8},
     // EXAONE 3
     {.architecture = "exaone"},
     // MiniCPM 1, 2 and 4 (multipliers; converters permute Q and K for pairs)
     {.architecture = "minicpm",
      .rope = RopeLayout::pairs,
-     .multipliers = true,
+     .has_multipliers = true,
      .logit_scale = LogitScale::divides},
     // Granite 3 (multipliers; converters permute Q and K for pairs)
     {.architecture = "granite",
      .rope = RopeLayout::pairs,
-     .multipliers = true,
+     .has_multipliers = true,
      .logit_scale = LogitScale::divides},
     {.architecture = "granitemoe",
      .rope = RopeLayout::pairs,
-     .multipliers = true,
+     .has_multipliers = true,
      .logit_scale = LogitScale::divides,
      .experts = true},
     // GLM-4 9B, and GLM-4 of April 2025 (partial rotary, in pairs; gate and up in one tensor).
@@ -234,6 +274,7 @@ constexpr Family kFamilies[] = {
      .rope = RopeLayout::none,
      .activation = Activation::gelu,
      .norm_bias = false,
+     .clamps = true,
      .alibi_max_bias = 8},
     // Falcon (Q, K, V in one tensor; 40B has two parallel norms)
     {.architecture = "falcon",
@@ -263,6 +304,9 @@ constexpr Family kFamilies[] = {
      .attn_softcap = 50,
      .logit_softcap = 30},
     {.architecture = "gemma3",
+     .rope_base = 1000000,
+     .norm_eps = 1e-6f,
+     .may_see = true,
      .gate = Gate::geglu,
      .qk_norm = QkNorm::heads,
      .window_period = 6,
@@ -274,7 +318,7 @@ constexpr Family kFamilies[] = {
      .softcaps = true},
 };
 
-// What unsupported architectures need.
+// Features that unsupported architectures need.
 struct Missing {
   std::string_view what;
   std::string_view architectures;  // separated by spaces
@@ -286,10 +330,19 @@ constexpr Missing kMissing[] = {
     {"layers of linear attention (RWKV), which have a state instead of a KV cache",
      " rwkv6 rwkv6qwen2 rwkv7 arwkv7 "},
     {"multi-head latent attention (MLA), whose cache holds one compressed row for all heads",
-     " deepseek2 deepseek2-ocr minicpm3 plm glm-dsa mistral4 "},
+     " deepseek2-ocr plm glm-dsa "},
+    {"heads whose size differs between layers, layers that share keys and values, and embeddings "
+     "of "
+     "each layer",
+     " gemma4 "},
+    {"several residual streams (AltUp), layers that share keys and values, and embeddings of each "
+     "layer",
+     " gemma3n "},
+    {"values of another size than keys, and numbers of heads that differ between layers",
+     " mimo2 "},
+    {"gates of attention by head, and numbers of heads that differ between layers", " step35 "},
+    {"a tensor of gates of attention's outputs, and norms of the blocks' outputs", " afmoe "},
     {"attention in chunks and temperatures of queries by position", " llama4 "},
-    {"norms of q and k after their rotation", " hunyuan-dense hunyuan-moe "},
-    {"an activation with parameters of each layer (xIELU)", " apertus "},
     {"a router that drops experts far below the best (SparseMixer)", " phimoe "},
     {"attention to later tokens (an encoder)",
      " bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert"
@@ -304,14 +357,14 @@ const Family& find_family(std::string_view architecture) {
   for (const Family& family : kFamilies)
     if (family.architecture == architecture) return family;
   std::string names;
-  for (std::string_view known : architectures()) names += text(names.empty() ? "" : ", ", known);
+  for (std::string_view known : architectures()) names += concat(names.empty() ? "" : ", ", known);
   for (const auto& [what, lacking] : kMissing) {
-    if (lacking.find(text(" ", architecture, " ")) == lacking.npos) continue;
-    throw FormatError(text("architecture ", quoted(architecture), " is not supported: it needs ",
-                           what, "; supported: ", names));
+    if (lacking.find(concat(" ", architecture, " ")) == lacking.npos) continue;
+    throw FormatError(concat("architecture ", quoted(architecture), " is not supported: it needs ",
+                             what, "; supported: ", names));
   }
   throw FormatError(
-      text("architecture ", quoted(architecture), " is not supported; supported: ", names));
+      concat("architecture ", quoted(architecture), " is not supported; supported: ", names));
 }
 
 std::vector<std::string_view> architectures() {

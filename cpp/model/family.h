@@ -1,4 +1,4 @@
-// What differs between model families: one table row for each.
+// Differences between model families: one table row for each.
 #pragma once
 
 #include <string_view>
@@ -9,7 +9,7 @@
 namespace h2o {
 
 enum class NormKind { layer, rms };
-enum class Activation { relu, relu_squared, gelu, gated };
+enum class Activation { relu, relu_squared, gelu, xielu, gated };
 
 // How {a}.logit_scale applies to the logits.
 enum class LogitScale { unknown, multiplies, divides };
@@ -17,15 +17,19 @@ enum class LogitScale { unknown, multiplies, divides };
 // Which projections must have a bias. Others may have one.
 enum class Biases { optional, qkv, all };
 
-// Whether q and k are normalized before rotation: per head (always, or if the file has such norms),
-// or over all heads.
-enum class QkNorm { none, heads, heads_if_present, whole };
+// Whether q and k are normalized: per head (always, or if the file has such norms), or over all
+// heads, before their rotation; or per head after it.
+enum class QkNorm { none, heads, heads_if_present, whole, rotated_heads };
 
 // Defaults are the most common values.
 struct Family {
   std::string_view architecture;  // general.architecture, and the prefix of the metadata keys
   NormKind norm = NormKind::rms;
   RopeLayout rope = RopeLayout::halves;  // none: learned positions
+  int32_t alibi_layers = 0;   // models with this many layers have ALiBi instead of rotary positions
+  int32_t rope_base = 10000;  // the default of {a}.rope.freq_base
+  float norm_eps = 0;         // the default of its key, which Ollama's files lack; 0: none
+  bool may_see = false;       // an encoder of images may be in the file, and is not used
   bool mrope_halves =
       false;  // the layout is halves if {a}.rope.dimension_sections has M-RoPE's axes
   Activation activation = Activation::gated;
@@ -45,13 +49,21 @@ struct Family {
   int32_t unrotated_period = 0;  // the last layer of each period has no positions (NoPE)
   bool window_rotated = false;   // if some layers have a window, the others have no positions
   bool norm_bias = true;         // of NormKind::layer
+  bool norm_weights = true;      // norms have weights
+  bool clamps = false;           // {a}.attention.clamp_kqv is read
+  bool ff_is_both = false;       // {a}.feed_forward_length is the width of gate and up together
   bool shared_norm = false;      // parallel branches share attn_norm's output
   bool pre_norms = true;         // a block's input is normalized
   bool post_norms = false;  // a block's output is normalized before it is added to the residual
   bool embedding_by_width = false;  // embeddings are scaled by sqrt(n_embd)
   // models with this many layers have attention.scale 1 / sqrt(n_embd / n_heads) by default
   int32_t scale_by_width = 0;
-  bool multipliers = false;  // {a}.embedding_scale and residual_scale are read
+  bool has_multipliers = false;  // {a}.embedding_scale and residual_scale are read
+  // Defaults of these: embedding_scale, residual_scale * sqrt(n_layers), n_embd / logit_scale;
+  // 0: 1, 1, and none.
+  float embedding_scale = 0;
+  float depth_scale = 0;
+  int32_t base_width = 0;
   LogitScale logit_scale = LogitScale::unknown;
   bool softcaps = false;   // {a}.attn_logit_softcapping and final_logit_softcapping are read
   float attn_softcap = 0;  // their defaults
@@ -60,6 +72,7 @@ struct Family {
   float alibi_max_bias = 0;     // for ALiBi, see alibi_slopes(); 0: none
   bool attn_sinks = false;      // heads have attention sinks, see Attention
   bool attn_gate = false;       // attn_q has, behind each head's query, the gate of its output
+  bool latent = false;          // attention is multi-head latent attention, see LatentConfig
   bool delta_net = false;       // some layers are Gated DeltaNet, see DeltaNetConfig
   bool delta_adjacent = false;  // DeltaNet::adjacent, and alpha and beta are one tensor
   bool short_conv = false;      // some layers are gated short convolutions, see ShortConv

@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "core/error.h"
+#include "model/file_kind.h"
 
 namespace h2o {
 namespace {
@@ -20,8 +21,8 @@ class Finder {
     const Tensor tensor = model_.tensor(name, n);
     rows *= n;
     if (tensor && (tensor.rows != rows || tensor.cols != cols)) {
-      fail(name, text("has shape [", tensor.rows, ", ", tensor.cols, "], expected [", rows, ", ",
-                      cols, "]"));
+      fail(name, concat("has shape [", tensor.rows, ", ", tensor.cols, "], expected [", rows, ", ",
+                        cols, "]"));
     }
     if (tensor) used_.insert(name);
     return tensor;
@@ -35,7 +36,7 @@ class Finder {
   Tensor floats_or_none(const std::string& name, int64_t rows, int64_t cols) {
     const Tensor tensor = matrix_or_none(name, rows, cols);
     if (tensor && tensor.dtype != DType::f32) {
-      fail(name, text("has type ", info(tensor.dtype).name, ", expected F32"));
+      fail(name, concat("has type ", info(tensor.dtype).name, ", expected F32"));
     }
     return tensor;
   }
@@ -48,26 +49,40 @@ class Finder {
   Affine experts(const std::string& name, int64_t n, int64_t out, int64_t in, bool needs_bias) {
     const Tensor weight = present(name + ".weight", matrix_or_none(name + ".weight", out, in, n));
     const Tensor bias = floats_or_none(name + ".bias", n, out);
-    return {weight, needs_bias ? present(name + ".bias", bias) : bias};
+    return {weight, needs_bias ? present(name + ".bias", bias) : bias, factor(name, weight, n)};
   }
 
   Affine linear(const std::string& name, int64_t out, int64_t in, bool needs_bias) {
     const Tensor weight = matrix(name + ".weight", out, in);
     const Tensor bias = floats_or_none(name + ".bias", 1, out);
-    return {weight, needs_bias ? present(name + ".bias", bias) : bias};
+    return {weight, needs_bias ? present(name + ".bias", bias) : bias, factor(name, weight, 1)};
+  }
+
+  // The scales of n whole matrices, which files with NVFP4 have.
+  Tensor factor(const std::string& name, const Tensor& weight, int64_t n) {
+    used_.insert(name + ".input_scale");  // for activations in NVFP4, which are not rounded to it
+    const Tensor scale = floats_or_none(name + ".scale", 1, n);
+    if (scale && weight.dtype != DType::nvfp4) {
+      fail(name + ".scale",
+           concat("scales a weight of type ", info(weight.dtype).name, ", expected NVFP4"));
+    }
+    return scale;
   }
 
   Affine norm(const std::string& name) {
+    if (!config_.family->norm_weights) return {};
     const Tensor weight = floats(name + ".weight", 1, config_.n_embd);
-    if (!has_bias()) return {weight, {}};
-    return {weight, floats(name + ".bias", 1, config_.n_embd)};
+    if (!has_bias()) return {weight, {}, {}};
+    return {weight, floats(name + ".bias", 1, config_.n_embd), {}};
   }
 
   bool has_bias() const {
     return config_.family->norm == NormKind::layer && config_.family->norm_bias;
   }
 
-  bool has(const std::string& name) const { return static_cast<bool>(model_.tensor(name)); }
+  bool has(const std::string& name, int64_t n = 1) const {
+    return static_cast<bool>(model_.tensor(name, n));
+  }
 
   // An unused tensor would silently change the result.
   void expect_all_used() const {
@@ -75,9 +90,10 @@ class Finder {
       for (const GgufTensor& tensor : file.tensors()) {
         // Old converters saved the inverse frequencies, which are derived from the metadata here.
         if (tensor.name.ends_with("attn_rot_embd.weight") || is_unused(tensor.name)) continue;
+        if (config_.family->may_see && is_of_encoder(tensor.name)) continue;
         if (!used_.contains(std::string(tensor.name))) {
           fail(quoted(tensor.name),
-               text("is not part of a '", config_.family->architecture, "' model"));
+               concat("is not part of a '", config_.family->architecture, "' model"));
         }
       }
     }
@@ -100,7 +116,7 @@ class Finder {
   }
 
   [[noreturn]] void fail(const std::string& name, const std::string& what) const {
-    throw FormatError(text("[weights] ", model_.path(), ": tensor ", name, " ", what));
+    throw FormatError(concat("[weights] ", model_.path(), ": tensor ", name, " ", what));
   }
 
   const GgufShards& model_;
@@ -113,9 +129,11 @@ Affine slice(const Affine& whole, int64_t begin, int64_t end) {
   const auto rows = [&](const Tensor& t) {
     return Tensor{t.row(begin), t.dtype, end - begin, t.cols};
   };
-  if (!whole.bias) return {rows(whole.weight), {}};
-  return {rows(whole.weight),
-          {reinterpret_cast<std::byte*>(whole.bias.floats() + begin), DType::f32, 1, end - begin}};
+  Tensor bias;
+  if (whole.bias) {
+    bias = {reinterpret_cast<std::byte*>(whole.bias.floats() + begin), DType::f32, 1, end - begin};
+  }
+  return {rows(whole.weight), bias, whole.factor};
 }
 
 Mixture find_mixture(Finder& find, const Config& c, const std::string& blk) {
@@ -124,8 +142,13 @@ Mixture find_mixture(Finder& find, const Config& c, const std::string& blk) {
   Mixture mixture;
   mixture.router = find.linear(blk + "ffn_gate_inp", m.n_experts, c.n_embd, biases);
   mixture.selection_bias = find.floats_or_none(blk + "exp_probs_b.bias", 1, m.n_experts);
-  mixture.gate = find.experts(blk + "ffn_gate_exps", m.n_experts, m.n_ff, c.n_embd, biases);
-  mixture.up = find.experts(blk + "ffn_up_exps", m.n_experts, m.n_ff, c.n_embd, biases);
+  if (find.has(blk + "ffn_gate_up_exps.weight", m.n_experts)) {
+    mixture.gate_up =
+        find.experts(blk + "ffn_gate_up_exps", m.n_experts, int64_t{2} * m.n_ff, c.n_embd, biases);
+  } else {
+    mixture.gate = find.experts(blk + "ffn_gate_exps", m.n_experts, m.n_ff, c.n_embd, biases);
+    mixture.up = find.experts(blk + "ffn_up_exps", m.n_experts, m.n_ff, c.n_embd, biases);
+  }
   mixture.down = find.experts(blk + "ffn_down_exps", m.n_experts, c.n_embd, m.n_ff, biases);
   if (m.n_ff_shared > 0) {
     mixture.shared_router.weight =
@@ -161,6 +184,30 @@ ShortConvLayer find_short_conv(Finder& find, const Config& c, const std::string&
           .output = find.linear(blk + "shortconv.out_proj", c.n_embd, c.n_embd, false)};
 }
 
+void find_latent(Finder& find, const Config& c, const std::string& blk, Layer& layer) {
+  const LatentConfig& m = c.latent;
+  const int64_t q_width = int64_t{c.n_heads} * m.head_dim, n_rot = c.rope.n_rot;
+  LatentLayer& latent = layer.latent;
+  if (m.q_rank > 0) {
+    latent.q_a = find.linear(blk + "attn_q_a", m.q_rank, c.n_embd, false);
+    latent.q_norm = find.floats(blk + "attn_q_a_norm.weight", 1, m.q_rank);
+    latent.q_b = find.linear(blk + "attn_q_b", q_width, m.q_rank, false);
+  } else {
+    layer.attn_q = find.linear(blk + "attn_q", q_width, c.n_embd, false);
+  }
+  latent.kv_a = find.linear(blk + "attn_kv_a_mqa", m.rank + n_rot, c.n_embd, false);
+  latent.kv_norm = find.floats(blk + "attn_kv_a_norm.weight", 1, m.rank);
+  const int64_t n_plain = m.head_dim - n_rot;
+  if (find.has(blk + "attn_kv_b.weight")) {
+    latent.kv_b = find.matrix(blk + "attn_kv_b.weight", c.n_heads * (n_plain + m.v_dim), m.rank);
+  } else {
+    latent.k_b = find.experts(blk + "attn_k_b", c.n_heads, m.rank, n_plain, false);
+    latent.v_b = find.experts(blk + "attn_v_b", c.n_heads, m.v_dim, m.rank, false);
+  }
+  layer.attn_output =
+      find.linear(blk + "attn_output", c.n_embd, int64_t{c.n_heads} * m.v_dim, false);
+}
+
 void find_attention(Finder& find, const Config& c, const std::string& blk, Layer& layer) {
   const int64_t q_width = int64_t{c.n_heads} * c.head_dim;
   const int64_t kv_width = int64_t{c.n_kv_heads} * c.head_dim;
@@ -190,7 +237,7 @@ void find_attention(Finder& find, const Config& c, const std::string& blk, Layer
 }
 
 Layer find_layer(Finder& find, const Config& c, int32_t index) {
-  const std::string blk = text("blk.", index, ".");
+  const std::string blk = concat("blk.", index, ".");
   const bool biases = c.family->biases == Biases::all;
 
   Layer layer;
@@ -204,6 +251,8 @@ Layer find_layer(Finder& find, const Config& c, int32_t index) {
     layer.short_conv = find_short_conv(find, c, blk);
   } else if (c.recurrent(index)) {
     layer.delta = find_delta_net(find, c, blk);
+  } else if (c.family->latent) {
+    find_latent(find, c, blk, layer);
   } else {
     find_attention(find, c, blk, layer);
   }
@@ -255,8 +304,10 @@ Weights find_weights(const GgufShards& model, const Config& c) {
     w.layers.push_back(find_layer(find, c, l));
   }
   w.output_norm = find.norm(std::string(c.family->output_norm));
-  w.output = {find.matrix_or_none("output.weight", c.n_vocab, c.n_embd),
-              find.floats_or_none("output.bias", 1, c.n_vocab)};
+  w.output.weight = find.matrix_or_none("output.weight", c.n_vocab, c.n_embd);
+  w.output.bias = find.floats_or_none("output.bias", 1, c.n_vocab);
+  if (w.output.weight) w.output.factor = find.factor("output", w.output.weight, 1);
+  if (c.n_labels > 0) w.labels = find.linear("cls.output", c.n_labels, c.n_embd, false);
   find.expect_all_used();
   return w;
 }

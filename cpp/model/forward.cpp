@@ -1,7 +1,7 @@
 // The forward pass of all model families. Start reading here.
 #include "model/forward.h"
 
-#include "model/mixture.h"
+#include "model/latent_attention.h"
 
 namespace h2o {
 namespace {
@@ -21,8 +21,9 @@ void norm_heads(Backend& b, const Config& c, const Tensor& x, const Tensor& weig
 }
 
 // Computes a.up, the input of the feed-forward block's last matrix, from the block's input x.
-void compute_up(Backend& b, const Config& c, const Layer& layer, const Activations& a,
+void compute_up(Backend& b, const Config& c, const Weights& w, int32_t l, const Activations& a,
                 const Tensor& x) {
+  const Layer& layer = w.layers[l];
   if (c.family->activation == Activation::gated) {
     b.matmul_gated(c.family->gate, {a.up, layer.ffn_up}, {a.gate, layer.ffn_gate}, x);
     return;
@@ -32,6 +33,8 @@ void compute_up(Backend& b, const Config& c, const Layer& layer, const Activatio
     b.relu(a.up);
   } else if (c.family->activation == Activation::relu_squared) {
     b.relu_squared(a.up);
+  } else if (c.family->activation == Activation::xielu) {
+    b.xielu(a.up, c.xielu[l]);
   } else {
     c.gelu_erf ? b.gelu_erf(a.up) : b.gelu_tanh(a.up);
   }
@@ -50,25 +53,72 @@ void add_block(Backend& b, const Config& c, const Activations& a, const Tensor& 
   }
 }
 
+// a.x += output of the experts selected for each row of a.h, and of the shared expert.
+void add_mixture(Backend& b, const Config& c, const Weights& w, int32_t layer,
+                 const Activations& a) {
+  const Mixture& m = w.layers[layer].mixture;
+  const MixtureActivations& e = a.experts;
+  b.matmul(e.logits, a.h, m.router);
+  b.route(e.routes, e.logits, m.selection_bias);
+  if (w.residency) {
+    w.residency->prepare_experts(layer,
+                                 {e.routes.offsets, static_cast<size_t>(e.routes.n_experts) + 1});
+  }
+  b.dispatch(e.x, a.h, e.routes);
+  if (m.gate_up.weight) {
+    const int64_t n = e.up.cols;
+    b.matmul_experts({{e.up, m.gate_up, n, 2 * n}, {e.gate, m.gate_up, 0, 2 * n}}, e.x, e.routes);
+  } else {
+    b.matmul_experts({{e.up, m.up}, {e.gate, m.gate}}, e.x, e.routes);
+  }
+  b.apply_gate(c.family->gate, e.up, e.gate);
+  b.matmul_experts({{e.x, m.down}}, e.up, e.routes);
+  b.combine_add(a.x, e.x, e.routes);
+
+  if (c.mixture.n_ff_shared == 0) return;
+  b.matmul_gated(c.family->gate, {e.shared_up, m.shared_up}, {e.shared_gate, m.shared_gate}, a.h);
+  if (m.shared_router.weight) {
+    b.matmul(e.shared_logit, a.h, m.shared_router);
+    b.gate_rows(e.shared_up, e.shared_logit);
+  }
+  if (c.residual_scale != 1) b.scale(e.shared_up, c.residual_scale);  // as the others' weights are
+  b.matmul_add(a.x, e.shared_up, m.shared_down);
+}
+
 Rope rope_of(const Config& c, const Weights& w, int32_t layer, int32_t n_ctx) {
   if (!c.rotates(layer)) return {};
   return c.rotates_by_window(layer) ? w.window_rope : w.rope_for(c, n_ctx);
 }
 
-// What a layer's first block adds to the residual: x projected by w.
+// A layer's first block, which adds x projected by w to the residual.
 struct Mixed {
   const Tensor& x;
   const Affine& w;
 };
 
-// Computes a.attn from the block's input x.
-void attend(Backend& b, const Config& c, const Weights& w, int32_t l, const Batch& batch,
-            const KvCache& cache, const Activations& a, const Tensor& x) {
-  const Layer& layer = w.layers[l];
+// Computes a.q, a.k and a.v from the block's input x, and a.attn_gate.
+void project(Backend& b, const Config& c, const Layer& layer, const Activations& a,
+             const Tensor& x) {
   const bool gated = c.family->attn_gate;
   b.matmul({{gated ? a.q_and_gate : a.q, layer.attn_q}, {a.k, layer.attn_k}, {a.v, layer.attn_v}},
            x);
   if (gated) b.split_blocks(a.q, a.attn_gate, a.q_and_gate, c.head_dim);
+  if (c.qkv_clamp > 0) {
+    for (const Tensor& t : {a.q, a.k, a.v}) b.clamp(t, c.qkv_clamp);
+  }
+}
+
+// Attention to the block's input x.
+Mixed attend(Backend& b, const Config& c, const Weights& w, int32_t l, const Batch& batch,
+             const KvCache& cache, const Activations& a, const Tensor& x) {
+  const Layer& layer = w.layers[l];
+  const bool latent = c.family->latent;
+  latent ? latent_queries(b, c, layer, a, x) : project(b, c, layer, a, x);
+  Rope rope = rope_of(c, w, l, cache.shape().max_tokens);
+  if (c.family->qk_norm == QkNorm::rotated_heads) {
+    b.rotate(a.q, a.k, c.head_dim, rope, batch);
+    rope = {};
+  }
   if (layer.attn_q_norm) {
     norm_heads(b, c, a.q, layer.attn_q_norm);
     norm_heads(b, c, a.k, layer.attn_k_norm);
@@ -79,16 +129,18 @@ void attend(Backend& b, const Config& c, const Weights& w, int32_t l, const Batc
   const Attention attention{.out = a.attn,
                             .q = a.q,
                             .k = a.k,
-                            .v = a.v,
-                            .rope = rope_of(c, w, l, cache.shape().max_tokens),
+                            .v = latent ? a.k : a.v,
+                            .rope = rope,
                             .scale = c.attn_scale,
                             .window = c.window(l),
                             .softcap = c.attn_softcap,
                             .sinks = layer.attn_sinks,
                             .slopes = w.alibi_slopes,
-                            .rounds = layer.attn_output.weight.dtype != DType::f32};
+                            .allow_bf16 = layer.attn_output.weight.dtype != DType::f32};
   b.attend(attention, cache.layer(l), batch);
-  if (gated) b.apply_gate(Gate::sigmoid, a.attn, a.attn_gate);
+  if (c.family->attn_gate) b.apply_gate(Gate::sigmoid, a.attn, a.attn_gate);
+  if (latent) latent_values(b, c, layer, a);
+  return {latent ? a.latent.out : a.attn, layer.attn_output};
 }
 
 // Computes a.delta.out from the block's input x.
@@ -122,10 +174,7 @@ void delta_net(Backend& b, const Config& c, const DeltaNetLayer& layer, const Kv
 Mixed mix(Backend& b, const Config& c, const Weights& w, int32_t l, const Batch& batch,
           const KvCache& cache, const Activations& a, const Tensor& x) {
   const Layer& layer = w.layers[l];
-  if (!c.recurrent(l)) {
-    attend(b, c, w, l, batch, cache, a, x);
-    return {a.attn, layer.attn_output};
-  }
+  if (!c.recurrent(l)) return attend(b, c, w, l, batch, cache, a, x);
   if (c.family->delta_net) {
     delta_net(b, c, layer.delta, cache.layer(l), batch, a.delta, x);
     return {a.delta.out, layer.delta.output};
@@ -148,7 +197,7 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
   if (w.token_norm.weight) norm(b, c, a.x, a.x, w.token_norm);
   for (int32_t l = 0; l < c.n_layers; ++l) {
     const Layer& layer = w.layers[l];
-    if (w.stream) w.stream->prepare(l);
+    if (w.residency) w.residency->prepare(l);
 
     if (layer.attn_norm.weight) norm(b, c, a.h, a.x, layer.attn_norm);
     const Mixed mixed = mix(b, c, w, l, batch, cache, a, input);
@@ -163,7 +212,7 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
     if (c.has_experts(l)) {
       add_mixture(b, c, w, l, a);
     } else {
-      compute_up(b, c, layer, a, input);
+      compute_up(b, c, w, l, a, input);
       add_block(b, c, a, a.up, layer.ffn_down, layer.ffn_post_norm);
     }
   }
@@ -175,6 +224,14 @@ void read_hidden(Backend& b, const Config& c, const Weights& w, const Batch& bat
       first(buffers, batch.n_rows(), static_cast<int64_t>(batch.logits_rows.size()));
   b.gather(a.last, a.x, batch);
   norm(b, c, a.last, a.last, w.output_norm);
+}
+
+void score_labels(Backend& b, const Config& c, const Weights& w, const Batch& batch,
+                  const Activations& buffers) {
+  const Activations a =
+      first(buffers, batch.n_rows(), static_cast<int64_t>(batch.logits_rows.size()));
+  read_hidden(b, c, w, batch, buffers);
+  b.matmul(a.labels, a.last, w.labels);
 }
 
 void unembed(Backend& b, const Config& c, const Weights& w, const Batch& batch,

@@ -19,6 +19,10 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
 void read_hidden(Backend& b, const Config& c, const Weights& w, const Batch& batch,
                  const Activations& buffers);
 
+// buffers.labels[i] = the scores of the model's labels by that state.
+void score_labels(Backend& b, const Config& c, const Weights& w, const Batch& batch,
+                  const Activations& buffers);
+
 // buffers.logits[i] = logits of row batch.logits_rows[i]. Call after forward() of the same batch.
 void unembed(Backend& b, const Config& c, const Weights& w, const Batch& batch,
              const Activations& buffers);

@@ -5,11 +5,13 @@
 namespace h2o {
 
 ImportanceMatrix::ImportanceMatrix(std::shared_ptr<Model> model) : model_(std::move(model)) {
+  require(model_->backend->capabilities().observed_products, model_->backend->name(),
+          " does not support observing products; use device=cpu");
   const int64_t n_experts = model_->config.mixture.n_experts;
   for (int32_t l = 0; l < model_->config.n_layers; ++l) {
     const Layer& layer = model_->weights.layers[l];
     const Mixture& m = layer.mixture;
-    const std::string blk = text("blk.", l, ".");
+    const std::string blk = concat("blk.", l, ".");
     // Slices of a fused tensor share their input; the first represents the whole tensor.
     const bool one_qkv = static_cast<bool>(model_->file.tensor(blk + "attn_qkv.weight"));
     follow(blk + (one_qkv ? "attn_qkv" : "attn_q"), layer.attn_q.weight, 1);
@@ -36,6 +38,8 @@ ImportanceMatrix::ImportanceMatrix(std::shared_ptr<Model> model) : model_(std::m
     follow(blk + "ffn_gate_inp", m.router.weight, 1);
     follow(blk + "ffn_gate_exps", m.gate.weight, n_experts);
     follow(blk + "ffn_up_exps", m.up.weight, n_experts);
+    // Its first product, with gate, is at the first row of an expert.
+    follow(blk + "ffn_gate_up_exps", m.gate_up.weight, n_experts);
     follow(blk + "ffn_down_exps", m.down.weight, n_experts);
     follow(blk + "ffn_gate_inp_shexp", m.shared_router.weight, 1);
     follow(blk + "ffn_gate_shexp", m.shared_gate.weight, 1);

@@ -32,7 +32,7 @@ class ImportanceMatrix {
 
   void end();
 
-  // In layer order. Must not be called while the model computes.
+  // Sums in layer order. Must not be called while the model computes.
   const std::vector<InputSums>& sums() const { return sums_; }
 
  private:

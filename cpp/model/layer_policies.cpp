@@ -20,4 +20,14 @@ std::vector<KvPolicy> layer_policies(const Config& config, std::span<const KvPol
   return all;
 }
 
+std::vector<KvPolicy> protected_policies(const Config& config, std::span<const KvPolicy> policies,
+                                         const Protection& protection, int32_t n_prompt) {
+  std::vector<KvPolicy> all = layer_policies(config, policies);
+  for (int32_t l = 0; l < std::ssize(all); ++l) {
+    if (config.window(l) > 0) continue;
+    all[l] = protected_policy(all[l], protection, n_prompt);
+  }
+  return all;
+}
+
 }  // namespace h2o

@@ -18,7 +18,10 @@ struct Model {
   // FileError, FormatError, InvalidArgument, OutOfMemory, and whatever `progress` throws.
   Model(const std::filesystem::path& path, std::unique_ptr<Backend> on,
         const LoadProgress& progress = nullptr, size_t max_resident = 0)
-      : file(path),
+      : Model(GgufShards(path), std::move(on), progress, max_resident) {}
+  Model(GgufShards opened, std::unique_ptr<Backend> on, const LoadProgress& progress = nullptr,
+        size_t max_resident = 0)
+      : file(std::move(opened)),
         config(read_config(file)),
         fingerprint(h2o::fingerprint(file)),
         backend(std::move(on)),

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "model/latent_attention.h"
+
 namespace h2o {
 
 Buffer compute_output_gram(Model& model, std::span<const KvPolicy> policies) {
@@ -20,6 +22,11 @@ Buffer compute_output_gram(Model& model, std::span<const KvPolicy> policies) {
   Buffer some_columns = b.allocate(head_dim * c.n_embd * sizeof(float));
   const Tensor units = matrix(some_units, head_dim, width);
   const Tensor columns = matrix(some_columns, head_dim, c.n_embd);
+  const bool latent = c.latent.rank > 0;
+  Buffer storage;
+  Activations a;
+  if (latent) a = allocate_activations(b, c, c.head_dim, 1, storage);
+  a.attn = units;
 
   // Multiplying unit vectors gives W_O's columns in whatever layout the back end stores it.
   std::vector<float> unit_rows(head_dim * width);
@@ -33,8 +40,10 @@ Buffer compute_output_gram(Model& model, std::span<const KvPolicy> policies) {
       const int64_t at = (int64_t{l} * c.n_kv_heads + h / group) * head_dim * head_dim;
       const Tensor gram{grams.data() + at * sizeof(float), DType::f32, head_dim, head_dim};
       b.run(Batch{}, [&] {
-        if (model.weights.stream) model.weights.stream->prepare(l);
-        b.matmul(columns, units, {model.weights.layers[l].attn_output.weight, {}});
+        if (model.weights.residency) model.weights.residency->prepare(l);
+        const Layer& layer = model.weights.layers[l];
+        if (latent) latent_values(b, c, layer, a);
+        b.matmul(columns, latent ? a.latent.out : units, {layer.attn_output.weight, {}});
       });
       b.run(Batch{}, [&] { b.matmul_add(gram, columns, {columns, {}}); });
     }

@@ -18,11 +18,11 @@ std::vector<int32_t> read_ranking(const GgufFile& file, const Config& config) {
     const bool exists = head >= 0 && head < std::ssize(ranked);
     const auto layer = static_cast<int32_t>(exists ? head / config.n_kv_heads : 0);
     if (!exists || ranked[head] || config.window(layer) > 0 || config.recurrent(layer)) {
-      throw FormatError(text("[model] ", file.path(), ": ", kKey, " has head ", head,
-                             !exists                   ? ", which does not exist"
-                             : ranked[head]            ? " twice"
-                             : config.recurrent(layer) ? ", whose layer has no cache"
-                                                       : ", whose layer has a window"));
+      throw FormatError(concat("[model] ", file.path(), ": ", kKey, " has head ", head,
+                               !exists                   ? ", which does not exist"
+                               : ranked[head]            ? " twice"
+                               : config.recurrent(layer) ? ", whose layer has no cache"
+                                                         : ", whose layer has a window"));
     }
     ranked[head] = true;
     heads.push_back(static_cast<int32_t>(head));
@@ -37,7 +37,7 @@ std::vector<int32_t> retrieval_heads(const GgufFile& file, const Config& config,
           ", expected a share above 0 and up to 1");
   if (share == 1) return {};
   require(file.find(kKey) != nullptr, "archive_heads is ", share,
-          ", but the model file does not rank its heads; do so with h2o-cpp heads MODEL --write");
+          ", but the model file does not rank its heads; `h2o-cpp heads MODEL --write` does");
   const std::vector<int32_t> ranked = read_ranking(file, config);
   require(!ranked.empty(), "archive_heads is ", share, ", but ", kKey, " is empty");
   const auto n = std::max(std::lround(share * static_cast<double>(ranked.size())), 1L);

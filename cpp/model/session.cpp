@@ -12,6 +12,7 @@ namespace h2o {
 namespace {
 
 constexpr int32_t kLogitsRows = 32;  // rows whose logits are computed at a time by score()
+constexpr int32_t kMaxDrafts = 1024;
 
 // The KV heads if some layers have none; otherwise empty, which means all.
 std::vector<int32_t> attention_heads(const Config& config) {
@@ -39,6 +40,8 @@ SessionOptions resolve(const Model& model, SessionOptions options) {
   require(options.max_sequences >= options.n_sequences && options.max_sequences <= 65536,
           "max_sequences is ", options.max_sequences, ", expected ", options.n_sequences,
           " to 65536");
+  require(options.max_drafts >= 0 && options.max_drafts <= kMaxDrafts, "max_drafts is ",
+          options.max_drafts, ", expected 0 to ", kMaxDrafts);
   if (options.archive.n_recalled != 0) {
     require(config.alibi_max_bias == 0, config.family->architecture,
             " uses ALiBi, which does not support an archive: leave archive out");
@@ -64,7 +67,7 @@ bool may_roll(const Config& config, const SessionOptions& options) {
       std::all_of(options.policies.begin(), options.policies.end(),
                   [&](const KvPolicy& policy) { return policy.budget() < options.n_ctx; });
   if (options.positions == Positions::rolling) {
-    require(config.family->rope != RopeLayout::none, config.family->architecture,
+    require(config.rope.layout != RopeLayout::none, config.family->architecture,
             " has no rotary positions, so positions cannot roll: leave positions at auto");
     require(config.can_roll(), config.family->architecture, " uses original positions in ",
             config.temperature_scale > 0 ? "the scale of its queries" : "some layers",
@@ -87,9 +90,11 @@ KvShape shape_of(const Model& model, const SessionOptions& options) {
       .max_rows = options.n_batch,
       .k_dtype = options.k_dtype,
       .v_dtype = options.v_dtype,
+      .shared_values = config.latent.rank > 0,
       .rope = may_roll(config, options) ? model.weights.rope_for(config, options.n_ctx) : Rope{},
       .state_floats = config.state_floats(),
       .archive = options.archive,
+      .max_drafts = options.max_drafts,
   };
 }
 
@@ -99,9 +104,9 @@ KvCache make_cache(const Model& model, const SessionOptions& options, const Buff
   try {
     return KvCache(*model.backend, options.policies, shape);
   } catch (const OutOfMemory& error) {
-    throw OutOfMemory(text("the cache of ", options.n_sequences, " x n_ctx ", options.n_ctx,
-                           " tokens cannot be allocated (", error.what(),
-                           "); a smaller n_ctx (-c) or a budget hh (--hh) takes less"));
+    throw OutOfMemory(concat("the cache of ", options.n_sequences, " x n_ctx ", options.n_ctx,
+                             " tokens cannot be allocated (", error.what(),
+                             "); a smaller n_ctx or a budget hh takes less"));
   }
 }
 
@@ -116,15 +121,16 @@ Session::Session(const std::shared_ptr<Model>& model, const SessionOptions& opti
       options_(resolve(*model_, options)),
       output_gram_(compute_output_gram(*model_, options_.policies)),
       cache_(make_cache(*model_, options_, output_gram_)) {
-  const int32_t n_logits =
-      std::min(options_.n_batch, std::max(options_.max_sequences, kLogitsRows));
+  const int32_t n_logits = std::min(
+      options_.n_batch, std::max(options_.max_sequences + options_.max_drafts, kLogitsRows));
   activations_ =
       allocate_activations(*model_->backend, model_->config, options_.n_batch, n_logits, storage_);
-  const int32_t n_values = std::max(model_->config.n_vocab, model_->config.n_embd);
+  const Config& c = model_->config;
+  const int32_t n_values = std::max({c.n_vocab, c.n_embd, c.n_labels});
   logits_ = model_->backend->allocate_host(sizeof(float) * n_logits * n_values);
   picks_ = model_->backend->allocate(sizeof(int32_t) * n_logits);
   picks_read_.resize(n_logits);
-  if (model_->backend->selects_largest()) {
+  if (selects()) {
     largest_ = model_->backend->allocate(sizeof(LargestLogits) * n_logits);
     largest_read_ = model_->backend->allocate_host(sizeof(LargestLogits) * n_logits);
     batch_.temperatures.reserve(n_logits);
@@ -132,14 +138,17 @@ Session::Session(const std::shared_ptr<Model>& model, const SessionOptions& opti
   batch_.tokens.reserve(options_.n_batch);
   batch_.positions.reserve(options_.n_batch);
   batch_.logits_rows.reserve(n_logits);
-  batch_.segments.reserve(options_.max_sequences);
+  batch_.segments.reserve(std::max(options_.max_sequences, replays() ? options_.n_batch : 0) +
+                          options_.max_drafts);
+  batch_.turns.reserve(options_.max_drafts);
+  batch_.journal = cache_.journal();
   for (int32_t s = 0; s < options_.n_sequences; ++s) start(s);
 }
 
 std::span<const float> Session::step(std::span<const Input> inputs) {
   const std::lock_guard lock(model_->mutex);
   compute_logits(inputs, {}, steps_, [] {});
-  const size_t n = inputs.size() * model_->config.n_vocab;
+  const size_t n = batch_.logits_rows.size() * model_->config.n_vocab;
   model_->backend->read(logits_.data(), activations_.logits.data, n * sizeof(float));
   return {logits_.as<float>(), n};
 }
@@ -147,10 +156,13 @@ std::span<const float> Session::step(std::span<const Input> inputs) {
 std::span<const int32_t> Session::greedy(std::span<const Input> inputs) {
   const std::lock_guard lock(model_->mutex);
   Backend& b = *model_->backend;
-  const Tensor logits = activations_.logits.first(static_cast<int64_t>(inputs.size()));
-  compute_logits(inputs, {}, greedy_, [&] { b.argmax(picks_.as<int32_t>(), logits); });
-  b.read(picks_read_.data(), picks_.data(), inputs.size() * sizeof(int32_t));
-  return {picks_read_.data(), inputs.size()};
+  compute_logits(inputs, {}, greedy_, [&] {
+    b.argmax(picks_.as<int32_t>(),
+             activations_.logits.first(static_cast<int64_t>(batch_.logits_rows.size())));
+  });
+  const size_t n = batch_.logits_rows.size();
+  b.read(picks_read_.data(), picks_.data(), n * sizeof(int32_t));
+  return {picks_read_.data(), n};
 }
 
 std::span<const LargestLogits> Session::select(std::span<const Input> inputs,
@@ -187,8 +199,8 @@ void Session::compute_logits(std::span<const Input> inputs, std::span<const floa
   };
   // Resident layers change from pass to pass, so these passes are not captured. They are bound by
   // transfers, not by kernel launches.
-  const LayerOffload* const stream = model_->weights.stream.get();
-  if (stream != nullptr && stream->n_streamed() > 0) {
+  const WeightResidency* const residency = model_->weights.residency.get();
+  if (residency != nullptr && residency->n_streamed() > 0) {
     model_->backend->run(batch_, pass);
   } else {
     model_->backend->run(batch_, graph, pass);
@@ -196,30 +208,49 @@ void Session::compute_logits(std::span<const Input> inputs, std::span<const floa
   cache_.advance(batch_);
 }
 
-void Session::score(const Input& input, const Sink& sink) { read_every_row(input, true, sink); }
-
-void Session::hidden(const Input& input, const Sink& sink) { read_every_row(input, false, sink); }
-
-void Session::read_every_row(const Input& input, bool logits, const Sink& sink) {
+void Session::read_every_row(const Input& input, Values wanted, const Sink& sink) {
   const std::lock_guard lock(model_->mutex);
   prepare({&input, 1});
   Backend& b = *model_->backend;
   b.run(batch_, [&] { forward(b, model_->config, model_->weights, batch_, cache_, activations_); });
   cache_.advance(batch_);
 
-  const Tensor& values = logits ? activations_.logits : activations_.last;
+  const auto [read, values] = [&]() -> std::pair<decltype(&unembed), Tensor> {
+    switch (wanted) {
+      case Values::logits:
+        return {unembed, activations_.logits};
+      case Values::hidden:
+        return {read_hidden, activations_.last};
+      case Values::labels:
+        return {score_labels, activations_.labels};
+    }
+    return {};
+  }();
   const auto n_values = static_cast<size_t>(values.cols);
   for (int32_t begin = 0; begin < batch_.n_rows(); begin += kLogitsRows) {
     const int32_t end = std::min(begin + kLogitsRows, batch_.n_rows());
     batch_.logits_rows.clear();
     for (int32_t row = begin; row < end; ++row) batch_.logits_rows.push_back(row);
-    const auto read = logits ? unembed : read_hidden;
-    b.run(batch_, [&] { read(b, model_->config, model_->weights, batch_, activations_); });
+    b.run(batch_,
+          [&, read = read] { read(b, model_->config, model_->weights, batch_, activations_); });
     b.read(logits_.data(), values.data, (end - begin) * n_values * sizeof(float));
     for (int32_t row = begin; row < end; ++row) {
       sink(row, {logits_.as<float>() + (row - begin) * n_values, n_values});
     }
   }
+}
+
+void Session::retract(int32_t sequence, int32_t n) {
+  const std::lock_guard lock(model_->mutex);
+  cache_.retract(batch_, sequence, n);
+}
+
+bool Session::replays() const {
+  const Config& config = model_->config;
+  for (int32_t l = 0; l < config.n_layers; ++l) {
+    if (config.recurrent(l)) return false;
+  }
+  return model_->backend->capabilities().independent_rows;
 }
 
 void Session::reserve_sequences(int32_t n) {
@@ -283,6 +314,11 @@ std::vector<KvEntry> Session::entries(int32_t layer, int32_t sequence, int32_t k
   return cache_.entries(layer, sequence, kv_head);
 }
 
+std::vector<char> Session::kept_anywhere(int32_t sequence) const {
+  const std::lock_guard lock(model_->mutex);
+  return cache_.kept_anywhere(sequence);
+}
+
 size_t Session::cache_bytes() const {
   const std::lock_guard lock(model_->mutex);
   return cache_.bytes();
@@ -324,15 +360,21 @@ void Session::start(int32_t sequence) {
 void Session::check(std::span<const Input> inputs) const {
   require(!inputs.empty(), "no tokens to process");
   size_t n_rows = 0;
+  int64_t n_drafts = 0;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const auto& [sequence, tokens] = inputs[i];
+    const auto& [sequence, tokens, drafts, one_by_one] = inputs[i];
     require(!tokens.empty(), "no tokens for sequence ", sequence);
+    require(!one_by_one || replays(), "tokens of sequence ", sequence,
+            " are to be read one by one, which this model or device does not support");
     const int64_t left = room_unlocked(sequence);
     require(std::ssize(tokens) <= left, tokens.size(), " more tokens for sequence ", sequence,
             ", it has room for ", left, " (n_ctx ", options_.n_ctx, ")");
     const int64_t chunk = chunk_unlocked(sequence);
     require(std::ssize(tokens) <= chunk, tokens.size(), " tokens of sequence ", sequence,
             " in one step, it can take ", chunk);
+    require(drafts >= 0 && drafts < std::ssize(tokens), drafts, " drafts among ", tokens.size(),
+            " tokens, expected fewer");
+    n_drafts += drafts;
     for (size_t j = 0; j < i; ++j) {
       require(inputs[j].sequence != sequence, "sequence ", sequence, " appears twice");
     }
@@ -344,17 +386,54 @@ void Session::check(std::span<const Input> inputs) const {
   }
   require(n_rows <= static_cast<size_t>(options_.n_batch), n_rows,
           " tokens in one step, at most n_batch = ", options_.n_batch);
+  require(n_drafts <= options_.max_drafts, n_drafts,
+          " drafts in one step, at most max_drafts = ", options_.max_drafts);
 }
 
 // Checks the inputs and makes them the batch. Sequences at the trained length start rolling.
 void Session::prepare(std::span<const Input> inputs) {
   check(inputs);
   batch_.clear();
-  for (const auto& [sequence, tokens] : inputs) {
-    const int32_t length = cache_.length(sequence);
-    if (length >= model_->config.n_ctx_train && cache_.can_roll(sequence)) cache_.roll(sequence);
-    batch_.add(sequence, length, tokens, cache_.rolling(sequence));
-    batch_.want_last();
+  size_t n_logits = 0;
+  for (const Input& input : inputs) n_logits += input.n_logits();
+  batch_.logits_rows.resize(n_logits);  // input by input
+
+  // Appends the tokens [begin, end) of an input, whose logits begin at `logits`.
+  const auto add = [&](const Input& input, size_t logits, size_t begin, size_t end) {
+    const size_t first_wanted = input.tokens.size() - input.n_logits();
+    for (size_t i = std::max(begin, first_wanted); i < end; ++i) {
+      batch_.logits_rows[logits + i - first_wanted] =
+          batch_.n_rows() + static_cast<int32_t>(i - begin);
+    }
+    batch_.add(input.sequence, cache_.length(input.sequence) + static_cast<int32_t>(begin),
+               input.tokens.subspan(begin, end - begin), cache_.rolling(input.sequence));
+  };
+  // The state of a plain sequence does not depend on how its tokens are divided.
+  const auto n_in_turns = [&](const Input& input) {
+    return input.n_drafts == 0 || is_plain_unlocked(input.sequence) ? 0 : input.n_drafts;
+  };
+  int32_t n_turns = 0;
+  size_t logits = 0;
+  for (const Input& input : inputs) {
+    if (cache_.length(input.sequence) >= model_->config.n_ctx_train &&
+        cache_.can_roll(input.sequence)) {
+      cache_.roll(input.sequence);
+    }
+    const size_t end = input.tokens.size() - n_in_turns(input);
+    const size_t n = input.one_by_one ? 1 : end;
+    for (size_t begin = 0; begin < end; begin += n) add(input, logits, begin, begin + n);
+    n_turns = std::max(n_turns, n_in_turns(input));
+    logits += input.n_logits();
+  }
+  if (n_turns > 0) cache_.journal()->begin(batch_.n_rows());
+  for (int32_t turn = 0; turn < n_turns; ++turn) {
+    batch_.begin_turn();
+    logits = 0;
+    for (const Input& input : inputs) {
+      const size_t at = input.tokens.size() - input.n_drafts + turn;
+      if (turn < n_in_turns(input)) add(input, logits, at, at + 1);
+      logits += input.n_logits();
+    }
   }
 }
 

@@ -36,16 +36,21 @@ struct SessionOptions {
   DType k_dtype = DType::f16;      // of the cached keys
   DType v_dtype = DType::f16;      // and values
   Positions positions = Positions::automatic;
-  // For evicted tokens. Sequences then end at n_ctx, with original positions.
+  // Archive of evicted tokens. Sequences then end at n_ctx, with original positions.
   ArchiveOptions archive = {};
   // The share of KV heads that have an archive, see retrieval_heads(); 1: archive.heads.
   double archive_heads = 1;
+  int32_t max_drafts = 0;  // rows of a forward pass that may be drafts, see Input
 };
 
 // The next tokens of one sequence.
 struct Input {
   int32_t sequence;
   std::span<const int32_t> tokens;
+  int32_t n_drafts = 0;  // the last of them that may be retracted after the step; not all of them
+  bool one_by_one = false;  // evict after each, as when they were generated; requires replays()
+
+  size_t n_logits() const { return 1 + static_cast<size_t>(n_drafts); }
 };
 
 class Session {
@@ -58,31 +63,44 @@ class Session {
   // the input tokens before it; eviction follows. Returns the logits [n_inputs, n_vocab] after each
   // input's last token, valid until the next call. Throws InvalidArgument without changing
   // anything.
+  //
+  // Drafts are read as if each had a step of its own, bit for bit: eviction follows each of them,
+  // and the logits of an input are n_drafts + 1 rows: before each draft and after the last.
   std::span<const float> step(std::span<const Input> inputs);
 
-  // step() that only returns the most likely tokens [n_inputs].
+  // Removes the last `n` drafts of a sequence's last step, which no other step has followed. The
+  // sequence is, bit for bit, as if it had never read them.
+  void retract(int32_t sequence, int32_t n);
+
+  // step() that only returns the most likely tokens [n_inputs], or [rows of logits] with drafts.
   std::span<const int32_t> greedy(std::span<const Input> inputs);
 
   // step() that only returns the largest logits [n_inputs], and the weight of the others at
-  // temperatures [n_inputs] (0: not needed). Requires selects().
-  bool selects() const { return model_->backend->selects_largest(); }
+  // temperatures [n_inputs] (0: not needed). Requires selects(); the inputs have no drafts.
+  bool selects() const { return model_->backend->capabilities().largest_logits; }
   std::span<const LargestLogits> select(std::span<const Input> inputs,
                                         std::span<const float> temperatures);
 
-  // After select(): the logits [n_vocab] of the i-th input, valid until the next call of another
+  // The logits [n_vocab] of select()'s i-th input, valid until the next call of another
   // member function.
   std::span<const float> selected_row(size_t i);
 
+  // The logits after a token [n_vocab], its hidden state after the final norm [n_embd], or the
+  // scores of the model's labels by that state [n_labels].
+  enum class Values { logits, hidden, labels };
+
   // step() of a single sequence that calls sink(i, values of token i) for every token; `sink` must
-  // not use the model. score(): the logits after the token [n_vocab]; hidden(): its hidden state
-  // after the final norm [n_embd].
+  // not use the model.
   using Sink = std::function<void(int32_t i, std::span<const float> values)>;
-  void score(const Input& input, const Sink& sink);
-  void hidden(const Input& input, const Sink& sink);
+  void read_every_row(const Input& input, Values wanted, const Sink& sink);
+  void score(const Input& input, const Sink& sink) { read_every_row(input, Values::logits, sink); }
 
   // Grows to `n` sequences, at most max_sequences; existing ones are kept. Throws OutOfMemory
   // without changing anything.
   void reserve_sequences(int32_t n);
+
+  // Can a step read tokens one by one, with the same results, bit for bit, as a step for each?
+  bool replays() const;
 
   // Calls body(i) for each i < n on the model's threads and waits; `body` must not throw.
   void parallel_for(int64_t n, const std::function<void(int64_t i)>& body);
@@ -122,6 +140,7 @@ class Session {
   int32_t tokens_kept(int32_t sequence) const;
   int32_t tokens_kept(int32_t sequence, int32_t layer) const;
   std::vector<KvEntry> entries(int32_t layer, int32_t sequence, int32_t kv_head) const;
+  std::vector<char> kept_anywhere(int32_t sequence) const;  // see KvCache
 
   const Model& model() const { return *model_; }
   const SessionOptions& options() const { return options_; }
@@ -139,11 +158,11 @@ class Session {
   void start(int32_t sequence);  // an empty sequence
   Positions positions_of(int32_t sequence) const;
   SnapshotText load(int32_t sequence, OpenSnapshot open, std::optional<int32_t> n_tokens);
+  bool is_plain_unlocked(int32_t sequence) const;
   int32_t room_unlocked(int32_t sequence) const;
   int32_t chunk_unlocked(int32_t sequence) const;
   void check(std::span<const Input> inputs) const;
   void prepare(std::span<const Input> inputs);
-  void read_every_row(const Input& input, bool logits, const Sink& sink);
   void compute_logits(std::span<const Input> inputs, std::span<const float> temperatures,
                       std::unique_ptr<CapturedGraph>& graph, const std::function<void()>& then);
 
@@ -156,7 +175,7 @@ class Session {
   Batch batch_;
   Buffer picks_;                           // [n_logits] of greedy(), on the back end
   Buffer largest_;                         // [n_logits] of select(), on the back end
-  Buffer logits_;                          // [n_logits, n_vocab or n_embd] on the host
+  Buffer logits_;                          // [n_logits, the largest of Values] on the host
   Buffer largest_read_;                    // [n_logits], on the host
   std::vector<int32_t> picks_read_;        // [n_logits]
   std::unique_ptr<CapturedGraph> steps_;   // of step()

@@ -84,7 +84,7 @@ OpenSnapshot open_snapshot(std::span<const std::byte> bytes, Damage damage) {
   const auto version = reader.get<uint32_t>();
   if (version != 2 && version != kSnapshotVersion) {
     throw FormatError(
-        h2o::text("the snapshot has version ", version, ", expected 2 or ", kSnapshotVersion));
+        concat("the snapshot has version ", version, ", expected 2 or ", kSnapshotVersion));
   }
   const auto size = reader.get<uint64_t>();
   const auto sum = reader.get<uint64_t>();
@@ -108,7 +108,7 @@ OpenSnapshot open_snapshot(std::span<const std::byte> bytes, Damage damage) {
   const auto positions = reader.get<uint8_t>();
   if (text.n_read < 0 || text.n_read > std::ssize(text.tokens)) {
     throw FormatError(
-        h2o::text("the snapshot has read ", text.n_read, " of ", text.tokens.size(), " tokens"));
+        concat("the snapshot has read ", text.n_read, " of ", text.tokens.size(), " tokens"));
   }
   return {model, std::move(text), positions, reader};
 }

@@ -2,15 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
+#include <optional>
 #include <span>
 
 #include "core/error.h"
 #include "core/layout.h"
 #include "io/mapped_file.h"
-#include "model/copied_layer_offload.h"
 #include "model/find_weights.h"
-#include "model/mapped_layer_offload.h"
 #include "model/rope.h"
 
 namespace h2o {
@@ -24,10 +22,15 @@ LayerTensors tensors_of(Layer& layer) {
     all.insert(all.end(), {&one->weight, &one->bias});
   }
   Mixture& m = layer.mixture;
-  for (Affine* one : {&m.router, &m.gate, &m.up, &m.down, &m.shared_router, &m.shared_gate,
-                      &m.shared_up, &m.shared_down}) {
+  for (Affine* one : {&m.router, &m.gate, &m.up, &m.gate_up, &m.down, &m.shared_router,
+                      &m.shared_gate, &m.shared_up, &m.shared_down}) {
     all.insert(all.end(), {&one->weight, &one->bias});
   }
+  LatentLayer& a = layer.latent;
+  for (Affine* one : {&a.q_a, &a.q_b, &a.kv_a, &a.k_b, &a.v_b}) {
+    all.insert(all.end(), {&one->weight, &one->bias});
+  }
+  all.insert(all.end(), {&a.q_norm, &a.kv_norm});
   DeltaNetLayer& d = layer.delta;
   ShortConvLayer& s = layer.short_conv;
   for (Affine* one :
@@ -40,51 +43,23 @@ LayerTensors tensors_of(Layer& layer) {
   return all;
 }
 
-// Of a mixture: the matrices of all experts of each layer, which may be offloaded, and the rest.
-struct ExpertSplit {
-  std::vector<LayerTensors> experts;
-  std::vector<Tensor*> dense;
-};
-
-ExpertSplit split_experts(std::vector<Layer>& layers, const std::vector<LayerTensors>& tensors,
-                          const std::vector<Tensor*>& others) {
-  ExpertSplit split{.experts = {}, .dense = others};
-  for (size_t l = 0; l < layers.size(); ++l) {
-    Mixture& m = layers[l].mixture;
-    split.experts.push_back({&m.gate.weight, &m.up.weight, &m.down.weight});
-    std::ranges::copy_if(tensors[l], std::back_inserter(split.dense), [&](const Tensor* tensor) {
-      return std::ranges::find(split.experts.back(), tensor) == split.experts.back().end();
-    });
+ModelTensors tensors_of(Weights& w, const Config& c) {
+  ModelTensors tensors;
+  tensors.others = {&w.token_embd,      &w.position_embd,      &w.token_norm.weight,
+                    &w.token_norm.bias, &w.output_norm.weight, &w.output_norm.bias,
+                    &w.output.weight,   &w.output.bias,        &w.labels.weight,
+                    &w.labels.bias};
+  tensors.n_experts = c.mixture.n_experts;
+  for (Layer& layer : w.layers) {
+    tensors.layers.push_back(tensors_of(layer));
+    Mixture& m = layer.mixture;
+    if (m.gate_up.weight) {
+      tensors.experts.push_back({&m.gate_up.weight, &m.down.weight});
+    } else {
+      tensors.experts.push_back({&m.gate.weight, &m.up.weight, &m.down.weight});
+    }
   }
-  return split;
-}
-
-// Returns nullptr if there are no experts, or if offloading whole layers is enough.
-std::unique_ptr<ExpertOffload> offload_experts(std::vector<Layer>& layers,
-                                               const std::vector<LayerTensors>& tensors,
-                                               const std::vector<Tensor*>& others, const Config& c,
-                                               size_t max_resident) {
-  if (c.mixture.n_experts == 0) return nullptr;
-  const auto [experts, dense] = split_experts(layers, tensors, others);
-  size_t largest = 0;
-  for (const LayerTensors& layer : tensors) largest = std::max(largest, bytes_of(layer));
-  const size_t least = ExpertOffload::least(experts, dense);
-  if (max_resident < least && bytes_of(others) + 2 * largest < least) return nullptr;
-  return std::make_unique<ExpertOffload>(experts, c.mixture.n_experts, dense, max_resident);
-}
-
-// The same for a back end that copies weights.
-std::unique_ptr<HostExperts> keep_experts(Backend& backend, std::vector<Layer>& layers,
-                                          const std::vector<LayerTensors>& tensors,
-                                          const std::vector<Tensor*>& others, const Config& c,
-                                          size_t max_resident) {
-  if (c.mixture.n_experts == 0) return nullptr;
-  const auto [experts, dense] = split_experts(layers, tensors, others);
-  size_t largest = 0;
-  for (const LayerTensors& layer : tensors) largest = std::max(largest, bytes_of(backend, layer));
-  const size_t least = bytes_of(backend, dense);
-  if (max_resident < least && bytes_of(backend, others) + 2 * largest < least) return nullptr;
-  return std::make_unique<HostExperts>(backend, experts, least, max_resident);
+  return tensors;
 }
 
 Tensor upload_floats(const std::vector<float>& values, Backend& backend,
@@ -101,8 +76,8 @@ Tensor upload_frequencies(const GgufShards& model, const RopeConfig& rope, const
   for (float frequency : frequencies) {
     // Metadata and divisors can each be in range while the result is not.
     if (!std::isfinite(frequency * rope.magnitude)) {
-      throw FormatError(text("[weights] ", model.path(), ": rotary frequency ", frequency,
-                             " and magnitude ", rope.magnitude, ", expected finite numbers"));
+      throw FormatError(concat("[weights] ", model.path(), ": rotary frequency ", frequency,
+                               " and magnitude ", rope.magnitude, ", expected finite numbers"));
     }
   }
   return upload_floats(frequencies, backend, owned);
@@ -118,11 +93,42 @@ Tensor upload_transposed(const Tensor& matrix, Backend& backend, std::vector<Buf
   return {upload_floats(values, backend, owned).data, DType::f32, matrix.cols, matrix.rows};
 }
 
-}  // namespace
+// Divides the matrix of keys and values by head, and transposes that of keys.
+void divide_keys_and_values(LatentLayer& layer, const Config& c, Backend& backend,
+                            std::vector<Buffer>& owned) {
+  const int64_t rank = c.latent.rank, n_values = c.latent.v_dim;
+  const int64_t n_plain = c.latent.head_dim - c.rope.n_rot, n_both = n_plain + n_values;
+  // Multiplying unit vectors transposes a matrix of any type.
+  std::vector<Buffer> some;
+  const Tensor both = backend.upload(layer.kv_b, some);
+  std::vector<float> units(rank * rank);
+  for (int64_t i = 0; i < rank; ++i) units[i * rank + i] = 1;
+  const Tensor x{upload_floats(units, backend, some).data, DType::f32, rank, rank};
+  some.push_back(backend.allocate(rank * both.rows * sizeof(float)));
+  const Tensor y{some.back().data(), DType::f32, rank, both.rows};
+  backend.run(Batch{}, [&] { backend.matmul(y, x, {both, {}, {}}); });
+  std::vector<float> columns(rank * both.rows);
+  backend.read(columns.data(), y.data, y.bytes());
 
-Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
-                     size_t max_resident, const LoadProgress& progress) {
-  Weights w = find_weights(model, c);
+  std::vector<float> keys, values;
+  for (int64_t h = 0; h < c.n_heads; ++h) {
+    for (int64_t r = 0; r < rank; ++r) {
+      const auto head = columns.begin() + r * both.rows + h * n_both;
+      keys.insert(keys.end(), head, head + n_plain);
+    }
+    for (int64_t i = n_plain; i < n_both; ++i) {
+      for (int64_t r = 0; r < rank; ++r) values.push_back(columns[r * both.rows + h * n_both + i]);
+    }
+  }
+  layer.k_b.weight = {upload_floats(keys, backend, owned).data, DType::f32, c.n_heads * rank,
+                      n_plain};
+  layer.v_b.weight = {upload_floats(values, backend, owned).data, DType::f32, c.n_heads * n_values,
+                      rank};
+  layer.kv_b = {};
+}
+
+// Weights that are computed, and those in another layout than the file's.
+void compute_weights(Weights& w, const GgufShards& model, const Config& c, Backend& backend) {
   if (w.rope.layout != RopeLayout::none) {
     w.rope.frequencies = upload_frequencies(model, c.rope, w.rope.frequencies, backend, w.owned);
   }
@@ -137,53 +143,83 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
     const Tensor frequencies = upload_frequencies(model, c.window_rope, {}, backend, w.owned);
     w.window_rope = {c.family->rope, frequencies, c.window_rope.magnitude};
   }
-  Tensor no_bias;
-  if (c.family->norm == NormKind::layer && !c.family->norm_bias) {
-    w.owned.push_back(backend.allocate(sizeof(float) * c.n_embd));
-    no_bias = {w.owned.back().data(), DType::f32, 1, c.n_embd};
-  }
   for (Layer& layer : w.layers) {
+    if (layer.latent.kv_b) divide_keys_and_values(layer.latent, c, backend, w.owned);
     for (Tensor* conv : {&layer.delta.conv, &layer.short_conv.conv}) {
       if (*conv) *conv = upload_transposed(*conv, backend, w.owned);
     }
   }
-  std::vector<LayerTensors> layers;
-  for (Layer& layer : w.layers) layers.push_back(tensors_of(layer));
-  const std::vector<Tensor*> others = {
-      &w.token_embd,         &w.position_embd,    &w.token_norm.weight, &w.token_norm.bias,
-      &w.output_norm.weight, &w.output_norm.bias, &w.output.weight,     &w.output.bias};
+}
 
-  const size_t of_others = bytes_of(backend, others);
-  size_t total = bytes_of(others), on_backend = of_others;  // bytes in the file; on the back end
-  for (const LayerTensors& layer : layers) {
-    total += bytes_of(layer);
-    on_backend += bytes_of(backend, layer);
+// Layer norms without a bias in the file add zeros; those without weights multiply by ones.
+void complete_norms(Weights& w, const Config& c, Backend& backend) {
+  const auto all = [&](float x) {
+    return upload_floats(std::vector<float>(c.n_embd, x), backend, w.owned);
+  };
+  const Tensor zeros = all(0);
+  const Tensor ones = c.family->norm_weights ? Tensor() : all(1);
+  const auto complete = [&](Affine& norm) {
+    if (ones) norm.weight = ones;
+    if (norm.weight) norm.bias = zeros;
+  };
+  complete(w.output_norm);
+  for (Layer& layer : w.layers) {
+    complete(layer.attn_norm);
+    complete(layer.ffn_norm);
   }
-  CopiedLayerOffload* copied = nullptr;
-  bool in_place = false;
-  if (max_resident == 0) {
-    // Experts are row ranges of one tensor.
-    const bool divisible = c.mixture.n_ff % kRowGroup == 0 && c.n_embd % kRowGroup == 0;
-    in_place = (c.mixture.n_experts > 0 && !divisible && backend.maps_weights()) ||
-               !backend.expect_weights(on_backend);
-  } else if (backend.maps_weights()) {
-    w.experts = offload_experts(w.layers, layers, others, c, max_resident);
-    if (!w.experts) w.stream = std::make_unique<MappedLayerOffload>(layers, others, max_resident);
-    in_place = true;
+}
+
+// One allocation for copies of all tensors, so that small ones share huge pages.
+std::byte* allocate_copies(Backend& backend, const std::vector<Tensor*>& tensors,
+                           std::vector<Buffer>& owned) {
+  Layout layout;
+  for (const Tensor* tensor : tensors) {
+    layout.place(static_cast<int64_t>(backend.upload_bytes(*tensor)));
+  }
+  owned.push_back(backend.allocate_whole(layout.size()));
+  return owned.back().data();
+}
+
+// Can experts, which are row ranges of one tensor, be divided where a copy's rows can?
+bool divisible(const Config& c) {
+  return c.mixture.n_experts == 0 || (c.mixture.n_ff % kRowGroup == 0 && c.n_embd % kRowGroup == 0);
+}
+
+}  // namespace
+
+Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
+                     size_t max_resident, const LoadProgress& progress) {
+  Weights w = find_weights(model, c);
+  const auto is_fused = [](const Layer& layer) { return bool{layer.mixture.gate_up.weight}; };
+  if (!backend.capabilities().mapped_weights && std::ranges::any_of(w.layers, is_fused)) {
+    throw FormatError(concat("[weights] ", model.path(), ": gate and up of the experts are one ",
+                             "tensor (ffn_gate_up_exps), which only the CPU supports; use ",
+                             "device=cpu, or a file with ffn_gate_exps and ffn_up_exps"));
+  }
+  compute_weights(w, model, c, backend);
+  const ModelTensors tensors = tensors_of(w, c);
+  const std::vector<Tensor*> all = tensors.all();
+  const size_t total = bytes_of(all);
+  const bool mapped = backend.capabilities().mapped_weights;
+  bool in_place = mapped;
+  if (max_resident > 0) {
+    w.residency = make_residency(backend, tensors, max_resident);
   } else {
-    w.host_experts = keep_experts(backend, w.layers, layers, others, c, max_resident);
-    if (!w.host_experts) {
-      auto stream = std::make_unique<CopiedLayerOffload>(backend, layers, of_others, max_resident);
-      copied = stream.get();
-      w.stream = std::move(stream);
-    }
+    in_place = (mapped && !divisible(c)) || !backend.expect_weights(bytes_of(backend, all));
   }
 
+  std::byte* const copies = mapped && !in_place ? allocate_copies(backend, all, w.owned) : nullptr;
+  Layout layout;  // of copies
+  const auto stay = [&](const Tensor& host) {
+    if (in_place) return backend.upload(host, nullptr);
+    if (copies == nullptr) return backend.upload(host, w.owned);
+    const auto bytes = static_cast<int64_t>(backend.upload_bytes(host));
+    return backend.upload(host, bytes > 0 ? copies + layout.place(bytes) : nullptr);
+  };
   size_t loaded = 0;
-  const auto upload = [&](Tensor& tensor, const auto& to) {
-    if (!tensor) return;
+  const auto finish = [&](Tensor& tensor, const Tensor& uploaded) {
     const std::span<const std::byte> host = tensor.memory();
-    tensor = to(tensor);
+    tensor = uploaded;
     if (tensor.data != host.data()) {
       MappedFile::release(host);  // not twice in memory
     } else if (max_resident == 0) {
@@ -193,44 +229,19 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
     loaded += host.size();
     if (progress) progress(loaded, total);
   };
-  // On the CPU all copies are in one allocation, so that small tensors share huge pages.
-  Layout layout;
-  const auto place = [&](const Tensor* tensor) {
-    return layout.place(static_cast<int64_t>(backend.upload_bytes(*tensor)));
-  };
-  std::byte* copies = nullptr;
-  if (max_resident == 0 && !in_place && backend.maps_weights()) {
-    std::ranges::for_each(others, place);
-    for (const LayerTensors& layer : layers) std::ranges::for_each(layer, place);
-    w.owned.push_back(backend.allocate_whole(layout.size()));
-    copies = w.owned.back().data();
-    layout = {};
+  for (Tensor* tensor : tensors.others) {
+    if (*tensor) finish(*tensor, stay(*tensor));
   }
-  const auto to_stay = [&](const Tensor& host) {
-    if (in_place) return backend.upload(host, nullptr);
-    if (copies == nullptr) return backend.upload(host, w.owned);
-    return backend.upload(host, backend.upload_bytes(host) > 0 ? copies + place(&host) : nullptr);
-  };
-  for (Tensor* tensor : others) upload(*tensor, to_stay);
   for (int32_t l = 0; l < c.n_layers; ++l) {
-    for (size_t i = 0; i < layers[l].size(); ++i) {
-      if (copied != nullptr && copied->streams(l)) {
-        upload(*layers[l][i], [&](const Tensor& host) { return copied->upload(l, i, host); });
-      } else if (w.host_experts && w.host_experts->has(l, layers[l][i])) {
-        upload(*layers[l][i], [&](const Tensor& host) { return w.host_experts->upload(host); });
-      } else {
-        upload(*layers[l][i], to_stay);
-      }
+    for (size_t i = 0; i < tensors.layers[l].size(); ++i) {
+      Tensor& tensor = *tensors.layers[l][i];
+      if (!tensor) continue;
+      const auto placed = w.residency ? w.residency->place(l, i, tensor) : std::nullopt;
+      finish(tensor, placed ? *placed : stay(tensor));
     }
   }
   if (!w.output.weight) w.output.weight = w.token_embd;
-  if (no_bias) {
-    w.output_norm.bias = no_bias;
-    for (Layer& layer : w.layers) {
-      layer.attn_norm.bias = no_bias;
-      if (layer.ffn_norm.weight) layer.ffn_norm.bias = no_bias;
-    }
-  }
+  if (c.family->norm == NormKind::layer && !c.family->norm_bias) complete_norms(w, c, backend);
   return w;
 }
 

@@ -8,9 +8,7 @@
 #include "backend/backend.h"
 #include "io/gguf_shards.h"
 #include "model/config.h"
-#include "model/expert_offload.h"
-#include "model/host_experts.h"
-#include "model/layer_offload.h"
+#include "model/residency.h"
 
 namespace h2o {
 
@@ -20,11 +18,26 @@ struct Mixture {
   Tensor selection_bias;  // exp_probs_b.bias [n_experts], of Backend::route(); empty: none
   Affine gate;            // ffn_gate_exps [n_experts * n_ff, n_embd], its bias [n_experts, n_ff]
   Affine up;              // ffn_up_exps, the same
+  Affine gate_up;         // ffn_gate_up_exps instead of both: of each expert gate, then up
   Affine down;            // ffn_down_exps [n_experts * n_embd, n_ff], its bias [n_experts, n_embd]
   Affine shared_router;   // ffn_gate_inp_shexp [1, n_embd]: the gate of the shared expert
   Affine shared_gate;     // ffn_gate_shexp [n_ff_shared, n_embd]
   Affine shared_up;       // ffn_up_shexp, the same
   Affine shared_down;     // ffn_down_shexp [n_embd, n_ff_shared]
+};
+
+// A layer of multi-head latent attention; sizes of LatentConfig, n = n_heads.
+struct LatentLayer {
+  Affine q_a;      // attn_q_a [q_rank, n_embd]; without q_rank, Layer::attn_q has the queries
+  Tensor q_norm;   // attn_q_a_norm [q_rank]
+  Affine q_b;      // attn_q_b [n * head_dim, q_rank]
+  Affine kv_a;     // attn_kv_a_mqa [rank + n_rot, n_embd]
+  Tensor kv_norm;  // attn_kv_a_norm [rank]
+  Affine k_b;      // attn_k_b [n * rank, head_dim - n_rot]: of each head, transposed
+  Affine v_b;      // attn_v_b [n * v_dim, rank]
+  // attn_kv_b [n * (head_dim - n_rot + v_dim), rank], of each head both, instead of the last two,
+  // which are computed from it
+  Tensor kv_b;
 };
 
 // A layer of Gated DeltaNet instead of attention; c: n_channels(), v: v_width().
@@ -61,7 +74,7 @@ struct Layer {
   Tensor attn_q_norm;     // [head_dim]
   Tensor attn_k_norm;     // [head_dim]
   Tensor attn_sinks;      // [n_heads], see Attention
-  Affine attn_output;     // [n_embd, n_heads * head_dim]
+  Affine attn_output;     // [n_embd, n_heads * head_dim], or * LatentConfig::v_dim
   Affine attn_post_norm;  // post_attention_norm [n_embd]
   // or as the family calls it [n_embd]; empty where both branches read attn_norm's
   Affine ffn_norm;
@@ -70,6 +83,7 @@ struct Layer {
   Affine ffn_up;              // [n_ff, n_embd]
   Affine ffn_down;            // [n_embd, n_ff]
   Mixture mixture;            // instead of the last three
+  LatentLayer latent;         // instead of attn_k and attn_v
   DeltaNetLayer delta;        // instead of attn_*
   ShortConvLayer short_conv;  // the same
 };
@@ -85,17 +99,15 @@ struct Weights {
   std::vector<Layer> layers;
   Affine output_norm;  // or as the family calls it [n_embd]
   Affine output;       // [n_vocab, n_embd]; tied to token_embd if the file has none
+  Affine labels;       // cls.output [n_labels, n_embd]; empty unless the model scores texts
 
-  // For layers without a window.
+  // Rope of layers without a window.
   const Rope& rope_for(const Config& config, int32_t n_ctx) const {
     return long_rope.frequencies && n_ctx > config.rope.n_ctx_orig ? long_rope : rope;
   }
 
-  std::vector<Buffer> owned;  // copies; other tensors are views of the mapped file
-  // Set if only a part of the weights is resident.
-  std::unique_ptr<LayerOffload> stream;
-  std::unique_ptr<ExpertOffload> experts;
-  std::unique_ptr<HostExperts> host_experts;
+  std::vector<Buffer> owned;                   // copies; other tensors are views of the mapped file
+  std::unique_ptr<WeightResidency> residency;  // with a limit for weights in memory
 };
 
 // Receives the number of bytes loaded so far, and of all bytes.

@@ -19,7 +19,7 @@ struct Row {
   QuantizeBlock quantize;
 };
 
-// For types that are rounded without a search.
+// Quantizes types that are rounded without a search.
 template <bool (*round)(uint8_t* out, const float* x)>
 bool rounded(uint8_t* out, const float* x, const float*) {
   return round(out, x);
@@ -59,7 +59,7 @@ QuantizeBlock block_quantizer(DType dtype) {
   for (const Row& row : kTypes) {
     if (row.dtype == dtype) return row.quantize;
   }
-  throw InvalidArgument(text("[quantize] cannot write ", info(dtype).name));
+  throw InvalidArgument(concat("[quantize] cannot write ", info(dtype).name));
 }
 
 // Work is divided into chunks of about this many weights.
@@ -95,8 +95,8 @@ void quantize_rows(DType dtype, std::byte* out, const float* x, int64_t n_rows, 
         const float* largest =
             std::max_element(values + col, values + col + layout.block_size,
                              [](float a, float b) { return std::abs(a) < std::abs(b); });
-        throw InvalidArgument(text("[quantize] row ", row, ", column ", largest - values, " is ",
-                                   *largest, ", too large for ", layout.name));
+        throw InvalidArgument(concat("[quantize] row ", row, ", column ", largest - values, " is ",
+                                     *largest, ", too large for ", layout.name));
       }
       bytes += layout.block_bytes;
     }

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "text/sampler_blocks.h"
-
 namespace h2o {
 namespace {
 
@@ -61,7 +59,7 @@ double Candidates::total() {
   return sum;
 }
 
-// In nats.
+// The result is in nats.
 double Candidates::entropy() {
   const double sum = total();
   double mean = 0;  // of the log weights

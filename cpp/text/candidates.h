@@ -14,6 +14,11 @@ struct Candidate {
   float weight;
 };
 
+// Descending likelihood.
+constexpr auto likelier = [](const auto& a, const auto& b) {
+  return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
+};
+
 class Candidates {
  public:
   // The first n > 0 elements of `room`, with finite logits, in any order.

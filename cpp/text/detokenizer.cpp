@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "text/tokenizer/utf8.h"
+#include "core/utf8.h"
 
 namespace h2o {
 namespace {
@@ -44,7 +44,7 @@ std::string Detokenizer::release(std::string_view text) {
     state_ = stop_.next(state_, static_cast<unsigned char>(c));
     if (const size_t n = stop_.complete(state_); n > 0) {
       stop_string_ = text_.substr(text_.size() - n);
-      text_.resize(text_.size() - n);
+      text_.erase(text_.size() - n);
       return std::exchange(text_, {});
     }
   }

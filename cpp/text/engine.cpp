@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "model/layer_policies.h"
 
 namespace h2o {
 namespace {
@@ -14,11 +15,14 @@ SessionOptions with_rows(SessionOptions options) {
   const int32_t n = std::max({options.n_sequences, options.max_sequences, 1});
   require(n <= 65536 - options.n_batch + 1, "max_sequences is ", n, " with n_batch ",
           options.n_batch, ", expected at most ", 65536 - options.n_batch + 1);
-  options.n_batch += n - 1;  // one chunk, plus a token of every other sequence
+  // One chunk, plus a token of every other sequence, plus drafts.
+  options.n_batch += n - 1 + options.max_drafts;
   return options;
 }
 
 }  // namespace
+
+thread_local bool Engine::worker_closed_it_ = false;
 
 Engine::Engine(std::shared_ptr<Model> model, std::shared_ptr<const Tokenizer> tokenizer,
                SessionOptions options, const PrefixCacheOptions& prefixes)
@@ -26,15 +30,13 @@ Engine::Engine(std::shared_ptr<Model> model, std::shared_ptr<const Tokenizer> to
       tokenizer_(std::move(tokenizer)),
       n_batch_(options.n_batch),
       session_(std::make_shared<Session>(model_, with_rows(std::move(options)))),
-      scheduler_(std::in_place, *session_, *tokenizer_,
-                 std::min(n_batch_, session_->options().n_ctx), prefixes),
-      n_sequences_(session_->options().max_sequences),
+      monitor_(std::make_shared<EngineMonitor>()),
+      runner_(monitor_, *session_, *tokenizer_, std::min(n_batch_, session_->options().n_ctx),
+              prefixes),
       n_ctx_(session_->options().n_ctx),
       n_vocab_(model_->config.n_vocab),
-      limit_(scheduler_->limit()),
-      endless_(session_->can_roll(0)),
-      monitor_(std::make_shared<EngineMonitor>()),
-      n_allocated_(session_->options().n_sequences) {}
+      limit_(runner_.scheduler().limit()),
+      endless_(session_->can_roll(0)) {}
 
 Engine::~Engine() { close(); }
 
@@ -64,7 +66,7 @@ void Engine::begin(std::span<const Handle> generations) {
   if (closed_) throw std::runtime_error("the engine is closed");
   if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
   for (const Handle& generation : generations) {
-    if (!generation->submitted_ && !generation->ended()) enqueue(generation);
+    if (!generation->submitted_ && !generation->ended()) runner_.queue().add(generation);
   }
   monitor_->changed.notify_all();
 }
@@ -73,6 +75,8 @@ void Engine::check(Request& request, Generation& generation) const {
   request.sampling.check(n_vocab_);
   require(!request.max_tokens || *request.max_tokens >= kEndless, "max_tokens is ",
           request.max_tokens.value_or(0), ", expected 0 or more, or -1 (endless)");
+  require(request.pooling != Pooling::rank || session_->model().config.n_labels > 0,
+          "pooling is 'rank', but the model scores no texts: its file has no cls.output");
   size_t n_read = 0;
   if (!request.after.bytes.empty()) {
     SnapshotText text = open_snapshot(request.after.bytes).text;
@@ -99,34 +103,29 @@ void Engine::check(Request& request, Generation& generation) const {
             n_vocab_);
   }
   const size_t n = generation.n_input_tokens_ = generation.tokens_.size();
+  size_t end = 0;
+  for (const TokenSpan& reply : request.replies) {
+    require(end <= reply.begin && reply.begin <= reply.end && reply.end <= n, "a reply is [",
+            reply.begin, ", ", reply.end, "), expected it between ", end, " and ", n);
+    end = reply.end;
+  }
   generation.progress_.n_prompt = static_cast<int32_t>(n - n_read);
-  const auto n_ctx = static_cast<size_t>(n_ctx_);
-  if (n > n_ctx && request.policies.empty() && !endless_) {
-    throw ContextFull(text("the prompt has ", n, " tokens, ", limit_));
+  if (request.protect.first > 0 || request.protect.last > 0) {
+    const SessionOptions& options = session_->options();
+    request.policies = protected_policies(
+        model_->config, request.policies.empty() ? options.policies : request.policies,
+        request.protect, static_cast<int32_t>(n));
   }
-  if (!request.max_tokens) {
-    // the last token is not processed
-    generation.max_new_tokens_ = n <= n_ctx ? n_ctx - n + 1 : n_ctx;
-  } else {
-    generation.max_new_tokens_ = *request.max_tokens == kEndless ? SIZE_MAX : *request.max_tokens;
+  if (n > static_cast<size_t>(n_ctx_) && request.policies.empty() && !endless_) {
+    throw ContextFull(concat("the prompt has ", n, " tokens, ", limit_));
   }
-}
-
-void Engine::enqueue(const Handle& generation) {
-  const bool eager = generation->request_.eager;
-  if (eager && (n_queued_ >= max_queue_ || !unadmitted_.empty())) {
-    unadmitted_.push_back(generation);
-    generation->admitted_ = false;
-  } else {
-    waiting_.push_back(generation);
-    n_queued_ += eager;
-  }
-  generation->submitted_ = true;
+  const bool endless = request.max_tokens == kEndless;
+  generation.max_new_tokens_ = endless ? SIZE_MAX : request.max_tokens.value_or(n_ctx_);
 }
 
 // Throws on the computing thread, which would wait for itself.
 void Engine::check_may_wait(const Lock& /*held*/) const {
-  if (!is_leader()) return;
+  if (!runner_.is_leader()) return;
   throw std::runtime_error(
       "a constraint called the engine that is waiting for it; there it may look, submit and "
       "cancel, nothing else");
@@ -140,7 +139,7 @@ void Engine::check_may_wait() const {
 bool Engine::in_callback() const {
   if (forked()) return false;
   const Lock lock(monitor_->mutex);
-  return is_leader();
+  return runner_.is_leader();
 }
 
 std::optional<Piece> Engine::next(const Handle& generation, const Between& between) {
@@ -150,7 +149,7 @@ std::optional<Piece> Engine::next(const Handle& generation, const Between& betwe
   check_may_wait(lock);
   if (!g.submitted_ && !g.ended()) {
     if (closed_) throw std::runtime_error("the engine is closed");
-    enqueue(generation);
+    runner_.queue().add(generation);
   }
   struct Waiting {
     Engine& engine;
@@ -161,7 +160,7 @@ std::optional<Piece> Engine::next(const Handle& generation, const Between& betwe
       if (!lock.owns_lock()) lock.lock();
       // Interrupted in the queue: it is queued again when it is wanted again.
       if (--g.n_waiting_ > 0 || g.request_.eager) return;
-      if (remove(engine.waiting_, generation)) g.submitted_ = false;
+      if (engine.runner_.queue().remove(generation)) g.submitted_ = false;
     }
   };
   ++g.n_waiting_;
@@ -171,18 +170,21 @@ std::optional<Piece> Engine::next(const Handle& generation, const Between& betwe
     if (!g.pieces_.empty()) return g.take_piece();
     if (g.error_ != nullptr) std::rethrow_exception(std::exchange(g.error_, nullptr));
     if (g.ended()) return std::nullopt;
-    if (leading_) {
+    if (runner_.is_computing()) {
       monitor_->changed.wait_for(lock, kPollInterval);
     } else if (!run_step(lock)) {
       monitor_->changed.wait_for(lock, kRetry);
     }
-    drop_ended(lock);
+    runner_.drop_ended(lock);
     if (!g.pieces_.empty() || g.ended()) continue;
     lock.unlock();
     between();
     lock.lock();
   }
 }
+
+// One step, unless a thread waits to save.
+bool Engine::run_step(Lock& lock) { return !closed_ && n_saving_ == 0 && runner_.run(lock); }
 
 std::optional<Piece> Engine::poll(const Handle& generation) {
   check_process();
@@ -200,7 +202,7 @@ void Engine::subscribe(const Handle& generation, const std::shared_ptr<Mailbox>&
   // Admission has already been posted to a mailbox that was subscribed before.
   const bool is_new = g.mailbox_.lock() != mailbox;
   g.mailbox_ = mailbox;
-  if (!g.pieces_.empty() || g.ended() || (is_new && g.admitted_)) post(generation);
+  if (!g.pieces_.empty() || g.ended() || (is_new && g.admitted_)) Generation::notify(generation);
 }
 
 bool Engine::wait_admitted(const Handle& generation, double seconds, const Between& between) {
@@ -225,9 +227,9 @@ bool Engine::wait_admitted(const Handle& generation, double seconds, const Betwe
 void Engine::cancel(const Handle& generation) {
   if (forked()) return;
   Lock lock(monitor_->mutex);
-  end_cancelled(generation);
+  runner_.cancel(generation);
   monitor_->changed.notify_all();
-  drop_ended(lock);
+  runner_.drop_ended(lock);
 }
 
 void Engine::wait_ended(const Handle& generation) {
@@ -237,26 +239,10 @@ void Engine::wait_ended(const Handle& generation) {
   monitor_->changed.wait(lock, [&] { return generation->ended(); });
 }
 
-void Engine::end_cancelled(const Handle& generation) {
-  Generation& g = *generation;
-  if (g.ended()) return;
-  const bool waits = remove(waiting_, generation);
-  if (waits) n_queued_ -= g.request_.eager;
-  const bool begun = g.submitted_ && !waits && !remove(unadmitted_, generation);
-  if (begun && leading_) {
-    g.cancelled_ = true;  // it may be part of the current step
-    return;
-  }
-  if (remove(active_, generation)) scheduler_->release(g);
-  finish(generation, Finish::cancelled);
-  admit();
-  post(generation);
-}
-
 Engine::Handle Engine::last() const {
   check_process();
   const Lock lock(monitor_->mutex);
-  return last_;
+  return runner_.last();
 }
 
 std::shared_ptr<Session> Engine::shared_session() const {
@@ -269,53 +255,88 @@ std::shared_ptr<Session> Engine::shared_session() const {
 int32_t Engine::last_sequence() const {
   check_process();
   const Lock lock(monitor_->mutex);
-  return last_sequence_;
+  return runner_.last_sequence();
+}
+
+std::vector<std::byte> Engine::save(const Handle& generation, std::string note,
+                                    const Between& between) {
+  check_process();
+  Generation& g = *generation;
+  Lock lock(monitor_->mutex);
+  await_step(lock, between);
+  if (closed_) throw std::runtime_error("the engine is closed");
+  if (!g.began_)
+    throw std::runtime_error("nothing has been read yet: ask for a piece of the text first");
+  SnapshotText text;
+  text.note = std::move(note);
+  if (g.sampler_ != nullptr) text.random_state = g.sampler_->random_state();
+  if (g.ended()) text.logits = g.logits_;
+  text.held_text = g.text_.substr(g.text_read_) + g.detokenizer_.held_text();
+  text.held_bytes = g.detokenizer_.held_bytes();
+  std::vector<std::byte> bytes;
+  runner_.between_steps(lock, [&] { bytes = runner_.scheduler().save(g, std::move(text)); });
+  return bytes;
+}
+
+Engine::Handle Engine::restore(std::span<const std::byte> snapshot, const Between& between) {
+  check_process();
+  const auto generation = std::make_shared<Generation>(monitor_, Request{.max_tokens = 0});
+  Handle before;  // destroyed without the lock
+  Lock lock(monitor_->mutex);
+  await_step(lock, between);
+  if (closed_) throw std::runtime_error("the engine is closed");
+  runner_.between_steps(lock, [&] { runner_.scheduler().restore(generation, snapshot); });
+  generation->n_input_tokens_ = generation->tokens_.size();
+  generation->submitted_ = generation->began_ = true;
+  generation->progress_.finish = Finish::length;  // it has no callbacks to release
+  before = runner_.replace_last(generation);
+  return generation;
+}
+
+// Waits until no thread computes. No step starts before the caller is done with the lock.
+void Engine::await_step(Lock& lock, const Between& between) {
+  check_may_wait(lock);
+  struct Saving {
+    Engine& engine;
+    Lock& lock;
+    ~Saving() {
+      if (!lock.owns_lock()) lock.lock();
+      --engine.n_saving_;
+    }
+  };
+  ++n_saving_;
+  const Saving saving{*this, lock};
+  while (runner_.is_computing()) {
+    monitor_->changed.wait_for(lock, kPollInterval);
+    lock.unlock();
+    between();
+    lock.lock();
+  }
 }
 
 void Engine::set_max_queue(int32_t n) {
   if (forked()) return;
   const Lock lock(monitor_->mutex);
-  max_queue_ = n;
-  admit();
+  runner_.queue().set_max_eager(n);
   monitor_->changed.notify_all();
 }
 
 void Engine::cancel_all(std::optional<int32_t> only_group) {
   if (forked()) return;
   Lock lock(monitor_->mutex);
-  const auto belongs = [&](const Handle& generation) {
-    return !only_group || generation->request_.group == *only_group;
-  };
-  const auto cancel_in = [&](const auto& list) {
-    const auto goes_on = [&](const Handle& g) { return belongs(g) && !g->cancelled_; };
-    while (true) {
-      const auto found = std::ranges::find_if(list, goes_on);
-      if (found == list.end()) return;
-      end_cancelled(Handle(*found));  // removes it from the list, or sets cancelled_
-    }
-  };
-  cancel_in(unadmitted_);  // first: ending others admits them
-  cancel_in(waiting_);
-  cancel_in(active_);
-  cancel_in(beginning_);
-  monitor_->changed.notify_all();
-  if (is_leader()) return;
-  const auto ends = [&](const Handle& g) { return belongs(g) && g->cancelled_; };
-  monitor_->changed.wait(lock, [&] {  // for the current step
-    return std::ranges::none_of(active_, ends) && std::ranges::none_of(beginning_, ends);
-  });
+  runner_.cancel_all(lock, only_group);
 }
 
 void Engine::cancel_group(int32_t group) {
   cancel_all(group);
   if (forked()) return;
   Lock lock(monitor_->mutex);
-  drop_ended(lock);
+  runner_.drop_ended(lock);
 }
 
 void Engine::close() noexcept {
   if (forked()) {
-    // Leak what other threads used at the time of the fork; it cannot be destroyed.
+    // Leaks what other threads used at the time of the fork; it cannot be destroyed.
     new std::shared_ptr(monitor_);
     if (worker_.joinable()) new std::thread(std::move(worker_));
     return;
@@ -329,7 +350,7 @@ void Engine::close() noexcept {
   std::thread worker;  // if several threads call close(), only one joins it
   {
     const Lock lock(monitor_->mutex);
-    if (!is_leader()) worker.swap(worker_);
+    if (!runner_.is_leader()) worker.swap(worker_);
   }
   if (worker.get_id() == std::this_thread::get_id()) {  // a callback held the last reference
     worker.detach();
@@ -338,11 +359,11 @@ void Engine::close() noexcept {
     worker.join();
   }
   Lock lock(monitor_->mutex);
-  monitor_->changed.wait(lock, [this] { return !leading_; });
+  monitor_->changed.wait(lock, [this] { return !runner_.is_computing(); });
   std::shared_ptr<Session> session = std::move(session_);
-  // What they own may wait for a thread that waits for the lock.
-  between_steps(lock, [&] {
-    scheduler_.reset();
+  // Their members may wait for a thread that waits for the lock.
+  runner_.between_steps(lock, [&] {
+    runner_.close();
     session.reset();
     model_.reset();
   });
@@ -357,15 +378,32 @@ bool Engine::closed() const {
 EngineStats Engine::stats() const {
   check_process();
   const Lock lock(monitor_->mutex);
-  return {n_sequences_,
-          static_cast<int32_t>(active_.size()),
-          n_queued_ + static_cast<int32_t>(unadmitted_.size()),
-          prompt_tokens_,
-          generated_tokens_,
-          evictions_,
-          cached_tokens_,
-          prefix_bytes_,
-          n_allocated_};
+  return runner_.stats();
+}
+
+bool Engine::try_step(Lock& lock) noexcept {
+  try {
+    return run_step(lock);
+  } catch (const std::bad_alloc&) {  // for the lists of a step that has not started
+    return false;
+  }
+}
+
+// Computes eager generations while no other thread computes, on the engine's thread.
+void Engine::work() {
+  const auto monitor = monitor_;
+  Lock lock(monitor->mutex);
+  while (true) {
+    runner_.drop_ended(lock);  // these may hold the last reference to the engine
+    if (worker_closed_it_ || closed_) return;
+    if (runner_.is_computing() || !runner_.has_eager()) {
+      monitor->changed.wait(lock);
+      continue;
+    }
+    const bool stepped = try_step(lock);
+    if (worker_closed_it_) return;
+    if (!stepped) monitor->changed.wait_for(lock, kRetry);
+  }
 }
 
 }  // namespace h2o

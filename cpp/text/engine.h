@@ -1,5 +1,5 @@
 // Engine: generates text for any number of requests, threads and event loops at once. The only
-// driver of a session.
+// driver of its session.
 //
 // Leader/followers: a thread that waits for a piece while no thread is computing becomes the leader
 // and computes a step for all wanted generations; the others wait for its results. Streams of one
@@ -14,10 +14,8 @@
 // would wait for the current step throw std::runtime_error.
 #pragma once
 
-#include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -27,21 +25,9 @@
 
 #include "core/process.h"
 #include "text/generation.h"
-#include "text/scheduler.h"
+#include "text/step_runner.h"
 
 namespace h2o {
-
-struct EngineStats {
-  int32_t n_sequences;  // maximum at once
-  int32_t n_active;     // generations with a sequence
-  int32_t n_waiting;    // queued generations
-  int64_t prompt_tokens;
-  int64_t generated_tokens;
-  int64_t evictions;      // in the layer that keeps most
-  int64_t cached_tokens;  // prompt tokens found in the prefix cache
-  int64_t prefix_bytes;   // of the prefix cache
-  int32_t n_allocated;    // sequences whose caches are allocated
-};
 
 class Engine {
  public:
@@ -120,7 +106,7 @@ class Engine {
   void check_may_wait() const;
 
   EngineStats stats() const;
-  // Not after close().
+  // Must not be called after close().
   const Session& session() const { return *session_; }
   // May be called during close(), and outlives the engine. Throws std::runtime_error after close().
   std::shared_ptr<Session> shared_session() const;
@@ -129,84 +115,38 @@ class Engine {
   bool endless() const { return endless_; }
 
  private:
-  using Lock = std::unique_lock<std::mutex>;
+  using Lock = StepRunner::Lock;
 
   bool forked() const { return process_id() != process_; }
   void check_process() const;
   // How often a waiting thread calls `between`.
   static constexpr std::chrono::milliseconds kPollInterval{100};
   static constexpr std::chrono::milliseconds kRetry{10};  // delay before trying again
-  // set if the engine's thread itself destroyed its engine
+  // Is set if the engine's thread itself destroyed its engine.
   static thread_local bool worker_closed_it_;
 
-  template <class List>
-  static bool remove(List& list, const Handle& generation) {
-    const auto found = std::find(list.begin(), list.end(), generation);
-    if (found == list.end()) return false;
-    list.erase(found);
-    return true;
-  }
-
-  struct Work {
-    std::vector<Handle> generations;
-    std::vector<Handle> parking;
-  };
-
   void check(Request& request, Generation& generation) const;
-  void enqueue(const Handle& generation);
+  void check_may_wait(const Lock& lock) const;
   bool run_step(Lock& lock);
   bool try_step(Lock& lock) noexcept;  // run_step(); false if out of memory
-  bool is_leader() const { return leading_ && leader_ == std::this_thread::get_id(); }
-  void check_may_wait(const Lock& lock) const;
-  void reserve_memory(const Work& work);
-  std::exception_ptr park(std::span<const Handle> generations);
-  void end_step();
-  void requeue(const Handle& generation);
-  void fail(const Handle& generation, const std::exception_ptr& error);
-  Work collect();
-  bool park_idle(const Generation& wanted, Work& work);
-  void publish(StepOutput& output);
-  void finish(const Handle& generation, Finish finish);
-  void drop_ended(Lock& lock);
-  void cancel_all(std::optional<int32_t> only_group);
-  void end_cancelled(const Handle& generation);
-  void admit() noexcept;
-  void post(const Handle& generation) const noexcept;
-  bool wants_worker() const;
-  void work();
   void await_step(Lock& lock, const Between& between);
-  void between_steps(Lock& lock, const std::function<void()>& body);
+  void cancel_all(std::optional<int32_t> only_group);
+  void work();
 
   const int64_t process_ = process_id();
   std::shared_ptr<Model> model_;
   const std::shared_ptr<const Tokenizer> tokenizer_;
   const int32_t n_batch_;
   std::shared_ptr<Session> session_;
-  std::optional<Scheduler> scheduler_;  // used by the leading thread
 
-  const int32_t n_sequences_;  // maximum at once
+  // Its mutex guards the members below that are not const.
+  const std::shared_ptr<EngineMonitor> monitor_;
+  StepRunner runner_;
   const int32_t n_ctx_, n_vocab_;
   const std::string limit_;  // describes why a sequence ends at the context limit
   const bool endless_;       // can sequences continue past n_ctx?
-
-  // Guarded by the monitor's mutex.
-  const std::shared_ptr<EngineMonitor> monitor_;
-  bool leading_ = false;    // a thread is computing
-  std::thread::id leader_;  // which one
-  int32_t n_saving_ = 0;    // threads waiting to save; no step starts before them
+  int32_t n_saving_ = 0;     // threads waiting to save; no step starts before them
   bool closed_ = false;
-  std::vector<Handle> active_;     // started, in order of arrival
-  std::vector<Handle> beginning_;  // get a sequence in the current step
-  std::deque<Handle> waiting_;     // for a sequence
-  std::deque<Handle> unadmitted_;  // waiting for admission
-  Handle ended_;                   // the last to end; see Generation::ended_before_
-  int32_t max_queue_ = 1 << 30;
-  int32_t n_queued_ = 0;  // eager generations in waiting_
-  Handle last_;
-  int32_t last_sequence_ = 0;
-  int64_t prompt_tokens_ = 0, generated_tokens_ = 0, evictions_ = 0, cached_tokens_ = 0;
-  int64_t prefix_bytes_ = 0;
-  int32_t n_allocated_;
   std::thread worker_;
 };
 

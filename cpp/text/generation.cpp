@@ -66,6 +66,15 @@ std::vector<float> Generation::embedding() const {
   return mean;
 }
 
+void Generation::notify(const std::shared_ptr<Generation>& generation) noexcept {
+  const std::shared_ptr<Mailbox> mailbox = generation->mailbox_.lock();
+  if (mailbox == nullptr) return;
+  try {
+    mailbox->post(generation);
+  } catch (const std::bad_alloc&) {
+  }
+}
+
 Piece Generation::take_piece() {
   const End end = pieces_.front();
   Piece piece = {text_.substr(text_read_, end.text - text_read_), end.n_tokens};

@@ -14,6 +14,7 @@
 
 #include "text/detokenizer.h"
 #include "text/mailbox.h"
+#include "text/prefix_planner.h"
 #include "text/request.h"
 
 namespace h2o {
@@ -31,6 +32,12 @@ struct Piece {
   int32_t n_tokens;  // tokens generated when it was completed
 };
 
+// Input tokens of a generation that no KV head keeps.
+struct Forgotten {
+  int32_t n_evicted = 0;
+  int32_t n_archived = 0;  // of these, in an archive, which may recall them
+};
+
 // Statistics of a generation. Tokens after the first count as decoding.
 struct Progress {
   Finish finish = Finish::none;
@@ -39,6 +46,9 @@ struct Progress {
   int32_t n_prompt = 0;             // tokens read before the first was generated
   int32_t n_cached = 0;             // tokens before those that were found in a cache
   int32_t n_generated = 0;
+  int32_t n_drafted = 0;     // tokens proposed by a drafter,
+  int32_t n_accepted = 0;    // of which these were right
+  Forgotten forgotten = {};  // at the end
   double prompt_seconds = 0;
   double decode_seconds = 0;
 };
@@ -67,18 +77,24 @@ class Generation {
   bool admitted() const;          // false while the queue is full
   bool has_ended() const;
 
-  // Only after the end. logits(): the logits after its last token [n_vocab], if it keeps_logits and
-  // all its tokens have been processed, else empty. held_back(): the text held back when it was
-  // cancelled.
+  // These may be called only after the end. logits(): the logits after its last token [n_vocab], if
+  // it has allow_logits and all its tokens have been processed, else empty. held_back(): the text
+  // held back when it was cancelled.
   std::span<const float> logits() const { return logits_; }
   std::string held_back() const { return Detokenizer(detokenizer_).finish(); }
 
-  // The embedding that request().pooling selects [n_embd]; before the end, and if cancelled, empty.
+  // The embedding that request().pooling selects [n_embd], or the scores [n_labels]; before
+  // the end, and if cancelled, empty.
   std::vector<float> embedding() const;
 
  private:
+  friend class AdmissionQueue;
   friend class Engine;
   friend class Scheduler;
+  friend class StepRunner;
+
+  // Posts to its mailbox, if it has one. Without memory, only the notification is lost.
+  static void notify(const std::shared_ptr<Generation>& generation) noexcept;
 
   // Members below are guarded by the monitor's mutex, except those of the computing thread.
   bool ended() const { return progress_.finish != Finish::none; }
@@ -116,14 +132,13 @@ class Generation {
   std::shared_ptr<Sampler> sampler_;
   std::string random_state_;  // from the snapshot
   Detokenizer detokenizer_;
-  // the sequence has read all tokens from the first on, without a loaded snapshot
-  bool from_beginning_ = true;
-  bool saves_whole_ = false;       // another generation needs the state at the end of this prompt
-  std::vector<size_t> save_at_;    // numbers of tokens after which the state is cached
+  PrefixPlan prefixes_;            // which of its states are cached
+  std::vector<int32_t> drafted_;   // in this step: the next token, then drafts
   bool begins_ = true;             // no text yet: a leading space is not part of it
   int32_t sequence_ = -1;          // current or, after the end, last sequence; -1: none
   std::vector<std::byte> parked_;  // saved sequence, while another generation uses its slot
   int32_t n_evicted_ = 0;
+  bool awaits_mask_ = false;           // its next token was not sampled, as the mask is not known
   std::span<const uint32_t> allowed_;  // mask of allowed tokens for this step; empty: all
   std::vector<float> logits_;          // after the last token; may be empty
   std::vector<double> pooled_;         // hidden states: their sum, or the last one

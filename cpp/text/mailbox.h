@@ -17,7 +17,7 @@ class Mailbox {
  public:
   // `notify` is called on the computing thread when the mailbox becomes non-empty, until close().
   // It must be fast, must not throw and must not call the mailbox, e.g. write a byte to a socket.
-  // Not needed for wait().
+  // It is not needed for wait().
   explicit Mailbox(std::function<void()> notify = nullptr) : notify_(std::move(notify)) {}
 
   void post(const std::shared_ptr<Generation>& generation) {

@@ -17,7 +17,8 @@ PrefixCache::~PrefixCache() {
 }
 
 size_t PrefixCache::size_of(const PrefixEntry& entry) {
-  return entry.state.size() + entry.head.tokens.size() * sizeof(int32_t) + sizeof(PrefixEntry);
+  return entry.state.size() + entry.head.tokens.size() * sizeof(int32_t) +
+         entry.head.replies.size() * sizeof(TokenSpan) + sizeof(PrefixEntry);
 }
 
 PrefixCache::Entries::iterator PrefixCache::erase(Entries::iterator entry) {
@@ -25,20 +26,21 @@ PrefixCache::Entries::iterator PrefixCache::erase(Entries::iterator entry) {
   return entries_.erase(entry);
 }
 
-FoundPrefix PrefixCache::find(std::span<const int32_t> prompt, std::span<const KvPolicy> policies) {
+FoundPrefix PrefixCache::find(std::span<const int32_t> prompt, std::span<const KvPolicy> policies,
+                              std::span<const TokenSpan> replies) {
   auto best = entries_.end();
   size_t n_best = kMinTokens - 1;
   for (auto it = entries_.begin(); it != entries_.end(); ++it) {
-    const size_t n = (*it)->head.usable(prompt, policies);
+    const size_t n = (*it)->head.usable(prompt, policies, replies);
     if (n <= n_best) continue;
     best = it;
     n_best = n;
   }
   if (disk_) {
-    if (std::optional<PrefixEntry> found = disk_->find(prompt, policies, n_best)) {
+    if (std::optional<PrefixEntry> found = disk_->find(prompt, policies, n_best, replies)) {
       auto entry = std::make_shared<const PrefixEntry>(*std::move(found));
       put(entry);
-      return {entry, entry->head.usable(prompt, policies)};
+      return {entry, entry->head.usable(prompt, policies, replies)};
     }
   }
   if (best == entries_.end()) return {};

@@ -2,8 +2,9 @@
 // state is a snapshot. Least recently used states move to disk, if a directory is configured, above
 // a size limit.
 //
-// The ends of a prompt's chunks depend only on its tokens and the policy, and so do the states
-// there: continuing from one gives, bit for bit, the result of processing the whole prompt.
+// The ends of a prompt's chunks depend only on its tokens, its replies and the policy, and so do
+// the states there: continuing from one gives, bit for bit, the result of processing the whole
+// prompt.
 #pragma once
 
 #include <cstddef>
@@ -52,7 +53,8 @@ class PrefixCache {
   static constexpr size_t kMinTokens = 32;
 
   // The state that covers the most tokens of a prompt.
-  FoundPrefix find(std::span<const int32_t> prompt, std::span<const KvPolicy> policies);
+  FoundPrefix find(std::span<const int32_t> prompt, std::span<const KvPolicy> policies,
+                   std::span<const TokenSpan> replies = {});
 
   // Is there an entry that is equal to or covers this one?
   bool has(const PrefixHead& head) const;

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <chrono>
 #include <fstream>
+#include <map>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "core/process.h"
+#include "io/directory_lock.h"
 #include "io/utf8_path.h"
 #include "kv/serialized_sequence.h"
 #include "model/snapshot.h"
@@ -23,7 +25,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kMagic{"h2o pfx\0", 8};
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 constexpr std::string_view kSuffix = ".prefix";
 constexpr std::string_view kUnfinished = ".tmp";
 constexpr size_t kPreamble = 8 + sizeof(uint32_t) + 3 * sizeof(uint64_t);  // before the head
@@ -37,16 +39,27 @@ std::vector<std::byte> written(const PrefixHead& head) {
   for (const KvPolicy& policy : head.policies) write_policy(policy, writer);
   writer.put(uint64_t{head.tokens.size()});
   writer.put(std::span<const int32_t>(head.tokens));
+  writer.put(uint64_t{head.replies.size()});
+  for (const auto& [begin, end] : head.replies) {
+    writer.put(uint64_t{begin});
+    writer.put(uint64_t{end});
+  }
   return std::move(writer.bytes());
 }
 
 PrefixHead read_head(std::span<const std::byte> bytes) {
   ByteReader reader("the head", bytes);
-  PrefixHead head{reader.get<PrefixKind>(), {}, {}};
+  PrefixHead head{reader.get<PrefixKind>(), {}, {}, {}};
   const auto n_policies = reader.get<uint64_t>();
   if (n_policies > bytes.size()) throw FormatError("the head ends too early");
   for (uint64_t i = 0; i < n_policies; ++i) head.policies.push_back(read_policy(reader));
   head.tokens = reader.get<int32_t>(reader.get<uint64_t>());
+  const auto n_replies = reader.get<uint64_t>();
+  if (n_replies > bytes.size()) throw FormatError("the head ends too early");
+  for (uint64_t i = 0; i < n_replies; ++i) {
+    const auto begin = static_cast<size_t>(reader.get<uint64_t>());
+    head.replies.push_back({begin, static_cast<size_t>(reader.get<uint64_t>())});
+  }
   if (reader.left() != 0) throw FormatError("the head is too long");
   return head;
 }
@@ -68,7 +81,7 @@ std::optional<PrefixHead> read_head(std::istream& file, uint64_t scope) {
     throw FormatError("it is no state of a prompt");
   }
   if (const auto version = reader.get<uint32_t>(); version != kVersion) {
-    throw FormatError(text("its version is ", version, ", expected ", kVersion));
+    throw FormatError(concat("its version is ", version, ", expected ", kVersion));
   }
   if (reader.get<uint64_t>() != scope) return std::nullopt;
   const auto sum = reader.get<uint64_t>();
@@ -116,9 +129,13 @@ PrefixDisk::PrefixDisk(PrefixDiskOptions options, uint64_t scope)
 
 void PrefixDisk::scan() {
   struct Found {
+    bool damaged;
     fs::file_time_type used;
     File file;
   };
+  std::map<fs::path, File> known;
+  for (File& file : std::exchange(files_, {})) known.emplace(file.path, std::move(file));
+  bytes_ = 0;
   std::vector<Found> found;
   std::error_code error;
   for (fs::directory_iterator it(options_.directory, error), end; !error && it != end;
@@ -127,39 +144,69 @@ void PrefixDisk::scan() {
     const std::string name = utf8(path.filename());
     std::error_code gone;  // another process may have removed it
     const auto used = fs::last_write_time(path, gone);
-    const uint64_t bytes = it->file_size(gone);
+    const uint64_t bytes = fs::file_size(path, gone);
     if (gone) continue;
     if (const size_t at = name.find(kUnfinished);
         at != std::string::npos && is_named(name.substr(0, at))) {
-      if (fs::file_time_type::clock::now() - used > kAbandoned) fs::remove(path, gone);
+      if (fs::file_time_type::clock::now() - used > kAbandoned) {
+        fs::remove(path, gone);
+      } else {
+        bytes_ += bytes;
+      }
       continue;
     }
     if (!is_named(name)) continue;
+    if (const auto same = known.find(path); same != known.end() && same->second.bytes == bytes) {
+      found.push_back({same->second.damaged, used, std::move(same->second)});
+      continue;
+    }
     std::optional<PrefixHead> head;
     try {
       std::ifstream file(path, std::ios::binary);
       head = read_head(file, scope_);
     } catch (const std::exception& problem) {
-      say(path, problem.what());
-      if (!has_magic(path)) continue;  // not written here
+      if (!fs::exists(path, gone)) continue;
+      const bool foreign = !has_magic(path);  // not written here
+      if (!foreign || foreign_.insert(path).second) say(path, problem.what());
+      if (foreign) continue;
     }
-    found.push_back({used, {path, bytes, std::move(head)}});
+    found.push_back({false, used, {path, bytes, std::move(head)}});
   }
-  std::ranges::sort(found, std::ranges::greater(), &Found::used);
+  std::ranges::stable_sort(found, [](const Found& a, const Found& b) {
+    return std::pair(a.damaged, b.used) < std::pair(b.damaged, a.used);
+  });
   for (Found& one : found) {
     bytes_ += one.file.bytes;
     files_.push_back(std::move(one.file));
   }
 }
 
+bool PrefixDisk::reserve(const fs::path& unfinished, uint64_t bytes) {
+  const DirectoryLock lock(options_.directory);
+  if (!lock.held()) return false;
+  scan();
+  while (bytes_ + bytes > options_.max_bytes) {
+    if (files_.empty()) return false;  // others are writing
+    std::error_code ignored;
+    fs::remove(files_.back().path, ignored);
+    bytes_ -= files_.back().bytes;
+    files_.pop_back();
+  }
+  std::error_code error;
+  const bool created = std::ofstream(unfinished, std::ios::binary).is_open();
+  if (created) fs::resize_file(unfinished, bytes, error);
+  if (!created || error) throw std::runtime_error("it cannot be written");
+  return true;
+}
+
 std::optional<PrefixEntry> PrefixDisk::find(std::span<const int32_t> prompt,
-                                            std::span<const KvPolicy> policies,
-                                            size_t n_least) noexcept {
+                                            std::span<const KvPolicy> policies, size_t n_least,
+                                            std::span<const TokenSpan> replies) noexcept {
   while (true) {
     auto best = files_.end();
     size_t n_best = n_least;
     for (auto it = files_.begin(); it != files_.end(); ++it) {
-      const size_t n = it->head ? it->head->usable(prompt, policies) : 0;
+      const size_t n = it->head ? it->head->usable(prompt, policies, replies) : 0;
       if (n <= n_best) continue;
       best = it;
       n_best = n;
@@ -181,7 +228,12 @@ std::optional<PrefixEntry> PrefixDisk::find(std::span<const int32_t> prompt,
     } catch (const std::bad_alloc&) {  // the file is not to blame
       return std::nullopt;
     } catch (const std::exception& problem) {
-      ignore(best, problem.what());
+      std::error_code unknown;
+      if (fs::exists(best->path, unknown) || unknown) {
+        ignore(best, problem.what());
+      } else {  // another process has removed it
+        drop(fs::path(best->path));
+      }
     }
   }
 }
@@ -215,7 +267,10 @@ void PrefixDisk::save(const PrefixEntry& entry) noexcept {
   if (process_id() != process_) return;
   fs::path unfinished;
   try {
-    if (const auto there = find(entry.head); there != files_.end()) return use(there);
+    if (const auto there = find(entry.head); there != files_.end()) {
+      if (fs::exists(there->path)) return use(there);
+      files_.erase(there);  // another process has removed it
+    }
     const std::vector<std::byte> head = written(entry.head);
     ByteWriter writer;
     writer.put(std::span(kMagic));
@@ -227,17 +282,12 @@ void PrefixDisk::save(const PrefixEntry& entry) noexcept {
     writer.put(uint64_t{entry.state.size()});
     const uint64_t bytes = writer.bytes().size() + entry.state.size();
     if (bytes > options_.max_bytes) return;
-    while (bytes_ + bytes > options_.max_bytes) {
-      std::error_code ignored;  // it may be gone
-      fs::remove(files_.back().path, ignored);
-      bytes_ -= files_.back().bytes;
-      files_.pop_back();
-    }
     const std::string name = hex(scope_) + "-" + hex(checksum(head)) + std::string(kSuffix);
     const fs::path path = options_.directory / name;
-    unfinished = options_.directory / text(name, kUnfinished, process_id(), "-", &files_);
+    unfinished = options_.directory / concat(name, kUnfinished, process_id(), "-", &files_);
+    if (!reserve(unfinished, bytes)) return;
     {
-      std::ofstream file(unfinished, std::ios::binary);
+      std::fstream file(unfinished, std::ios::in | std::ios::out | std::ios::binary);
       for (const std::span<const std::byte> part :
            {std::span<const std::byte>(writer.bytes()), std::span<const std::byte>(entry.state)}) {
         file.write(reinterpret_cast<const char*>(part.data()),
@@ -266,6 +316,7 @@ void PrefixDisk::forget(const PrefixHead& head, const std::string& why) noexcept
 void PrefixDisk::ignore(std::list<File>::iterator file, const std::string& why) noexcept {
   say(file->path, why);
   file->head.reset();
+  file->damaged = true;
   files_.splice(files_.end(), files_, file);
 }
 
@@ -279,7 +330,7 @@ void PrefixDisk::drop(const fs::path& path) {
 
 void PrefixDisk::say(const fs::path& path, const std::string& what) noexcept {
   try {
-    if (options_.log) options_.log(text("prefix cache: ", utf8(path), " is ignored: ", what));
+    if (options_.log) options_.log(concat("prefix cache: ", utf8(path), " is ignored: ", what));
   } catch (const std::exception&) {  // a failing log callback is ignored
   }
 }

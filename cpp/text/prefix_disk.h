@@ -1,5 +1,6 @@
 // PrefixDisk: prefix states in files of a directory, which survive restarts. Least recently used
-// files are removed above a size limit.
+// files are removed above a size limit, which processes that share the directory respect together:
+// one at a time, they look at all files, remove some, and reserve the size of their own.
 //
 // File format: "h2o pfx\0", version u32, scope u64, checksum of the head u64, the head (u64 size),
 // the snapshot (u64 size), which has its own checksum. Files are written under a temporary name and
@@ -12,6 +13,7 @@
 #include <functional>
 #include <list>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 
@@ -37,7 +39,8 @@ class PrefixDisk {
 
   // The validated state that covers the most tokens of a prompt, if more than n_least.
   std::optional<PrefixEntry> find(std::span<const int32_t> prompt,
-                                  std::span<const KvPolicy> policies, size_t n_least) noexcept;
+                                  std::span<const KvPolicy> policies, size_t n_least,
+                                  std::span<const TokenSpan> replies = {}) noexcept;
 
   bool has(const PrefixHead& head) const;
 
@@ -55,9 +58,13 @@ class PrefixDisk {
     std::filesystem::path path;
     uint64_t bytes;
     std::optional<PrefixHead> head;  // none if unusable here: only counts towards the size
+    bool damaged = false;            // evicted first
   };
 
+  // Updates the files to those in the directory; reads the heads of new ones.
   void scan();
+  // Removes files until there is room, and creates one of this size. False if there is no room.
+  bool reserve(const std::filesystem::path& unfinished, uint64_t bytes);
   void use(std::list<File>::iterator file);
   void ignore(std::list<File>::iterator file, const std::string& why) noexcept;
   void drop(const std::filesystem::path& path);
@@ -66,9 +73,10 @@ class PrefixDisk {
 
   PrefixDiskOptions options_;
   uint64_t scope_;
-  int64_t process_;        // a forked child does not write
-  std::list<File> files_;  // most recently used first
-  uint64_t bytes_ = 0;
+  int64_t process_;                          // a forked child does not write
+  std::list<File> files_;                    // most recently used first
+  uint64_t bytes_ = 0;                       // of these and of unfinished files at the last scan
+  std::set<std::filesystem::path> foreign_;  // named like them, but no states
 };
 
 }  // namespace h2o

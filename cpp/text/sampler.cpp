@@ -1,25 +1,25 @@
 #include "text/sampler.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
-#include <functional>
 #include <iomanip>
-#include <limits>
 #include <locale>
 #include <sstream>
 
 #include "core/error.h"
-#include "text/sampler_blocks.h"
+#include "text/bucketed_draw.h"
+#include "text/known_candidates.h"
+#include "text/logit_row.h"
+#include "text/token_weights.h"
 
 namespace h2o {
 namespace {
 
-constexpr const char* kNoneAllowed = "no token is allowed";
+// Up to this many candidates are selected by a threshold and sorted; more are distributed to
+// buckets.
+constexpr int32_t kMaxSorted = 1024;
 
-bool allows(std::span<const uint32_t> allowed, size_t token) {
-  return allowed.empty() || (allowed[token / 32] >> (token % 32) & 1) != 0;
-}
+constexpr const char* kNoneAllowed = "no token is allowed";
 
 bool allows_any(std::span<const uint32_t> allowed, size_t n_vocab) {
   if (allowed.empty()) return true;
@@ -29,44 +29,63 @@ bool allows_any(std::span<const uint32_t> allowed, size_t n_vocab) {
   return any || (allowed.back() & last) != 0;
 }
 
-// NaN becomes -infinity.
-float number(float logit) { return logit == logit ? logit : -kInfinity; }
+// Returns the options with steps missing from `samplers` disabled.
+SamplerOptions checked(const SamplerOptions& options, int32_t n_vocab) {
+  options.check(n_vocab);
+  return options.with_samplers();
+}
 
 }  // namespace
 
+// All samplers of a thread share this memory, so that it stays in the processor's cache.
+struct Sampler::Scratch {
+  LogitRow row;
+  BucketedDraw::Scratch buckets;
+
+  std::span<Candidate> room() { return buckets.candidates; }
+};
+
 Sampler::Sampler(const SamplerOptions& options, int32_t n_vocab)
-    : options_(options.with_samplers()),
+    : options_(checked(options, n_vocab)),
       random_(options.seed),
-      repetitions_(options.dry_penalty_last_n),
+      penalties_(options_, n_vocab),
       surprise_(2 * options.mirostat_tau) {
-  options.check(n_vocab);
-  std::ranges::sort(options_.logit_bias, {}, &LogitBias::token);
   choose_steps();
-  counts_.resize(n_vocab);
-  take_scratch();  // sample() allocates on other threads only, once
+  scratch();  // sample() allocates on other threads only, once
 }
 
-void Sampler::take_scratch() {
+Sampler::Scratch& Sampler::scratch() const {
   static thread_local Scratch scratch;
-  const size_t n_blocks = (counts_.size() + kBlock - 1) / kBlock;
-  const size_t padded = n_blocks * kBlock;
-  if (scratch.logits.size() < padded) {
-    scratch.peaks.resize(n_blocks);
-    scratch.largest_peaks.resize(n_blocks);
-    scratch.bucket_of.resize(padded);
-    scratch.buckets.resize(kBuckets);
-    scratch.candidates.resize(padded + kBlock);
-    scratch.logits.resize(padded);  // last: with it the others have their sizes too
-  }
-  logits_ = std::span(scratch.logits).first(padded);
-  peaks_ = std::span(scratch.peaks).first(n_blocks);
-  largest_peaks_ = std::span(scratch.largest_peaks).first(n_blocks);
-  bucket_of_ = std::span(scratch.bucket_of).first(padded);
-  buckets_ = scratch.buckets;
-  candidates_ = std::span(scratch.candidates).first(padded + kBlock);
+  scratch.row.resize(penalties_.n_vocab());
+  scratch.buckets.resize(scratch.row);
+  return scratch;
 }
 
-// Independent of the application's locale.
+void Sampler::choose_steps() {
+  static constexpr SamplerStep kDefault[] = {SamplerStep::top_n_sigma, SamplerStep::temperature,
+                                             SamplerStep::top_k,       SamplerStep::typical_p,
+                                             SamplerStep::top_p,       SamplerStep::min_p,
+                                             SamplerStep::xtc};
+  const auto add = [this](SamplerStep step) {
+    if (step == SamplerStep::penalties || step == SamplerStep::dry) return;  // come before
+    if (options_.mirostat != 0 && step != SamplerStep::temperature) return;
+    if (options_.does(step)) steps_.push_back(step);
+  };
+  if (options_.samplers) {
+    std::ranges::for_each(*options_.samplers, add);
+  } else {
+    std::ranges::for_each(kDefault, add);
+  }
+  // The fast paths support these steps in this order, with a single temperature.
+  const auto is_fast = [](SamplerStep step) {
+    return step == SamplerStep::temperature || step == SamplerStep::top_k ||
+           step == SamplerStep::top_p || step == SamplerStep::min_p;
+  };
+  by_steps_ = options_.mirostat != 0 || options_.dynatemp_range > 0 ||
+              !std::ranges::is_sorted(steps_) || !std::ranges::all_of(steps_, is_fast);
+}
+
+// The text does not depend on the application's locale.
 std::string Sampler::random_state() const {
   std::ostringstream out;
   out.imbue(std::locale::classic());
@@ -87,233 +106,186 @@ void Sampler::set_random_state(const std::string& state) {
   random_ = random;
 }
 
-void Sampler::accept(std::span<const int32_t> tokens) {
-  const bool penalizes = options_.penalizes();
-  if (!penalizes && !options_.uses_dry()) return;
-  for (const int32_t token : tokens) {
-    require(token >= 0 && token < std::ssize(counts_), "token ", token,
-            " is not in the vocabulary of ", counts_.size());
-  }
-  // Allocate everything first, for the strong exception guarantee.
-  if (options_.uses_dry()) repetitions_.reserve(tokens.size());
-  const size_t most = options_.repeat_last_n < 0 ? counts_.size() : options_.repeat_last_n;
-  const size_t n = penalizes ? std::min(recent_.size() + tokens.size(), most) : 0;
-  if (n > recent_.capacity()) recent_.reserve(std::max(n, 2 * recent_.capacity()));
-  if (penalizes) {
-    for (const int32_t token : tokens) remember(token);
-  }
-  if (options_.uses_dry()) repetitions_.accept(tokens);
-}
-
-void Sampler::remember(int32_t token) {
-  if (options_.repeat_last_n < 0) {
-    if (counts_[token] == 0) recent_.push_back(token);
-    if (counts_[token] == std::numeric_limits<int32_t>::max()) return;
-  } else if (std::ssize(recent_) < options_.repeat_last_n) {
-    recent_.push_back(token);
-  } else {
-    --counts_[recent_[next_recent_]];
-    recent_[next_recent_] = token;
-    next_recent_ = (next_recent_ + 1) % recent_.size();
-  }
-  ++counts_[token];
-}
+// Returns 53 random bits as a number from 0 to below 1; portable, unlike
+// std::uniform_real_distribution.
+double Sampler::random_number() { return static_cast<double>(random_() >> 11) * 0x1p-53; }
 
 int32_t Sampler::sample(std::span<const float> logits, std::span<const uint32_t> allowed) {
-  const size_t n_vocab = counts_.size();
+  const size_t n_vocab = penalties_.n_vocab();
   require(logits.size() == n_vocab, logits.size(), " logits for a vocabulary of ", n_vocab);
   require(allowed.empty() || allowed.size() == (n_vocab + 31) / 32, allowed.size(),
           " words of allowed tokens for a vocabulary of ", n_vocab);
   require(allows_any(allowed, n_vocab), kNoneAllowed);
-  take_scratch();
-  read(logits, allowed);
-  penalize(logits, allowed);
-  if (options_.uses_dry()) penalize_repetitions();
-  find_peaks();
-  if (std::isinf(largest_)) make_finite(allowed);
-  if (is_greedy()) {
-    size_t at = (std::ranges::find(peaks_, largest_) - peaks_.begin()) * kBlock;
-    while (logits_[at] != largest_) ++at;
-    return static_cast<int32_t>(at);
-  }
-  if (by_steps_) return draw_by_steps(gather_candidates(), cuts_first());
-  const size_t k = options_.top_k > 0 ? std::min<size_t>(options_.top_k, n_vocab) : n_vocab;
-  return k <= size_t{kMaxSorted} ? draw_first(gather_largest(k)) : draw_bucketed(k);
-}
+  Scratch& scratch = this->scratch();
+  LogitRow& row = scratch.row;
+  row.read(logits, allowed);
+  penalties_.apply(row, logits, allowed);
+  row.find_peaks();
+  if (std::isinf(row.largest())) make_finite(row, allowed);
+  if (is_greedy()) return row.argmax();
 
-void Sampler::read(std::span<const float> logits, std::span<const uint32_t> allowed) {
-  const size_t whole = logits.size() / kBlock * kBlock;
-  const float* const __restrict in = logits.data();
-  for (size_t at = 0; at < whole; at += kBlock) {
-    const uint32_t mask = allowed.empty() ? ~0u : allowed[at / kBlock];
-    float* const __restrict out = &logits_[at];
-    if (mask == ~0u) {
-      for (size_t i = 0; i < kBlock; ++i) out[i] = number(in[at + i]);
-    } else {
-      std::fill_n(out, kBlock, -kInfinity);
-      for (uint32_t left = mask; left != 0; left &= left - 1) {
-        const int i = std::countr_zero(left);
-        out[i] = number(in[at + i]);
-      }
+  const DrawCuts cuts{options_.top_k, options_.top_p, options_.min_p};
+  const std::span<Candidate> room = scratch.room();
+  const size_t k = cuts.top_k > 0 ? std::min<size_t>(cuts.top_k, n_vocab) : n_vocab;
+  if (!by_steps_) {
+    if (k > size_t{kMaxSorted}) {
+      return BucketedDraw(row, options_.temperature, cuts, scratch.buckets).draw(random_number());
     }
+    return draw_sorted(room.first(row.gather_largest(k, room)));
   }
-  for (size_t i = whole; i < logits.size(); ++i) {
-    logits_[i] = allows(allowed, i) ? number(in[i]) : -kInfinity;
-  }
-  std::fill(logits_.begin() + logits.size(), logits_.end(), -kInfinity);
-  for (const auto& [token, bias] : options_.logit_bias) {
-    logits_[token] = number(logits_[token] + bias);  // infinity - infinity is NaN
-  }
-}
-
-float Sampler::bias_of(size_t token) const {
-  const auto id = static_cast<int32_t>(token);
-  const auto found = std::ranges::lower_bound(options_.logit_bias, id, {}, &LogitBias::token);
-  return found != options_.logit_bias.end() && found->token == id ? found->bias : 0;
-}
-
-// Keskar et al., arXiv 1909.05858, section 4.1; and OpenAI's penalties, as in llama.cpp.
-float Sampler::penalized(size_t token, float logit) const {
-  logit = logit > 0 ? logit / options_.repeat_penalty : logit * options_.repeat_penalty;
-  if (options_.frequency_penalty != 0 || options_.presence_penalty != 0) {
-    logit -= static_cast<float>(counts_[token]) * options_.frequency_penalty;
-    logit -= options_.presence_penalty;
-  }
-  return number(logit);  // penalties of many occurrences may be infinite
-}
-
-// Repeated tokens are recomputed from the original logit, so each is penalized once.
-void Sampler::penalize(std::span<const float> logits, std::span<const uint32_t> allowed) {
-  const auto penalize_one = [&](size_t token) {
-    if (!allows(allowed, token)) return;
-    float logit = number(logits[token]);
-    if (!options_.logit_bias.empty()) logit = number(logit + bias_of(token));
-    logits_[token] = penalized(token, logit);
-  };
-  if (recent_.size() <= counts_.size()) {
-    for (const int32_t token : recent_) penalize_one(token);
-  } else {
-    for (size_t token = 0; token < counts_.size(); ++token) {
-      if (counts_[token] != 0) penalize_one(token);
-    }
-  }
-}
-
-void Sampler::penalize_repetitions() {
-  for (const auto& [token, length] : repetitions_.find(options_.dry_allowed_length, breakers_)) {
-    logits_[token] -= dry_penalty(length);
-  }
-}
-
-float Sampler::dry_penalty(int32_t length) const {
-  const float growth =
-      std::pow(options_.dry_base, static_cast<float>(length - options_.dry_allowed_length));
-  return std::min(options_.dry_multiplier * growth, std::numeric_limits<float>::max());
-}
-
-// The largest logit of each block, and of all.
-void Sampler::find_peaks() {
-  for (size_t block = 0; block < peaks_.size(); ++block) {
-    const float* const logits = &logits_[block * kBlock];
-    float lanes[kBlock / 2];
-    for (size_t i = 0; i < kBlock / 2; ++i) {
-      lanes[i] = std::max(logits[i], logits[i + kBlock / 2]);
-    }
-    for (size_t i = 0; i < 8; ++i) lanes[i] = std::max(lanes[i], lanes[i + 8]);
-    for (size_t i = 0; i < 4; ++i) lanes[i] = std::max(lanes[i], lanes[i + 4]);
-    peaks_[block] = std::max(std::max(lanes[0], lanes[1]), std::max(lanes[2], lanes[3]));
-  }
-  largest_ = std::ranges::max(peaks_);
+  if (!cuts_first()) return draw_by_steps({room, row.gather_finite(room)}, false);
+  const size_t n = row.gather_largest(k, room);
+  std::ranges::sort(room.first(n), likelier);  // sums depend on the order
+  return draw_by_steps({room, n}, true);
 }
 
 // If the largest logit is infinite, the allowed tokens that have it become equally likely, and the
 // others are never sampled.
-void Sampler::make_finite(std::span<const uint32_t> allowed) {
+void Sampler::make_finite(LogitRow& row, std::span<const uint32_t> allowed) const {
   bool any = false;
-  for (size_t i = 0; i < counts_.size(); ++i) {
-    const bool drawn = logits_[i] == largest_ && allows(allowed, i) && bias_of(i) != -kInfinity;
-    logits_[i] = drawn ? 0 : -kInfinity;
+  for (size_t i = 0; i < row.size(); ++i) {
+    const bool drawn =
+        row[i] == row.largest() && is_allowed(allowed, i) && penalties_.bias(i) != -kInfinity;
+    row[i] = drawn ? 0 : -kInfinity;
     any = any || drawn;
   }
   require(any, kNoneAllowed);
-  find_peaks();
+  row.find_peaks();
 }
 
-// 53 random bits; portable, unlike std::uniform_real_distribution.
-double Sampler::random_below(double total) {
-  return static_cast<double>(random_() >> 11) * 0x1p-53 * total;
-}
-
-// Draws from the first n candidates, after top-k.
-int32_t Sampler::draw_first(size_t n) {
-  const auto begin = candidates_.begin();
-  std::sort(begin, begin + n, likelier);
-  double total = 0;
-  for (size_t i = 0; i < n; ++i) {
-    candidates_[i].weight = weight_of(candidates_[i].logit);
-    total += candidates_[i].weight;
+std::optional<int32_t> Sampler::sample(const LargestLogits& largest) {
+  if (!may_draw_from_largest() || largest.n <= 0 || std::isinf(largest.logits[0].value)) return {};
+  const std::span<Candidate> room = scratch().room();
+  KnownCandidates known(largest, penalties_, room);
+  if (known.is_empty()) return {};
+  if (is_greedy()) return known.first().token;
+  if (options_.top_k == 0) {
+    const std::optional<size_t> n =
+        known.count_nucleus(options_.temperature, options_.top_p, options_.min_p);
+    return n ? std::optional(draw_nucleus(room.first(*n))) : std::nullopt;
   }
+  const std::optional<size_t> n = known.count_largest(static_cast<size_t>(options_.top_k));
+  if (!n) return {};
+  return by_steps_ ? draw_by_steps({room, *n}, true) : draw_sorted(room.first(*n));
+}
+
+bool Sampler::may_draw_from_largest() const {
+  if (penalties_.may_raise()) return false;
+  if (is_greedy()) return true;
+  const bool cuts = options_.top_k > 0 && options_.top_k <= LargestLogits::kMax;
+  return by_steps_ ? cuts && cuts_first() : cuts || draws_nucleus();
+}
+
+// Does BucketedDraw draw from the tokens that top-p or min-p keep?
+bool Sampler::draws_nucleus() const {
+  return !by_steps_ && options_.top_k == 0 && penalties_.n_vocab() > size_t{kMaxSorted} &&
+         (options_.top_p < 1 || options_.min_p > 0);
+}
+
+float Sampler::rest_temperature() const {
+  return !is_greedy() && draws_nucleus() && options_.top_p < 1 ? options_.temperature : 0;
+}
+
+// Is top-k first, or preceded only by one temperature, which does not change the ranking?
+bool Sampler::cuts_first() const {
+  for (const SamplerStep step : steps_) {
+    if (step == SamplerStep::temperature && options_.dynatemp_range == 0) continue;
+    return step == SamplerStep::top_k && options_.top_k <= kMaxSorted;
+  }
+  return false;
+}
+
+// Draws from the candidates that top-k keeps.
+int32_t Sampler::draw_sorted(std::span<Candidate> candidates) {
+  std::ranges::sort(candidates, likelier);
+  const TokenWeights weight_of{candidates[0].logit, options_.temperature};
+  double total = 0;
+  for (Candidate& c : candidates) {
+    c.weight = weight_of(c.logit);
+    total += c.weight;
+  }
+  size_t n = candidates.size();
   if (options_.top_p < 1) {
     const double enough = options_.top_p * static_cast<float>(total);
     double mass = 0;
     size_t kept = 0;
-    while (kept < n && mass < enough) mass += candidates_[kept++].weight;
+    while (kept < n && mass < enough) mass += candidates[kept++].weight;
     n = kept;
   }
-  while (n > 1 && candidates_[n - 1].weight < options_.min_p) --n;
+  while (n > 1 && candidates[n - 1].weight < options_.min_p) --n;
 
   total = 0;
-  for (size_t i = 0; i < n; ++i) total += candidates_[i].weight;
-  double left = random_below(total);
+  for (const Candidate& c : candidates.first(n)) total += c.weight;
+  double left = random_number() * total;
   size_t last = 0;  // the last one with a weight, in case of a rounding remainder
   for (size_t i = 0; i < n; ++i) {
-    if (candidates_[i].weight > 0) last = i;
-    left -= candidates_[i].weight;
+    if (candidates[i].weight > 0) last = i;
+    left -= candidates[i].weight;
     if (left < 0) break;
   }
-  return candidates_[last].token;
+  return candidates[last].token;
 }
 
-// A lower bound of the k largest logits: the k-th largest of a subset of block maxima.
-float Sampler::bar_below(size_t k) {
-  const size_t n = std::min(peaks_.size(), 8 * k);
-  if (k > n) return -kInfinity;
-  const auto end = std::copy_n(peaks_.begin(), n, largest_peaks_.begin());
-  const auto kth = largest_peaks_.begin() + (k - 1);
-  std::nth_element(largest_peaks_.begin(), kth, end, std::greater());
-  return std::nextafter(*kth, -kInfinity);
+// Draws from sorted candidates with weights, as BucketedDraw does.
+int32_t Sampler::draw_nucleus(std::span<const Candidate> candidates) {
+  double total = 0;
+  for (const Candidate& c : candidates) total += c.weight;
+  const double drawn = random_number() * total;
+  double before = 0;
+  size_t i = 0;
+  while (i + 1 < candidates.size() && (before += candidates[i].weight) <= drawn) ++i;
+  return candidates[i].token;
 }
 
-// Moves the k largest finite logits, unsorted, to the front of candidates_; returns their number.
-size_t Sampler::gather_largest(size_t k) {
-  // The candidates of one more block always fit.
-  const size_t room = std::min(std::max<size_t>(4 * k, 256), candidates_.size() - kBlock);
-  const auto begin = candidates_.begin();
-  size_t n = 0;
-  size_t n_read = 0;
-  const auto read_logits = [&] {
-    for (; n_read < n; ++n_read) candidates_[n_read].logit = logits_[candidates_[n_read].token];
-  };
-  const auto keep_largest = [&] {
-    read_logits();
-    std::nth_element(begin, begin + (k - 1), begin + n, likelier);
-    n = n_read = k;
-  };
-  float bar = bar_below(k);
-  for (size_t block = 0; block < peaks_.size(); ++block) {
-    if (!(peaks_[block] > bar)) continue;
-    const size_t at = block * kBlock;
-    for (size_t i = at; i < at + kBlock; ++i) {
-      candidates_[n].token = static_cast<int32_t>(i);
-      n += logits_[i] > bar ? 1 : 0;  // a branch would often be mispredicted
+// Draws with any options and order of steps. has_cut: top-k has already been applied.
+int32_t Sampler::draw_by_steps(Candidates candidates, bool has_cut) {
+  const SamplerOptions& o = options_;
+  for (const SamplerStep step : steps_) {
+    switch (step) {
+      case SamplerStep::top_n_sigma:
+        candidates.keep_sigma(o.top_n_sigma);
+        break;
+      case SamplerStep::temperature:
+        if (o.dynatemp_range > 0) {
+          candidates.scale_by_entropy(std::max(0.0f, o.temperature - o.dynatemp_range),
+                                      o.temperature + o.dynatemp_range, o.dynatemp_exponent);
+        } else {
+          candidates.scale(o.temperature);
+        }
+        break;
+      case SamplerStep::top_k:
+        if (!has_cut) candidates.keep_largest(o.top_k);
+        break;
+      case SamplerStep::typical_p:
+        candidates.keep_typical(o.typical_p);
+        break;
+      case SamplerStep::top_p:
+        candidates.keep_probable(o.top_p);
+        break;
+      case SamplerStep::min_p:
+        candidates.keep_relative(o.min_p);
+        break;
+      default:
+        if (candidates.size() > 1 && random_number() < o.xtc_probability) {
+          candidates.drop_top(o.xtc_threshold);
+        }
     }
-    if (n < room || n <= k) continue;
-    keep_largest();
-    bar = candidates_[k - 1].logit;  // of equal logits the first are kept
   }
-  if (n > k) keep_largest();
-  read_logits();
-  return n;
+  if (o.mirostat != 0) return draw_mirostat(candidates);
+  return candidates.draw(random_number());
+}
+
+// Basu et al., arXiv 2007.14966: the number of candidates follows the surprise of earlier choices.
+int32_t Sampler::draw_mirostat(Candidates& candidates) {
+  if (options_.mirostat == 1) {
+    candidates.keep_largest(candidates.zipf_count(surprise_, penalties_.n_vocab()));
+  } else {
+    candidates.keep_surprise(surprise_);
+  }
+  double surprise = 0;
+  const int32_t token = candidates.draw(random_number(), &surprise);
+  surprise_ -= options_.mirostat_eta * static_cast<float>(surprise - options_.mirostat_tau);
+  return token;
 }
 
 }  // namespace h2o

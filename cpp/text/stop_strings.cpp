@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "text/tokenizer/utf8.h"
+#include "core/utf8.h"
 
 namespace h2o {
 

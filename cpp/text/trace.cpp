@@ -28,8 +28,8 @@ std::vector<int32_t> largest(std::span<const float> logits, size_t n) {
   return heap;
 }
 
-// As the sampler reads them: NaN is -infinity, and if the largest is infinite, the tokens that have
-// it are equally likely.
+// Reads them as the sampler does: NaN is -infinity, and if the largest is infinite, the tokens that
+// have it are equally likely.
 std::vector<float> without_nan(std::span<const float> logits) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   std::vector<float> made(logits.begin(), logits.end());

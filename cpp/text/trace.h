@@ -26,7 +26,7 @@ struct TokenLogprob {
   std::vector<std::pair<int32_t, double>> top;  // most likely tokens, most likely first
 };
 
-// What a sequence keeps at one point.
+// The tokens that a sequence keeps at one point.
 struct Kept {
   int32_t tokens_kept;  // in the layer that keeps most
   // [tokens seen]: the fraction of the kv_heads, of all layers with a cache, that keep the token

@@ -1,5 +1,4 @@
 #include "cuda/attention/admission.cuh"
-#include "cuda/attention/archive_evicted.h"
 #include "cuda/attention/archive_types.cuh"
 #include "cuda/attention/attend.h"
 #include "cuda/runtime/copy_bytes.cuh"

@@ -28,7 +28,7 @@ __device__ inline float archived_value(const ArchiveLayout& archive, const std::
   return archive.v_dtype == DType::q2 ? q2_element(row, i) : element(archive.v_dtype, row, i);
 }
 
-// Of a page with this grid, if keys are in q3.
+// A key of a page with this grid, if keys are in q3.
 __device__ inline float archived_key(const ArchiveLayout& archive, const KeyGrid& grid,
                                      const std::byte* row, int i) {
   if (!archive.has_grids()) return element(archive.k_dtype, row, i);

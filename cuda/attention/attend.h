@@ -52,4 +52,21 @@ void compute_rope_table(const Stream& stream, const Tensor& rope_table, const Ro
 void roll(const Stream& stream, const KvView& cache, const Rope& rope, int32_t sequence,
           int32_t length);
 
+// Bytes of cache.workspace that prefill_attention() uses, from its start.
+size_t prefill_workspace(const KvView& shape);
+
+// The rows of `segment` attend to the cached tokens and to the rows up to themselves. q is rotated;
+// keys and values are located by SegmentKeys. Adds their probabilities to the scores, if the policy
+// uses scores. `recalls`: the workspace of recall() if they also attend to the archive; else
+// nullptr.
+void prefill_attention(const Stream& stream, const Attention& attention, const KvView& cache,
+                       const Segment& segment, std::byte* recalls);
+
+// Archives, for segments of one row, the tokens in their next slots, if they were evicted.
+void archive_evicted(const Stream& stream, const KvView& cache, const DeviceBatch& batch,
+                     int32_t n_segments);
+
+// Archives a longer segment's, after eviction has been decided and before slots are overwritten.
+void archive_evicted(const Stream& stream, const KvView& cache, const Segment& segment);
+
 }  // namespace h2o::cuda

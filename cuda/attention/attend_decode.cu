@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == kFewThreads ? 5 : 1)
 
 using DecodeSplits = decltype(&decode_splits<Single>);
 
-// For this cache's types, in whole rows of segments that roll or do not; nullptr if not supported.
+// Kernels for this cache's types, in whole rows of segments that roll or do not; nullptr: none.
 template <template <class...> class Rows>
 DecodeSplits whole_rows(const KvView& cache) {
   if (cache.head_dim % 8 != 0 || cache.head_dim > 256) return nullptr;

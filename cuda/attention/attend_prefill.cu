@@ -1,9 +1,7 @@
 #include <numbers>
 
-#include "cuda/attention/attend_prefill.h"
-#include "cuda/attention/dequantize_rows.h"
-#include "cuda/attention/prefill_f32.h"
-#include "cuda/attention/prefill_mma.h"
+#include "cuda/attention/attend.h"
+#include "cuda/attention/prefill.h"
 #include "cuda/attention/prefill_step.cuh"
 #include "cuda/attention/recall.h"
 

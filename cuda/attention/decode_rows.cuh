@@ -38,7 +38,7 @@ struct Whole {
                                                                         : 2;
   using Key = typename KeyRow::Packed;
   using Value = typename ValueRow::Packed;
-  // Of a key and value: bytes of 32 elements, and operations to unpack eight.
+  // Bytes of 32 elements of a key and value, and operations to unpack eight.
   static constexpr int kBlockBytes = KeyRow::kBlockBytes + ValueRow::kBlockBytes;
   static constexpr int kUnpack = KeyRow::kUnpack + ValueRow::kUnpack;
   const KvView& cache;

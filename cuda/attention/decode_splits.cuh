@@ -13,7 +13,7 @@
 namespace h2o::cuda {
 namespace {
 
-// Of a multiprocessor, while it waits for a round of rows: see in_flight.cuh.
+// Percentage that a multiprocessor hides while it waits for a round of rows: see in_flight.cuh.
 template <class Rows, int kHeads>
 constexpr size_t decode_latency_hidden() {
   constexpr size_t octets =
@@ -67,7 +67,7 @@ template <class Rows, int kOctets, int kHeads>
 void launch_decode(const Stream& stream, const Decode& decode, const KvView& cache,
                    const DeviceBatch& batch, int32_t n_segments) {
   if constexpr (!std::is_same_v<Rows, Single>) {
-    // Not 100: with 8 heads or rotation, more rows of quantized types do not fit into registers.
+    // 100 needs more rows of quantized types than fit into registers with 8 heads or rotation.
     static_assert(decode_latency_hidden<Rows, kHeads>() >= 75);
   }
   const int group = cache.n_heads / cache.n_kv_heads;

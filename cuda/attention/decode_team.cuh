@@ -20,7 +20,7 @@ __host__ __device__ inline int32_t split_length(int32_t used) {
   return length;
 }
 
-// Of any number of slots up to `slots`.
+// The most splits of any number of slots up to `slots`.
 __host__ __device__ inline int32_t most_splits(int32_t slots) {
   const int32_t n = (slots + kMinSplitLength - 1) / kMinSplitLength;
   return n < kMaxSplits ? n : kMaxSplits;
@@ -83,7 +83,7 @@ struct Team {
 
   explicit __device__ Team(int log_lanes) : log_lanes(log_lanes) {}
 
-  // Of shared memory for merge().
+  // Bytes of shared memory for merge().
   static size_t shared_bytes(int log_lanes) {
     const int width = kOctets * 8 << log_lanes;
     return size_t{sizeof(float)} * (kTeamThreads >> log_lanes) * kHeads * (width + 2);

@@ -1,4 +1,4 @@
-#include "cuda/attention/dequantize_rows.h"
+#include "cuda/attention/prefill.h"
 #include "cuda/attention/prefill_step.cuh"
 #include "cuda/attention/stored_row.cuh"
 #include "cuda/runtime/launch.cuh"

@@ -1,6 +1,5 @@
 // Eviction after prefill of a long segment: select and admit, one block per kv_head.
 #include "cuda/attention/admission.cuh"
-#include "cuda/attention/archive_evicted.h"
 #include "cuda/attention/attend.h"
 #include "cuda/attention/block_select.cuh"
 #include "cuda/attention/segment_keys.cuh"
@@ -19,7 +18,7 @@ __device__ uint64_t order_of(const Victim& victim) {
   return make_order(victim.importance, 0xffffffffu - static_cast<uint32_t>(victim.position));
 }
 
-// As pool_scores() on the CPU: replaces the scores of all evictable tokens by the maximum over
+// Replaces the scores of all evictable tokens, as pool_scores() on the CPU, by the maximum over
 // their evictable neighbors.
 __device__ void pool_scores(const Segment& segment, const SegmentKeys& keys,
                             const Admission& work) {
@@ -67,7 +66,7 @@ __device__ void pool_scores(const Segment& segment, const SegmentKeys& keys,
   __syncthreads();
 }
 
-// As admit_chunk() on the CPU: keeps `budget` tokens and finds a free slot for each row that is
+// Keeps `budget` tokens and, as admit_chunk() on the CPU, finds a free slot for each row that is
 // kept.
 __device__ void admit_rows(const KvView& cache, const Segment& segment, const SegmentKeys& keys) {
   __shared__ int32_t scratch[kSelectThreads / kWarp];
@@ -93,7 +92,8 @@ __device__ void admit_rows(const KvView& cache, const Segment& segment, const Se
     const float* norms = is_row ? keys.chunk.value_norms + row : head.value_norms + i;
     const float score = head.scores != nullptr ? *scores : 0;
     const float norm = head.value_norms != nullptr ? *norms : 1;
-    work.orders[i] = order_of({policy.importance(score, norm, position, next), position, i});
+    work.orders[i] =
+        order_of({policy.importance(score, norm, position, next, head.number), position, i});
   }
   __syncthreads();
   const uint64_t last = select(n, n_evicted, [&](int32_t i) { return work.orders[i]; });

@@ -26,7 +26,7 @@ bool with_head_dim(int head_dim, F f) {
 // SegmentKeys.
 template <int kDim>
 struct HalfRows {
-  // In the cache.
+  // Rows in the cache.
   __device__ HalfRows(const SegmentKeys& keys, const std::byte* slots, const std::byte* chunk)
       : old(reinterpret_cast<const uint16_t*>(slots)),
         own(keys.fits ? old + (keys.first - keys.kept) * int64_t{kDim}
@@ -34,7 +34,7 @@ struct HalfRows {
         gap(keys.first),
         kept(keys.kept) {}
 
-  // In the workspace, contiguous.
+  // Rows in the workspace, contiguous.
   __device__ HalfRows(const uint16_t* rows, int32_t kept)
       : old(rows), own(rows), gap(kept), kept(kept) {}
 

@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kThreads) merge_splits_kernel(PrefillStep step
   const int part = warp % kParts;
   const int32_t head_dim = step.cache.head_dim;
   const SegmentKeys keys(step.cache, step.segment, kv_head);
-  // With a key that the query sees.
+  // Splits with a key that the query sees.
   const int32_t n_splits = (keys.kept + t / step.group) / step.splits.length + 1;
   const int64_t first = step.first_partial(kv_head, t);
   const float* const shift = step.splits.shift + first;

@@ -1,6 +1,6 @@
 #include <cmath>
 
-#include "cuda/attention/prefill_f32.h"
+#include "cuda/attention/prefill.h"
 #include "cuda/attention/prefill_step.cuh"
 #include "cuda/attention/stored_row.cuh"
 #include "cuda/runtime/launch.cuh"

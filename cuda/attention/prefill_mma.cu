@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "cuda/attention/half_rows.cuh"
-#include "cuda/attention/prefill_mma.h"
+#include "cuda/attention/prefill.h"
 #include "cuda/attention/prefill_step.cuh"
 #include "cuda/runtime/launch.cuh"
 
@@ -217,7 +217,7 @@ __device__ __forceinline__ void write_row(float* out, const Queries<S>& own, int
   }
 }
 
-// Of one split.
+// Writes the partial results of one split.
 template <class S>
 __device__ __forceinline__ void write_partials(const PrefillStep& step, int32_t kv_head,
                                                int32_t first_query, const Queries<S>& own) {

@@ -15,7 +15,7 @@ constexpr int32_t kMinSplit = 128;      // keys
 constexpr int32_t kSplitMultiple = 64;  // keys: a multiple of every kernel's tiles
 
 struct KeySplits {
-  // For this many blocks without splits, which read at most n_keys keys each.
+  // Divides for this many blocks without splits, which read at most n_keys keys each.
   void divide(int64_t n_blocks, int32_t n_keys) {
     const int64_t most = (int64_t{n_keys} + kMinSplit - 1) / kMinSplit;
     const int64_t parts = std::max(std::min(kEnoughBlocks / n_blocks, most), int64_t{1});

@@ -31,7 +31,7 @@ struct PrefillStep {
   float* lse;  // [n_kv_heads, max_rows * group]: log2 of the sum of 2^logit per query; nullptr if
                // no policy uses scores and this layer has no archive
 
-  // For tensor cores, f16 in the workspace.
+  // Operands of tensor cores, f16 in the workspace.
   uint16_t* q_halves;  // [n_kv_heads, max_rows * group, head_dim]: q, if scores are needed
   uint16_t* k_halves;  // [n_kv_heads, slots + max_rows, head_dim]: contiguous keys and values;
   uint16_t* v_halves;  // nullptr if they can be read as f16 from the cache
@@ -77,7 +77,7 @@ struct Tiles {
     return dim3(static_cast<unsigned>(n_tiles * cache.n_kv_heads));
   }
 
-  // Of this block; along y there are splits of the keys, or parts of the queries.
+  // Tiles of this block; along y there are splits of the keys, or parts of the queries.
   __device__ explicit Tiles(const KvView& cache)
       : kv_head(static_cast<int32_t>(blockIdx.x % static_cast<unsigned>(cache.n_kv_heads))),
         tile(static_cast<int32_t>(blockIdx.x / static_cast<unsigned>(cache.n_kv_heads))),

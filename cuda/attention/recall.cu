@@ -1,7 +1,6 @@
 #include <numbers>
 
 #include "cuda/attention/archive_types.cuh"
-#include "cuda/attention/choose_pages.h"
 #include "cuda/attention/prefill_step.cuh"
 #include "cuda/attention/recall.h"
 #include "cuda/attention/recall_step.cuh"
@@ -159,7 +158,7 @@ RecallStep step_of(const Attention& attention, const KvView& cache, std::byte* w
 }
 
 void launch_recall(const Stream& stream, const RecallStep& step) {
-  choose_pages(stream, step);
+  select_pages(stream, step);
   const size_t shared = (size_t{1} * part_tokens(step.archive) * step.group() +
                          size_t{kWarps} * step.cache.head_dim) *
                         sizeof(float);

@@ -32,11 +32,11 @@ struct RecalledSums {
 // Workspace size of recall(), a multiple of 256; 0 without an archive.
 size_t recall_workspace(const KvView& shape);
 
-// For segments of one row that have archived tokens; rows are indexed by sequence.
+// Attends, for segments of one row, to archived tokens; rows are indexed by sequence.
 RecalledSums recall(const Stream& stream, const Attention& attention, const KvView& cache,
                     const DeviceBatch& batch, int32_t n_segments, std::byte* workspace);
 
-// For a longer segment; adds to its output and to step.lse.
+// Adds a longer segment's to its output and to step.lse.
 void add_recalled(const Stream& stream, const Attention& attention, const PrefillStep& step,
                   std::byte* workspace);
 

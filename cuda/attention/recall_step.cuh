@@ -92,4 +92,8 @@ struct RecallRow {
   int32_t n_pages;  // that may contain tokens of the sequence
 };
 
+// Selects the archived pages that each row attends to: for each row and kv_head of the step, fills
+// step.space.pages.
+void select_pages(const Stream& stream, const RecallStep& step);
+
 }  // namespace h2o::cuda

@@ -5,6 +5,7 @@
 #include "cuda/attention/kv_types.cuh"
 #include "cuda/attention/rope.cuh"
 #include "cuda/runtime/launch.cuh"
+#include "kv/range.h"
 
 namespace h2o::cuda {
 namespace {
@@ -43,6 +44,10 @@ __global__ void roll_kernel(KvView cache, Rotation back, int32_t sequence, int32
   __syncthreads();
   for (int i = threadIdx.x; i < back.half; i += kThreads) {
     back.apply(key, i, back.angle(-position, i));
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < cache.head_dim; i += kThreads) {
+    clamp_to(most_stored(cache.k_dtype), key[i]);
   }
   __syncthreads();
   write_row(cache.k_dtype, stored, key, cache.head_dim);

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "cuda/attention/half_rows.cuh"
-#include "cuda/attention/prefill_mma.h"
+#include "cuda/attention/prefill.h"
 #include "cuda/attention/prefill_step.cuh"
 #include "cuda/runtime/launch.cuh"
 
@@ -31,7 +31,7 @@ constexpr int kAddThreads = 256;
 
 // Parts of the queries, each with a block per tile of keys.
 struct Parts {
-  // For this many blocks per part; `n_floats` is the size of the array `sums`.
+  // Parts for this many blocks each; `n_floats` is the size of the array `sums`.
   Parts(const PrefillStep& step, int64_t n_blocks, int32_t tile, float* sums, int64_t n_floats)
       : sums(sums), n_keys(step.max_keys()) {
     const int32_t n_tiles = (step.n_queries() + tile - 1) / tile;
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kDim <= 128 ? 3 : 2)
   if (keys.head.scores == nullptr || block_key >= n_keys) return;
   if (keys.head.policy.scoring == Scoring::question) return;
 
-  // From the tile with the first query that sees one of the block's keys.
+  // The first tile is that of the first query that sees one of the block's keys.
   const int part = static_cast<int>(blockIdx.y);
   const int32_t end = min((part + 1) * parts.queries, step.n_queries());
   const int32_t first_seeing = max(0, block_key - keys.kept) * step.group;

@@ -7,7 +7,7 @@
 
 namespace h2o::cuda {
 
-// For one kv_head. Row r of the segment sees the first kept + r + 1 keys. The segment's rows are in
+// Keys of one kv_head. Row r of the segment sees the first kept + r + 1. The segment's rows are in
 // free slots if they all fit, otherwise staged until every row has attended.
 struct SegmentKeys {
   __device__ SegmentKeys(const KvView& cache, const Segment& segment, int32_t kv_head)

@@ -58,7 +58,8 @@ __device__ void select_next_slot(const KvHead& head, const Segment& segment, int
       if (first + i * apart >= used) break;
       store(slots[i], scores[i]);
       if (!evicts || !policy.evictable(positions[i], next)) continue;
-      const float importance = policy.importance(scores[i], norms[i], positions[i], next);
+      const float importance =
+          policy.importance(scores[i], norms[i], positions[i], next, head.number);
       victim = earlier(victim, {importance, positions[i], slots[i]});
     }
   }

@@ -7,6 +7,7 @@
 #include "cuda/attention/rope.cuh"
 #include "cuda/attention/segment_keys.cuh"
 #include "cuda/runtime/launch.cuh"
+#include "kv/range.h"
 
 namespace h2o::cuda {
 namespace {
@@ -74,6 +75,12 @@ __global__ void __launch_bounds__(kThreads)
   float* const q = rows.q + column * group;
   rotation.apply_all<kThreads>(q, n_heads * group, head_dim, rope_table);
   if (!segment.rolling) rotation.apply_all<kThreads>(k, n_heads, head_dim, rope_table);
+  __syncthreads();
+  const float most_k = most_stored(cache.k_dtype), most_v = most_stored(cache.v_dtype);
+  for (int i = threadIdx.x; i < width; i += kThreads) {
+    clamp_to(most_k, k[i]);
+    clamp_to(most_v, v[i]);
+  }
   __syncthreads();
 
   for (int h = 0; h < n_heads; ++h) {

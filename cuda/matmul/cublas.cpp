@@ -77,7 +77,7 @@ const Library* library() {
 void check_status(Status status, const char* operation) {
   if (status == 0) return;
   const std::string message =
-      text("[cuda] cuBLAS: ", operation, ": ", library()->status_string(status));
+      concat("[cuda] cuBLAS: ", operation, ": ", library()->status_string(status));
   if (status == kAllocationFailed) throw OutOfMemory(message);
   throw DeviceError(message);
 }
@@ -112,7 +112,7 @@ std::string Cublas::name() const {
   int minor = 0;
   library()->get_property(MAJOR_VERSION, &major);
   library()->get_property(MINOR_VERSION, &minor);
-  return text("cuBLAS ", major, ".", minor);
+  return concat("cuBLAS ", major, ".", minor);
 }
 
 void Cublas::multiply(float* y, int64_t y_stride, const void* x, const void* w, DType dtype,

@@ -1,7 +1,7 @@
 // Mapping of rows to experts and tiles on the device.
 #pragma once
 
-#include "cuda/matmul/expert_rows.h"
+#include "cuda/matmul/weights.h"
 #include "cuda/runtime/reduce.cuh"
 
 namespace h2o::cuda {
@@ -40,7 +40,7 @@ __device__ ExpertTile expert_tile(const ExpertRows& experts, int begin, int n_ro
   return {e, begin + first, end - first};
 }
 
-// For n_rows rows.
+// Tiles for n_rows rows.
 template <int kRows>
 unsigned n_expert_tiles(const ExpertRows& experts, int n_rows) {
   return static_cast<unsigned>((n_rows + kRows - 1) / kRows + experts.n_experts);

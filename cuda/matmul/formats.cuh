@@ -243,8 +243,8 @@ auto with_format(DType dtype, const F& f) {
     case DType::q8_0:
       return f.template operator()<Format<BlockQ8_0, 8, FloatScale>>();
     default:
-      throw InvalidArgument(text("[cuda] weights in ", info(dtype).name,
-                                 " are computed on the CPU only; use device=cpu"));
+      throw InvalidArgument(concat("[cuda] weights in ", info(dtype).name,
+                                   " are computed on the CPU only; use device=cpu"));
   }
 }
 

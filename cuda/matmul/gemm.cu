@@ -1,5 +1,4 @@
 #include "cuda/matmul/gemm.cuh"
-#include "cuda/matmul/gemm_quantized.h"
 
 namespace h2o::cuda {
 

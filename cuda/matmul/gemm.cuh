@@ -189,7 +189,7 @@ struct WarpTile {
     }
   }
 
-  // To [kShares, kRows, kSumStride].
+  // Stores to [kShares, kRows, kSumStride].
   __device__ void store(float* to) const {
     const int lane = threadIdx.x % kWarp;
     to += (share * S::kRows + row + lane / 4) * S::kSumStride + out + lane % 4 * 2;
@@ -330,4 +330,9 @@ void launch_experts_gemm(const Stream& stream, const Gemm& g, const ExpertRows& 
 }
 
 }  // namespace
+// gemm() and gemm_experts() for quantized weights, in a separate file for parallel compilation.
+void gemm_quantized(const Stream& stream, const Gemm& g);
+void gemm_quantized_experts(const Stream& stream, const Gemm& g, const ExpertRows& experts,
+                            int begin);
+
 }  // namespace h2o::cuda

@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "core/tensor.h"
-#include "cuda/matmul/expert_rows.h"
 #include "cuda/matmul/weights.h"
 #include "cuda/runtime/device.h"
 

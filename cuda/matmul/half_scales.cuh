@@ -8,7 +8,7 @@ namespace h2o::cuda {
 
 __device__ inline uint32_t both_halves(float x) { return pack_halves(x, x); }
 
-// Of a group: the scale of an element is outer * inner, both of which f16 represents exactly, as
+// Scales of a group: an element's is outer * inner, both of which f16 represents exactly, as
 // their product may not be. operator()(q, i): two q - offset to weights; scale and minimum i.
 template <class Scales>
 struct HalfScales;

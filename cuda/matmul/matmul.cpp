@@ -28,7 +28,7 @@ constexpr int64_t kGemmRows = 2048;                // rows of x at a time, in 16
 constexpr int64_t kTileBytes = int64_t{32} << 20;  // of unpacked weights: smaller than the L2 cache
 constexpr int64_t kTileRows = 256;  // a multiple of them: cuBLAS's own tiles are whole
 
-// At most n rows, from row `begin`.
+// Returns at most n rows, from row `begin`.
 Tensor rows_of(const Tensor& x, int64_t begin, int64_t n) {
   return {x.row(begin), x.dtype, std::min(n, x.rows - begin), x.cols};
 }
@@ -40,7 +40,8 @@ int64_t rows_of_tile(int64_t cols) {
 
 // `w` has as many rows as y has columns: those of the first expert, if there are experts.
 Matvec matvec_of(const Product& product, Weights w) {
-  const auto& [y, affine] = product;
+  const Tensor& y = product.y;
+  const Affine& affine = product.w;
   w.rows = y.cols;
   return {y.floats(), affine.bias ? affine.bias.floats() : nullptr, w};
 }
@@ -98,6 +99,14 @@ struct Matmul::State {
   void experts_gemm(const Matvec& m, const Tensor& x, const ExpertRows& experts);
   void cublas_gemm(const Tensor& y, const Tensor& x, const Weights& w, const float* bias, bool add);
   void forget_if_in(const Tensor& y);
+  void forget();
+
+  // Operations on activations are between begin() and end(). Any other one that was enqueued since
+  // the last end() may have written the tensors of `quantized` and `halves`.
+  void begin() {
+    if (stream.n_uses() != n_uses) forget();
+  }
+  void end() { n_uses = stream.n_uses(); }
 
   const Stream& stream;
   Cublas cublas;
@@ -107,6 +116,7 @@ struct Matmul::State {
   OtherForm quantized;                          // kRoundedRows rows as QuantizedRows, in 8 bits
   OtherForm halves;                             // kGemmRows rows, as f16 or bf16
   Workspace tile;                               // weights as f16
+  uint64_t n_uses = 0;                          // of the stream, at the last end()
 };
 
 Tensor Matmul::State::upload(const Tensor& host, std::byte* to) {
@@ -217,6 +227,7 @@ void Matmul::State::cublas_gemm(const Tensor& y, const Tensor& x, const Weights&
 void Matmul::State::multiply(std::span<const Product> products, const Tensor& x, bool add,
                              const Routes* routes) {
   if (x.rows == 0) return;
+  begin();
   MatvecRows rows{.begin = 0, .n = x.rows, .add = add, .gate = {}, .experts = {}};
   if (routes != nullptr) rows.experts = ExpertRows{routes->offsets, routes->n_experts};
   const int64_t n_rows = routes != nullptr ? x.rows / routes->n_used : x.rows;
@@ -247,11 +258,17 @@ void Matmul::State::multiply(std::span<const Product> products, const Tensor& x,
     }
   }
   for (const Product& product : products) forget_if_in(product.y);
+  end();
 }
 
 void Matmul::State::forget_if_in(const Tensor& y) {
   quantized.forget_if_in(y);
   halves.forget_if_in(y);
+}
+
+void Matmul::State::forget() {
+  quantized.forget();
+  halves.forget();
 }
 
 Matmul::Matmul(const Stream& stream) : state_(std::make_unique<State>(stream)) {}
@@ -278,8 +295,10 @@ bool Matmul::multiply_gated(Gate kind, const Product& up, const Product& gate, c
   }
   if (weights[0].dtype != weights[1].dtype) return false;
   const Matvec both[] = {matvec_of(up, weights[0]), matvec_of(gate, weights[1])};
+  state_->begin();
   state_->matvecs(both, x, {.begin = 0, .n = x.rows, .add = false, .gate = kind, .experts = {}});
   state_->forget_if_in(up.y);
+  state_->end();
   return true;
 }
 
@@ -287,17 +306,14 @@ void Matmul::embed(Tensor x, const Tensor& table, const int32_t* tokens) {
   if (x.rows > 0) cuda::embed(state_->stream, x, state_->find(table), tokens);
 }
 
-void Matmul::forget() {
-  state_->quantized.forget();
-  state_->halves.forget();
+Matmul::Rounded Matmul::rounded(const Tensor& y) {
+  state_->forget();
+  const bool few = y.rows > 0 && y.rows <= kMatvecRows;
+  if (!few || !state_->quantized_cols.contains(y.cols)) return {*state_, {}};
+  state_->quantized.becomes(y, DType::q8_0);
+  return {*state_, {state_->quantized.memory.data(), kRoundedRows, y.cols}};
 }
 
-QuantizedRows Matmul::rounded(const Tensor& y) {
-  forget();
-  const bool few = y.rows > 0 && y.rows <= kMatvecRows;
-  if (!few || !state_->quantized_cols.contains(y.cols)) return {};
-  state_->quantized.becomes(y, DType::q8_0);
-  return {state_->quantized.memory.data(), kRoundedRows, y.cols};
-}
+Matmul::Rounded::~Rounded() { state_.end(); }
 
 }  // namespace h2o::cuda

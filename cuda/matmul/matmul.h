@@ -39,16 +39,29 @@ class Matmul {
   // x[i] = table[tokens[i]]; tokens: [x.rows] on the device
   void embed(Tensor x, const Tensor& table, const int32_t* tokens);
 
-  // Invalidates converted copies of x, which may be overwritten now.
-  void forget();
-
-  // The same; returns where a kernel that writes y should also write it rounded, because quantized
-  // weights may be multiplied with it next. Empty if there are no such weights, or y has many rows.
-  QuantizedRows rounded(const Tensor& y);
+  // Memory for y rounded, which the operation that writes y should also write: quantized weights
+  // may be multiplied with it next. Empty if there are no such weights, or y has many rows. To be
+  // destroyed after that operation and before the next one.
+  class Rounded;
+  Rounded rounded(const Tensor& y);
 
  private:
   struct State;
   std::unique_ptr<State> state_;
+};
+
+class Matmul::Rounded {
+ public:
+  Rounded(State& state, const QuantizedRows& rows) : state_(state), rows_(rows) {}
+  Rounded(const Rounded&) = delete;
+  Rounded& operator=(const Rounded&) = delete;
+  ~Rounded();
+
+  operator const QuantizedRows&() const { return rows_; }
+
+ private:
+  State& state_;
+  QuantizedRows rows_;
 };
 
 }  // namespace h2o::cuda

@@ -65,13 +65,13 @@ struct WarpShare {
   static constexpr int kWide = kGated ? std::max(kAlone, 2) : kAlone;
   static constexpr int kOuts = kGated ? kWide / 2 : kWide;
   static constexpr int kAhead = Type::template kAhead<n> * kAlone / kWide;
-  // Per multiprocessor: determines the registers available.
+  // Blocks per multiprocessor: determines the registers available.
   static constexpr int kBlocks = !kGated  ? Type::blocks(n)
                                  : n == 1 ? Type::blocks(n) - 2
                                  : n == 8 ? 2
                                           : Type::blocks(n);
 
-  // Per multiprocessor.
+  // Units per multiprocessor.
   static constexpr size_t kUnitsInFlight = size_t{kMatvecThreads} * kBlocks * kWide * kAhead;
 };
 
@@ -79,7 +79,7 @@ struct WarpShare {
 template <class Type>
 constexpr bool is_fast = Type::kUnit > 1;
 
-// For so many units in flight, of products of n rows.
+// True for so many units in flight, of products of n rows.
 template <class Type>
 constexpr bool hides_latency(size_t n_units, int n) {
   if constexpr (is_fast<Type>) {
@@ -160,7 +160,7 @@ __device__ __forceinline__ void multiply_part(const MatvecParts& m, const Matvec
   int chunk = share;
 #pragma unroll
   for (int a = 0; a < kAhead; ++a) load(a, chunk);
-  // What this lane writes: a sum, if it is the first of the lanes that have it.
+  // This lane writes a sum, if it is the first of the lanes that have it.
   constexpr int kLanes = kWarp / kSums;
   const int64_t o = first_row + lane / kLanes / n % Share::kOuts;
   const int r = lane / kLanes % n;
@@ -183,7 +183,7 @@ __device__ __forceinline__ void multiply_part(const MatvecParts& m, const Matvec
       load(a, chunk + kAhead * step);
     }
   }
-  // Nor to keep the indices of the last loads: they are computed again.
+  // Makes the compiler compute the indices of the last loads again, rather than keep them.
   asm volatile("" : "+r"(lane));
   if constexpr (n == 1) asm volatile("" : "+r"(chunk));
 #pragma unroll

@@ -6,7 +6,6 @@
 #include <span>
 
 #include "backend/backend.h"
-#include "cuda/matmul/expert_rows.h"
 #include "cuda/matmul/quantize_activations.h"
 #include "cuda/matmul/weights.h"
 #include "cuda/runtime/device.h"

@@ -12,7 +12,7 @@ struct FloatRows {
   int64_t stride;
   int n_rows;
 
-  // Of row r < 8: 32 bits are enough, and take fewer registers.
+  // Offset of row r < 8: 32 bits are enough, and take fewer registers.
   __device__ int offset(int r) const {
     return r == 0 ? 0 : min(r, n_rows - 1) * static_cast<int>(stride);
   }

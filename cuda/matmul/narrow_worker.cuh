@@ -184,7 +184,7 @@ class Worker {
     from_ = after(from_);
   }
 
-  // To [kRows, kSumStride].
+  // Stores to [kRows, kSumStride].
   __device__ void store(float* to) const {
 #pragma unroll
     for (int m = 0; m < kOutTiles; ++m) {
@@ -203,7 +203,7 @@ class Worker {
   static constexpr int kTurn = kWarps * kGroups;  // groups, of all warps
   static constexpr int kParts = kOutTiles * 2;    // of eight outputs
 
-  // Of the groups of a turn and a row.
+  // Scales of the groups of a turn and a row.
   struct RawScales {
     uint32_t of_groups[At::kGroupWords + 1];
     uint32_t of_block[At::kBlockWords + 1];

@@ -36,13 +36,13 @@ struct QuantizedRows {
     return n_rows * chunks(n_in) * kChunk * int64_t{32 + sizeof(RoundedGroup)};
   }
 
-  // In `array`, of size bytes().
+  // Rows in `array`, of size bytes().
   QuantizedRows(std::byte* array, int64_t n_rows, int64_t n_in)
       : q(reinterpret_cast<int8_t*>(array)),
         groups(reinterpret_cast<RoundedGroup*>(array + n_rows * chunks(n_in) * kChunk * 32)),
         n_chunks(static_cast<int>(chunks(n_in))) {}
 
-  // From row `first` on.
+  // The rows from `first` on.
   H2O_HD QuantizedRows from(int64_t first) const {
     QuantizedRows rows = *this;
     rows.q += first * n_chunks * kChunk * 32;

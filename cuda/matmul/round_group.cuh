@@ -9,7 +9,7 @@ namespace h2o::cuda {
 
 static_assert(QuantizedRows::kGroup == kWarp);
 
-// As quantize_rows of cpu/matmul/int8_matmul-inl.h: x ~ d * q.
+// Rounds as quantize_rows of cpu/matmul/int8_matmul-inl.h does: x ~ d * q.
 struct Rounding {
   // For denormal d, 1 / d may overflow: such values are rounded to zero.
   __device__ explicit Rounding(float d) : d(d), inverse(d >= 0x1p-126f ? 1 / d : 0) {}
@@ -50,7 +50,7 @@ __device__ inline void round_group(const QuantizedRows& to, int row, int g, floa
 // Elements 4 i to 4 i + 3 of a row; consecutive lanes have consecutive i, the first a multiple of
 // eight. The same bits as round_group(), with fewer shuffles.
 __device__ inline void round_fours(const QuantizedRows& to, int row, int i, const float4& x) {
-  // As integers, absolute values have the order of floats, then infinity, then NaN.
+  // Absolute values have, as integers, the order of floats, then infinity, then NaN.
   const auto magnitude = [](float v) { return __float_as_uint(v) & 0x7fffffffu; };
   uint32_t most = max(max(magnitude(x.x), magnitude(x.y)), max(magnitude(x.z), magnitude(x.w)));
 #pragma unroll

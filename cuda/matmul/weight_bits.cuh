@@ -41,7 +41,7 @@ __device__ inline void load(const std::byte* p, uint4* v) {
                : "=r"(v->x), "=r"(v->y), "=r"(v->z), "=r"(v->w)
                : "l"(p));
 }
-// For data that no other warp reads.
+// Loads data that no other warp reads.
 __device__ inline void load_once(const std::byte* p, uint2* v) {
   asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
                : "=r"(v->x), "=r"(v->y)

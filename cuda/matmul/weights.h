@@ -20,4 +20,11 @@ struct Weights {
   H2O_HD const std::byte* row(int64_t i) const { return data + i * row_bytes; }
 };
 
+// Rows grouped by expert: the grouping is only known on the device. Expert e has rows [offsets[e],
+// offsets[e + 1]). The weights and biases of all experts are contiguous.
+struct ExpertRows {
+  const int32_t* offsets;  // [n_experts + 1] on the device
+  int n_experts;
+};
+
 }  // namespace h2o::cuda

@@ -4,14 +4,13 @@
 #include <string_view>
 
 #include "core/error.h"
-#include "cuda/runtime/overlap.h"
 
 namespace h2o::cuda {
 
 void check(cudaError_t error, const char* operation) {
   if (error == cudaSuccess) return;
   cudaGetLastError();  // clear an error that is not sticky, so that it is not reported again
-  const std::string message = text("[cuda] ", operation, ": ", describe(error));
+  const std::string message = concat("[cuda] ", operation, ": ", describe(error));
   if (error == cudaErrorMemoryAllocation) throw OutOfMemory(message);
   throw DeviceError(message);
 }
@@ -23,12 +22,12 @@ std::string describe(cudaError_t error) {
       int driver = 0;
       cudaDriverGetVersion(&driver);
       if (driver == 0) return "no NVIDIA driver is installed";
-      return text("the driver knows CUDA ", driver / 1000, ".", driver % 1000 / 10,
-                  ", this build needs ", CUDART_VERSION / 1000, ".", CUDART_VERSION % 1000 / 10);
+      return concat("the driver knows CUDA ", driver / 1000, ".", driver % 1000 / 10,
+                    ", this build needs ", CUDART_VERSION / 1000, ".", CUDART_VERSION % 1000 / 10);
     }
     case cudaErrorInvalidDeviceFunction:
     case cudaErrorNoKernelImageForDevice:
-      return text(said, ": this build has no kernels for this GPU");
+      return concat(said, ": this build has no kernels for this GPU");
     case cudaErrorIllegalAddress:
     case cudaErrorLaunchFailure:
     case cudaErrorLaunchTimeout:
@@ -36,7 +35,7 @@ std::string describe(cudaError_t error) {
     case cudaErrorIllegalInstruction:
     case cudaErrorMisalignedAddress:
     case cudaErrorECCUncorrectable:
-      return text(said, "; this process can no longer use the device");
+      return concat(said, "; this process can no longer use the device");
     default:
       return said;
   }
@@ -55,8 +54,8 @@ Buffer allocate_device(size_t bytes) {
     cudaGetLastError();
     size_t free = 0, total = 0;
     cudaMemGetInfo(&free, &total);
-    throw OutOfMemory(text("[cuda] cannot allocate ", bytes, " bytes on the device: ", free, " of ",
-                           total, " are free"));
+    throw OutOfMemory(concat("[cuda] cannot allocate ", bytes, " bytes on the device: ", free,
+                             " of ", total, " are free"));
   }
   check(error, "allocate");
   return {data, bytes, [](void* p) noexcept { cudaFree(p); }};
@@ -68,7 +67,7 @@ Buffer allocate_pinned(size_t bytes) {
   const cudaError_t error = cudaMallocHost(&data, bytes);
   if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();
-    throw OutOfMemory(text("[cuda] cannot pin ", bytes, " bytes of the host's memory"));
+    throw OutOfMemory(concat("[cuda] cannot pin ", bytes, " bytes of the host's memory"));
   }
   check(error, "allocate on the host");
   return {data, bytes, [](void* p) noexcept { cudaFreeHost(p); }};
@@ -80,8 +79,8 @@ Stream::Stream(int device) : device_(device) {
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "device");
   check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "device");
   if (major < 8) {
-    throw InvalidArgument(text("[cuda] device ", device, " has compute capability ", major, ".",
-                               minor, ", needed is 8.0 or later"));
+    throw InvalidArgument(concat("[cuda] device ", device, " has compute capability ", major, ".",
+                                 minor, ", needed is 8.0 or later"));
   }
   check(cudaDeviceGetAttribute(&n_multiprocessors_, cudaDevAttrMultiProcessorCount, device),
         "device");
@@ -89,7 +88,7 @@ Stream::Stream(int device) : device_(device) {
         "device");
   const bool waits = kernels_can_overlap();
   can_overlap_ = major >= 9 && waits && is_switched_on("H2O_CUDA_OVERLAP");
-  // Not the default stream, so that back ends of one process do not wait for each other.
+  // Back ends of one process, without the default stream, do not wait for each other.
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "create a stream");
 }
 

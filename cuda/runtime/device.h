@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "core/buffer.h"
@@ -24,6 +25,11 @@ bool is_switched_on(const char* variable);
 Buffer allocate_device(size_t bytes);
 Buffer allocate_pinned(size_t bytes);
 
+// True if kernels of this build wait for preceding ones on the current device: if they were
+// compiled for compute capability 9.0 or later. Kernels that the driver compiled from older PTX do
+// not wait. Throws DeviceError if this build has no kernels for the device.
+bool kernels_can_overlap();
+
 class Stream {
  public:
   explicit Stream(int device);
@@ -31,7 +37,13 @@ class Stream {
   Stream& operator=(const Stream&) = delete;
   ~Stream();
 
-  cudaStream_t get() const { return stream_; }
+  // The handle, for enqueuing an operation.
+  cudaStream_t get() const {
+    ++n_uses_;
+    return stream_;
+  }
+  // Changes with every operation that is enqueued.
+  uint64_t n_uses() const { return n_uses_; }
   int device() const { return device_; }
   int n_multiprocessors() const { return n_multiprocessors_; }
   // Bytes of shared memory that a block may have: from 99 KiB (8.6, 8.9) to 227 KiB (9.0).
@@ -51,6 +63,7 @@ class Stream {
   bool can_overlap_;
   bool overlaps_ = true;
   cudaStream_t stream_ = nullptr;
+  mutable uint64_t n_uses_ = 0;
 };
 
 }  // namespace h2o::cuda

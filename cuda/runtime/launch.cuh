@@ -30,7 +30,7 @@ __device__ inline T* dynamic_shared() {
   return reinterpret_cast<T*>(shared);
 }
 
-// Of the 48 KiB per block that need no opt-in; the rest is for static shared memory.
+// Dynamic part of the 48 KiB per block that need no opt-in; the rest is static.
 constexpr size_t kSharedUnasked = 40 << 10;
 
 // Runs kernel<<<grid, block, shared_bytes>>>(arguments...) on the stream.

@@ -1,5 +1,5 @@
+#include "cuda/runtime/device.h"
 #include "cuda/runtime/launch.cuh"
-#include "cuda/runtime/overlap.h"
 
 namespace h2o::cuda {
 namespace {

@@ -5,7 +5,7 @@
 
 namespace h2o::cuda {
 
-// As std::memcpy. With fewer threads if the system does not start more.
+// Copies as std::memcpy does, with fewer threads if the system does not start more.
 void parallel_copy(std::byte* to, const std::byte* from, size_t bytes);
 
 }  // namespace h2o::cuda

@@ -44,7 +44,7 @@ def _row(command: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 
 def _paragraphs(description: str) -> str:
-    """As Help lays them out: what is indented stays as it is."""
+    """Lays paragraphs out as Help does: what is indented stays as it is."""
     paragraphs = textwrap.dedent(description).strip().split("\n\n")
     return "\n\n".join(
         f"```\n{paragraph}\n```" if "\n  " in paragraph else _text(paragraph)
@@ -53,7 +53,7 @@ def _paragraphs(description: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Not to be read as Markdown, but for options, which are code."""
+    """Escapes Markdown, except in options, which are code."""
     parts = re.split(r"(?<![\w-])(--?[a-z][\w-]*)", text)
     return "".join(f"`{part}`" if i % 2 else _plain(part) for i, part in enumerate(parts))
 

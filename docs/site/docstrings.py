@@ -17,13 +17,13 @@ class Lists(Extension):
     """Rewrites the docstrings of a package."""
 
     def on_attribute_instance(self, *, attr: Attribute, **_: Any) -> None:
-        """What the comment behind a field says is its docstring."""
+        """The comment behind a field is its docstring."""
         _, comment, said = attr.source.partition("  # ")
         if attr.docstring is None and comment and "\n" not in said.strip():
             attr.docstring = Docstring(as_markdown(said), parent=attr)
 
     def on_instance(self, *, obj: Object, **_: Any) -> None:
-        """Of a module, a class, a function or an attribute."""
+        """The docstring of a module, a class, a function or an attribute."""
         if obj.docstring is not None:
             obj.docstring.value = as_markdown(obj.docstring.value)
 

@@ -79,7 +79,7 @@ def _replace_targets(markdown: str, lead: Callable[[str], str]) -> str:
 
 
 def _targets(path: Path, root: Path) -> list[Path]:
-    """What a page links to outside docs/."""
+    """Files outside docs/ that a page links to."""
     found = []
     for match in _LINK.finditer(path.read_text(encoding="utf-8")):
         file = (match["target"] or "").partition("#")[0]

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from h2o_cpp import BUNDLED_MODEL
+from h2o_cpp.measure.budgets import Comparison
 from h2o_cpp.measure.perplexity import measure
 from h2o_cpp.model.session import open_model
 from h2o_cpp.model.tokenizer import Tokenizer
@@ -21,11 +22,7 @@ text = Path(sys.argv[2]).read_text(encoding="utf-8") if len(sys.argv) > 2 else S
 tokenizer = Tokenizer.of_model(model)
 tokens = tokenizer.encode(text, add_special=False)
 
-for row in measure(
-    model,
-    tokens,
-    policies=["h2o", "mean", "sinks", "window"],
-    budgets=[0.1],
-    n_ctx=min(len(tokens), model.n_ctx_train),
-):
+policies = ["h2o", "mean", "sinks", "window"]
+n_ctx = min(len(tokens), model.n_ctx_train)
+for row in measure(model, tokens, Comparison.of(policies, [0.1], n_ctx=n_ctx, n_batch=1)):
     print(f"{row.policy:8} {row.kept:5} tokens kept   perplexity {row.perplexity:8.2f}")

@@ -11,6 +11,7 @@
 
 #include "core/dtype.h"
 #include "kv/cache.h"
+#include "kv/names.h"
 #include "model/session.h"
 
 namespace h2o::python {
@@ -27,15 +28,6 @@ void register_sampler(pybind11::module_& m);
 void register_session(pybind11::module_& m);
 void register_tokenizer(pybind11::module_& m);
 void register_trace(pybind11::module_& m);
-
-// Parses "original", "rolling" or "auto". Throws InvalidArgument.
-Positions positions_named(const std::string& name);
-
-// n_recalled: pages that each query recalls; 0: the default; nullopt: no archive. directory: of the
-// archive's files; empty: in memory. Throws InvalidArgument.
-ArchiveOptions archive_options(std::optional<int32_t> n_recalled, int32_t n_ctx,
-                               const std::string& k_dtype, const std::string& v_dtype,
-                               const std::filesystem::path& directory);
 
 // Text of a file. Bytes that are not UTF-8 become lone surrogates (PEP 383).
 pybind11::str decoded(std::string_view text);

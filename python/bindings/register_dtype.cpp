@@ -25,12 +25,10 @@ py::list dtypes() {
   return names;
 }
 
-DType dtype_named(const std::string& name) {
-  for (DType dtype : computable_dtypes()) {
-    if (name == info(dtype).name) return dtype;
-  }
+DType computable(const std::string& name) {
+  if (const auto dtype = find_dtype(name, computable_dtypes())) return *dtype;
   throw InvalidArgument(
-      text("[dtype] '", name, "' is not one of ", dtype_names(computable_dtypes())));
+      concat("[dtype] '", name, "' is not one of ", dtype_names(computable_dtypes())));
 }
 
 // A copy with the alignment of weights.
@@ -41,7 +39,7 @@ std::vector<std::byte> copy(const Bytes& data) {
 }
 
 Floats dequantize(const std::string& dtype, const Bytes& data, const std::string& isa) {
-  const DType type = dtype_named(dtype);
+  const DType type = computable(dtype);
   const CpuKernels& kernels = choose_kernels(isa);
   const DTypeInfo& layout = info(type);
   require(data.ndim() == 1 && data.size() % layout.block_bytes == 0, "[dequantize] ", data.size(),
@@ -60,7 +58,7 @@ Floats dequantize(const std::string& dtype, const Bytes& data, const std::string
 // y[n, n_out] = x[n, n_in] w[n_out, n_in]^T
 Floats matmul(const std::string& dtype, const Bytes& w, int32_t n_out, int32_t n_in,
               const Floats& x, const std::string& isa) {
-  const DType type = dtype_named(dtype);
+  const DType type = computable(dtype);
   const std::unique_ptr<Backend> backend = make_cpu_backend(1, isa);
   const DTypeInfo& layout = info(type);
   require(n_out > 0 && n_in > 0 && n_in % layout.block_size == 0, "[matmul] w is [", n_out, ", ",

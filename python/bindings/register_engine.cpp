@@ -81,6 +81,8 @@ const char* finish_reason(Finish finish) {
 Pooling pooling_named(const std::string& name) {
   if (name == "none") return Pooling::none;
   if (name == "mean") return Pooling::mean;
+  if (name == "cls") return Pooling::first;
+  if (name == "rank") return Pooling::rank;
   require(name == "last", "pooling='", name, "', expected 'mean' or 'last'");
   return Pooling::last;
 }
@@ -98,38 +100,22 @@ Constraint constraint_from(py::object callback, std::shared_ptr<Engine> engine) 
   };
 }
 
-std::shared_ptr<Engine> make_engine(
-    std::shared_ptr<Model> model, std::shared_ptr<Tokenizer> tokenizer,
-    std::vector<KvPolicy> policies, int32_t n_ctx, int32_t n_batch, int32_t n_sequences,
-    int32_t max_sequences, const std::string& k_dtype, const std::string& v_dtype,
-    const std::string& positions, size_t prefix_bytes, bool prefix_ends,
-    std::optional<int32_t> n_recalled, const std::string& archive_k_dtype,
-    const std::string& archive_v_dtype, const std::filesystem::path& archive_dir,
-    double archive_heads, const std::filesystem::path& prefix_disk, uint64_t prefix_disk_bytes,
-    py::object log) {
-  SessionOptions options{
-      .policies = std::move(policies),
-      .n_ctx = n_ctx,
-      .n_batch = n_batch,
-      .n_sequences = n_sequences,
-      .max_sequences = max_sequences,
-      .k_dtype = kv_dtype(k_dtype),
-      .v_dtype = kv_dtype(v_dtype),
-      .positions = positions_named(positions),
-      .archive = archive_options(n_recalled, n_ctx, archive_k_dtype, archive_v_dtype, archive_dir),
-      .archive_heads = archive_heads};
-  PrefixDiskOptions disk{
-      .directory = prefix_disk, .max_bytes = prefix_disk_bytes, .build = H2O_VERSION, .log = {}};
-  if (!log.is_none()) {
-    disk.log = [kept = keep(std::move(log))](const std::string& message) {
-      const py::gil_scoped_acquire acquire;
-      (*kept)(message);
-    };
-  }
+// A callback with a method `ready` computes masks in the background.
+ConstraintReady constraint_ready_from(const py::object& callback) {
+  if (!py::hasattr(callback, "ready")) return nullptr;
+  return [kept = keep(callback.attr("ready"))](std::span<const int32_t> tokens) {
+    const py::gil_scoped_acquire acquire;
+    return (*kept)(Tokens(static_cast<py::ssize_t>(tokens.size()), tokens.data())).cast<bool>();
+  };
+}
+
+std::shared_ptr<Engine> make_engine(std::shared_ptr<Model> model,
+                                    std::shared_ptr<Tokenizer> tokenizer,
+                                    const SessionOptions& options, PrefixCacheOptions prefixes) {
+  prefixes.disk.build = H2O_VERSION;
   const py::gil_scoped_release release;
   // The destructor joins a thread that may need the GIL.
-  return {new Engine(std::move(model), std::move(tokenizer), std::move(options),
-                     {.max_bytes = prefix_bytes, .ends = prefix_ends, .disk = std::move(disk)}),
+  return {new Engine(std::move(model), std::move(tokenizer), options, prefixes),
           [](Engine* engine) {
             if (PyGILState_Check() != 0) {
               const py::gil_scoped_release release_here;
@@ -140,13 +126,32 @@ std::shared_ptr<Engine> make_engine(
           }};
 }
 
+// log: called with a line about each invalid file.
+void set_disk(PrefixCacheOptions& options, std::filesystem::path directory, uint64_t max_bytes,
+              py::object log) {
+  options.disk.directory = std::move(directory);
+  options.disk.max_bytes = max_bytes;
+  options.disk.log = [kept = keep(std::move(log))](const std::string& message) {
+    const py::gil_scoped_acquire acquire;
+    (*kept)(message);
+  };
+}
+
+std::vector<TokenSpan> spans_of(const std::vector<std::pair<size_t, size_t>>& pairs) {
+  std::vector<TokenSpan> spans;
+  for (const auto& [begin, end] : pairs) spans.push_back({begin, end});
+  return spans;
+}
+
 Handle submit(const std::shared_ptr<Engine>& engine, const Tokens& prompt,
               const std::optional<py::bytes>& after, const Handle* follows,
               const SamplerOptions& sampling, bool seeded, std::optional<int32_t> max_tokens,
               std::vector<std::string> stop, bool ignore_end, std::vector<int32_t> spelled,
-              std::vector<KvPolicy> policies, std::shared_ptr<Trace> trace,
-              const std::string& pooling, py::object constraint, bool keeps_cache, bool eager,
-              int32_t group, bool begin) {
+              std::vector<KvPolicy> policies, std::pair<int32_t, int32_t> protect,
+              const std::vector<std::pair<size_t, size_t>>& replies, std::shared_ptr<Trace> trace,
+              const std::string& pooling, py::object constraint, bool drafts, bool keeps_cache,
+              bool eager, int32_t group, bool begin) {
+  ConstraintReady ready = constraint_ready_from(constraint);
   Request request{.prompt = vector_of(prompt),
                   .sampling = sampling,
                   .seeded = seeded,
@@ -155,9 +160,13 @@ Handle submit(const std::shared_ptr<Engine>& engine, const Tokens& prompt,
                   .ignore_end = ignore_end,
                   .spelled = std::move(spelled),
                   .policies = std::move(policies),
+                  .replies = spans_of(replies),
+                  .protect = {protect.first, protect.second},
                   .trace = std::move(trace),
                   .pooling = pooling_named(pooling),
                   .constraint = constraint_from(std::move(constraint), engine),
+                  .constraint_ready = std::move(ready),
+                  .drafter = drafts ? std::make_shared<LookupDrafter>() : nullptr,
                   .keeps_cache = keeps_cache,
                   .eager = eager,
                   .group = group};
@@ -286,26 +295,35 @@ void register_engine(py::module_& m) {
       .def_property_readonly("prompt_tokens", progress(&Progress::n_prompt))
       .def_property_readonly("cached_tokens", progress(&Progress::n_cached))
       .def_property_readonly("n_generated", progress(&Progress::n_generated))
+      .def_property_readonly("n_drafted", progress(&Progress::n_drafted))
+      .def_property_readonly("n_accepted", progress(&Progress::n_accepted))
+      .def_property_readonly("forgotten",
+                             [](const Handle& h) {
+                               const Forgotten found = h.generation->progress().forgotten;
+                               return std::pair(found.n_evicted, found.n_archived);
+                             })
       .def_property_readonly("prompt_seconds", progress(&Progress::prompt_seconds))
       .def_property_readonly("decode_seconds", progress(&Progress::decode_seconds));
 
   m.attr("DEFAULT_PREFIX_DISK_BYTES") = PrefixDiskOptions::kDefaultBytes;
+  using P = PrefixCacheOptions;
+  py::class_<P>(m, "PrefixCacheOptions", "Which states of prompts are kept; by default, none.")
+      .def(py::init<>())
+      .def_readwrite("max_bytes", &P::max_bytes)
+      .def_readwrite("ends", &P::ends)
+      .def("set_disk", &set_disk, py::arg("directory"), py::arg("max_bytes"), py::arg("log"));
+
   py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine", "Generates texts, many at once.")
       .def(py::init(&make_engine), py::arg("model").none(false), py::arg("tokenizer").none(false),
-           py::kw_only(), py::arg("policies"), py::arg("n_ctx"), py::arg("n_batch"),
-           py::arg("n_sequences"), py::arg("max_sequences"), py::arg("k_dtype"), py::arg("v_dtype"),
-           py::arg("positions"), py::arg("prefix_bytes") = 0, py::arg("prefix_ends") = false,
-           py::arg("n_recalled") = py::none(), py::arg("archive_k_dtype") = "q8_0",
-           py::arg("archive_v_dtype") = "q8_0", py::arg("archive_dir") = "",
-           py::arg("archive_heads") = 1.0, py::arg("prefix_disk") = "",
-           py::arg("prefix_disk_bytes") = PrefixDiskOptions::kDefaultBytes,
-           py::arg("log") = py::none())
+           py::arg("options"), py::arg("prefixes") = PrefixCacheOptions{})
       .def("submit", &submit, py::arg("prompt"), py::kw_only(), py::arg("after") = py::none(),
            py::arg("follows") = py::none(), py::arg("sampling"), py::arg("seeded") = true,
            py::arg("max_tokens") = py::none(), py::arg("stop") = std::vector<std::string>{},
            py::arg("ignore_end") = false, py::arg("spelled") = std::vector<int32_t>{},
-           py::arg("policies") = std::vector<KvPolicy>{}, py::arg("trace") = py::none(),
-           py::arg("pooling") = "none", py::arg("constraint") = py::none(),
+           py::arg("policies") = std::vector<KvPolicy>{}, py::arg("protect") = std::pair(0, 0),
+           py::arg("replies") = std::vector<std::pair<size_t, size_t>>{},
+           py::arg("trace") = py::none(), py::arg("pooling") = "none",
+           py::arg("constraint") = py::none(), py::arg("drafts") = false,
            py::arg("keeps_cache") = false, py::arg("eager") = false, py::arg("group") = 0,
            py::arg("begin") = true)
       .def("begin", &begin, py::arg("generations"))
@@ -330,7 +348,7 @@ void register_engine(py::module_& m) {
         const EngineStats s = engine.stats();
         return py::make_tuple(s.n_sequences, s.n_active, s.n_waiting, s.prompt_tokens,
                               s.generated_tokens, s.evictions, s.cached_tokens, s.prefix_bytes,
-                              s.n_allocated);
+                              s.n_allocated, s.drafted_tokens, s.accepted_tokens);
       });
 }
 

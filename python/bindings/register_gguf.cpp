@@ -135,12 +135,19 @@ py::array_t<uint8_t> tensor_data(const py::object& self, size_t index) {
   return view;
 }
 
+// Decodes as Python decodes the names of files, whose bytes may be no UTF-8.
+py::object path(const GgufFile& file) {
+  const std::string& path = file.path();
+  return py::reinterpret_steal<py::object>(
+      PyUnicode_DecodeFSDefaultAndSize(path.data(), static_cast<Py_ssize_t>(path.size())));
+}
+
 }  // namespace
 
 void register_gguf(py::module_& m) {
   py::class_<GgufFile, std::shared_ptr<GgufFile>>(m, "GgufFile", "A validated GGUF file.")
       .def(py::init<const std::filesystem::path&>(), py::arg("path"))
-      .def_property_readonly("path", &GgufFile::path)
+      .def_property_readonly("path", &path)
       .def_property_readonly("version", &GgufFile::version)
       .def("metadata", &metadata)
       .def("metadata_entries", &metadata_entries)

@@ -10,7 +10,7 @@
 
 #include "core/error.h"
 #include "kv/budget.h"
-#include "kv/named_policies.h"
+#include "kv/names.h"
 #include "register.h"
 
 namespace py = pybind11;
@@ -21,23 +21,33 @@ namespace {
 using NamedScoring = std::pair<std::string_view, Scoring>;
 using NamedNorm = std::pair<std::string_view, ValueNorm>;
 
-constexpr std::array<NamedScoring, 4> kScorings = {{{"sum", Scoring::sum},
+constexpr std::array<NamedScoring, 5> kScorings = {{{"sum", Scoring::sum},
                                                     {"mean", Scoring::mean},
                                                     {"inverse", Scoring::inverse},
-                                                    {"question", Scoring::question}}};
+                                                    {"question", Scoring::question},
+                                                    {"random", Scoring::random}}};
 constexpr std::array<NamedNorm, 2> kNorms = {
     {{"l1", ValueNorm::l1}, {"output", ValueNorm::output}}};
 
+// Python counts the tail apart.
+int32_t with_tail(std::optional<int32_t> recent, std::pair<int32_t, int32_t> tail) {
+  if (!recent) return KvPolicy::kUnbounded;
+  const int64_t n = int64_t{*recent} + tail.second - tail.first;
+  return static_cast<int32_t>(std::clamp<int64_t>(n, 0, KvPolicy::kUnbounded));
+}
+
 KvPolicy kv_policy(int32_t sinks, int32_t heavy, std::optional<int32_t> recent,
                    const std::string& score, float decay,
-                   const std::optional<std::string>& value_norm) {
+                   const std::optional<std::string>& value_norm, std::pair<int32_t, int32_t> tail) {
   KvPolicy policy = {.sinks = sinks,
                      .heavy = heavy,
-                     .recent = recent.value_or(KvPolicy::kUnbounded),
+                     .recent = with_tail(recent, tail),
+                     .tail_begin = tail.first,
+                     .tail_end = tail.second,
                      .decay = decay};
   const auto scoring = std::ranges::find(kScorings, score, &NamedScoring::first);
   require(scoring != kScorings.end(), "score is '", score,
-          "', expected sum, mean, inverse or question");
+          "', expected sum, mean, inverse, question or random");
   policy.scoring = scoring->second;
   if (!value_norm) return policy;
   const auto norm = std::ranges::find(kNorms, *value_norm, &NamedNorm::first);
@@ -48,7 +58,7 @@ KvPolicy kv_policy(int32_t sinks, int32_t heavy, std::optional<int32_t> recent,
 
 std::optional<int32_t> recent_of(const KvPolicy& policy) {
   if (policy.recent == KvPolicy::kUnbounded) return {};
-  return policy.recent;
+  return policy.recent - (policy.tail_end - policy.tail_begin);
 }
 
 std::string_view score_of(const KvPolicy& policy) {
@@ -66,12 +76,15 @@ std::optional<std::string_view> value_norm_of(const KvPolicy& policy) {
 void register_policy(py::module_& m) {
   py::class_<KvPolicy>(m, "KvPolicy", "Which tokens survive a step.")
       .def(py::init(&kv_policy), py::kw_only(), py::arg("sinks"), py::arg("heavy"),
-           py::arg("recent"), py::arg("score"), py::arg("decay"), py::arg("value_norm"))
+           py::arg("recent"), py::arg("score"), py::arg("decay"), py::arg("value_norm"),
+           py::arg("tail"))
       .def_readonly("sinks", &KvPolicy::sinks)
       .def_readonly("heavy", &KvPolicy::heavy)
       .def_property_readonly("recent", &recent_of)
       .def_property_readonly("score", &score_of)
       .def_readonly("decay", &KvPolicy::decay)
+      .def_property_readonly("tail",
+                             [](const KvPolicy& p) { return std::pair(p.tail_begin, p.tail_end); })
       .def_property_readonly("value_norm", &value_norm_of);
 
   m.def("policy_names", &policy_names, "Names of policies.");

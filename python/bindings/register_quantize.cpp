@@ -17,12 +17,9 @@ namespace {
 using Floats = py::array_t<float, py::array::c_style | py::array::forcecast>;
 
 DType quantizable(const std::string& name) {
-  std::string known;
-  for (const DType dtype : quantizable_types()) {
-    if (name == info(dtype).name) return dtype;
-    known += text(known.empty() ? "" : ", ", info(dtype).name);
-  }
-  throw InvalidArgument(text("[quantize] type is '", name, "', expected one of ", known));
+  if (const auto dtype = find_dtype(name, quantizable_types())) return *dtype;
+  throw InvalidArgument(concat("[quantize] type is '", name, "', expected one of ",
+                               dtype_names(quantizable_types())));
 }
 
 py::array_t<uint8_t> quantize(const std::string& name, const Floats& values, int n_threads,

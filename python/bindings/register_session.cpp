@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "model/activations.h"
 #include "model/family.h"
+#include "model/file_kind.h"
 #include "model/importance.h"
 #include "model/session.h"
 #include "register.h"
@@ -31,9 +32,8 @@ std::span<const int32_t> span_of(const Tokens& tokens) {
 }
 
 // progress: None, or a function of (bytes loaded, total bytes); an exception ends loading.
-std::shared_ptr<Model> load_model(const std::filesystem::path& path, const std::string& device,
-                                  int n_threads, const py::object& progress, size_t max_resident,
-                                  bool exact) {
+std::shared_ptr<Model> load_model(const GgufShards& file, const std::string& device, int n_threads,
+                                  const py::object& progress, size_t max_resident, bool exact) {
   LoadProgress tell;
   if (!progress.is_none()) {
     tell = [&progress](size_t loaded, size_t total) {
@@ -42,27 +42,25 @@ std::shared_ptr<Model> load_model(const std::filesystem::path& path, const std::
     };
   }
   const py::gil_scoped_release release;
-  return std::make_shared<Model>(path, make_backend(device, n_threads, exact), tell, max_resident);
+  return std::make_shared<Model>(file, make_backend(device, n_threads, exact), tell, max_resident);
 }
 
-std::unique_ptr<Session> open_session(
-    std::shared_ptr<Model> model, std::vector<KvPolicy> policies, int32_t n_ctx, int32_t n_batch,
-    int32_t n_sequences, const std::string& k_dtype, const std::string& v_dtype,
-    const std::string& positions, std::optional<int32_t> n_recalled,
-    const std::string& archive_k_dtype, const std::string& archive_v_dtype,
-    const std::filesystem::path& archive_dir, double archive_heads) {
-  const SessionOptions options{
-      .policies = std::move(policies),
-      .n_ctx = n_ctx,
-      .n_batch = n_batch,
-      .n_sequences = n_sequences,
-      .k_dtype = kv_dtype(k_dtype),
-      .v_dtype = kv_dtype(v_dtype),
-      .positions = positions_named(positions),
-      .archive = archive_options(n_recalled, n_ctx, archive_k_dtype, archive_v_dtype, archive_dir),
-      .archive_heads = archive_heads};
-  const py::gil_scoped_release release;
-  return std::make_unique<Session>(std::move(model), options);
+// pages: that each query recalls; 0: the default. directory: of the archive's files; empty: in
+// memory.
+void set_archive(SessionOptions& options, const std::string& k_dtype, const std::string& v_dtype,
+                 int32_t pages, std::filesystem::path directory, double heads) {
+  options.archive = {.n_recalled = pages == 0 ? default_archive_pages(options.n_ctx) : pages,
+                     .k_dtype = archive_k_dtype(k_dtype),
+                     .v_dtype = archive_v_dtype(v_dtype),
+                     .directory = std::move(directory)};
+  options.archive_heads = heads;
+}
+
+Positions positions_named(const std::string& name) {
+  if (name == "original") return Positions::original;
+  if (name == "rolling") return Positions::rolling;
+  if (name == "auto") return Positions::automatic;
+  throw InvalidArgument(concat("positions is '", name, "', expected original, rolling or auto"));
 }
 
 Floats step(Session& session, const std::vector<std::pair<int32_t, Tokens>>& inputs) {
@@ -153,22 +151,7 @@ py::tuple read_snapshot(const py::bytes& snapshot) {
 
 }  // namespace
 
-Positions positions_named(const std::string& name) {
-  if (name == "original") return Positions::original;
-  if (name == "rolling") return Positions::rolling;
-  if (name == "auto") return Positions::automatic;
-  throw InvalidArgument(text("positions is '", name, "', expected original, rolling or auto"));
-}
-
-ArchiveOptions archive_options(std::optional<int32_t> n_recalled, int32_t n_ctx,
-                               const std::string& k_dtype, const std::string& v_dtype,
-                               const std::filesystem::path& directory) {
-  if (!n_recalled) return {};
-  return {*n_recalled == 0 ? default_archive_pages(n_ctx) : *n_recalled, archive_k_dtype(k_dtype),
-          archive_v_dtype(v_dtype), directory};
-}
-
-// What a class with a Config tells of it.
+// Registers the properties of a class with a Config.
 template <class Class>
 void add_config(Class& bound, const auto& config_of) {
   const auto add = [&](const char* name, const auto& value_of) {
@@ -176,9 +159,12 @@ void add_config(Class& bound, const auto& config_of) {
         name, [=](const typename Class::type& self) { return value_of(config_of(self)); });
   };
   add("architecture", [](const Config& c) { return c.family->architecture; });
-  add("learned_positions", [](const Config& c) { return c.family->rope == RopeLayout::none; });
+  add("learned_positions", [](const Config& c) { return c.rope.layout == RopeLayout::none; });
   add("state_floats", [](const Config& c) { return c.state_floats(); });
+  add("n_labels", [](const Config& c) { return c.n_labels; });
+  add("shared_values", [](const Config& c) { return c.latent.rank > 0; });
   add("n_ctx_train", [](const Config& c) { return c.n_ctx_train; });
+  add("can_roll", [](const Config& c) { return c.can_roll(); });
   add("n_layers", [](const Config& c) { return c.n_layers; });
   add("n_heads", [](const Config& c) { return c.n_heads; });
   add("n_kv_heads", [](const Config& c) { return c.n_kv_heads; });
@@ -197,38 +183,71 @@ void register_session(py::module_& m) {
   py::class_<Model, std::shared_ptr<Model>> model(m, "Model",
                                                   "A GGUF file made ready on a back end.");
   model
-      .def(py::init(&load_model), py::arg("path"), py::kw_only(), py::arg("device"),
+      .def(py::init(&load_model), py::arg("file"), py::kw_only(), py::arg("device"),
            py::arg("threads"), py::arg("progress") = py::none(), py::arg("max_resident") = 0,
            py::arg("exact") = false)
+      .def(py::init([](const std::filesystem::path& path, const std::string& device, int threads) {
+             return load_model(GgufShards(path), device, threads, py::none(), 0, false);
+           }),
+           py::arg("file"), py::kw_only(), py::arg("device"), py::arg("threads"))
       .def_property_readonly("backend", [](const Model& model) { return model.backend->name(); })
+      .def_property_readonly("n_clamped",
+                             [](const Model& model) { return model.backend->n_clamped(); })
+      .def_property_readonly("unused_parts",
+                             [](const Model& model) { return unused_parts(model.file); })
+      .def_property_readonly("shards", [](const Model& model) { return model.file; })
       // A tokenizer does not keep the weights alive.
       .def_property_readonly("file",
                              [](const Model& model) { return model.file.shared_first_file(); })
-      .def_property_readonly(
-          "n_streamed_layers",
-          [](const Model& m) { return m.weights.stream ? m.weights.stream->n_streamed() : 0; })
-      .def_property_readonly(
-          "streamed_bytes",
-          [](const Model& m) { return m.weights.stream ? m.weights.stream->streamed_bytes() : 0; })
-      .def_property_readonly(
-          "n_kept_experts",
-          [](const Model& m) { return m.weights.experts ? m.weights.experts->n_kept() : 0; })
+      .def_property_readonly("n_streamed_layers",
+                             [](const Model& m) {
+                               return m.weights.residency ? m.weights.residency->n_streamed() : 0;
+                             })
+      .def_property_readonly("streamed_bytes",
+                             [](const Model& m) {
+                               return m.weights.residency ? m.weights.residency->streamed_bytes()
+                                                          : 0;
+                             })
+      .def_property_readonly("n_kept_experts",
+                             [](const Model& m) {
+                               return m.weights.residency ? m.weights.residency->n_kept_experts()
+                                                          : 0;
+                             })
       .def_property_readonly(
           "experts_needed",
-          [](const Model& m) { return m.weights.experts ? m.weights.experts->n_needed() : 0; })
+          [](const Model& m) { return m.weights.residency ? m.weights.residency->n_needed() : 0; })
       .def_property_readonly("experts_read", [](const Model& m) {
-        return m.weights.experts ? m.weights.experts->n_read() : 0;
+        return m.weights.residency ? m.weights.residency->n_read() : 0;
       });
   add_config(model, [](const Model& m) -> const Config& { return m.config; });
 
+  using O = SessionOptions;
+  py::class_<O>(m, "SessionOptions", "How the caches of a session are set up.")
+      .def(py::init<>())
+      .def_readwrite("policies", &O::policies)
+      .def_readwrite("n_ctx", &O::n_ctx)
+      .def_readwrite("n_batch", &O::n_batch)
+      .def_readwrite("max_drafts", &O::max_drafts)
+      .def_readwrite("n_sequences", &O::n_sequences)
+      .def_readwrite("max_sequences", &O::max_sequences)
+      .def(
+          "set_dtypes",
+          [](O& options, const std::string& k_dtype, const std::string& v_dtype) {
+            options.k_dtype = kv_dtype(k_dtype);
+            options.v_dtype = kv_dtype(v_dtype);
+          },
+          py::arg("k_dtype"), py::arg("v_dtype"))
+      .def(
+          "set_positions",
+          [](O& options, const std::string& name) { options.positions = positions_named(name); },
+          py::arg("name"))
+      .def("set_archive", &set_archive, py::arg("k_dtype"), py::arg("v_dtype"), py::kw_only(),
+           py::arg("pages"), py::arg("directory"), py::arg("heads"));
+
   py::class_<Session, std::shared_ptr<Session>>(m, "Session",
                                                 "Sequences of one model with their bounded cache.")
-      .def(py::init(&open_session), py::arg("model").none(false), py::kw_only(),
-           py::arg("policies"), py::arg("n_ctx"), py::arg("n_batch"), py::arg("n_sequences"),
-           py::arg("k_dtype"), py::arg("v_dtype"), py::arg("positions"),
-           py::arg("n_recalled") = py::none(), py::arg("archive_k_dtype") = "q8_0",
-           py::arg("archive_v_dtype") = "q8_0", py::arg("archive_dir") = "",
-           py::arg("archive_heads") = 1.0)
+      .def(py::init<std::shared_ptr<Model>, const SessionOptions&>(), py::arg("model").none(false),
+           py::arg("options"), py::call_guard<py::gil_scoped_release>())
       .def("step", &step, py::arg("inputs"))
       .def("greedy", &greedy, py::arg("inputs"))
       .def("score", &score, py::arg("sequence"), py::arg("tokens"))

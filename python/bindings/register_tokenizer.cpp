@@ -109,6 +109,7 @@ void register_tokenizer(py::module_& m) {
       .def("has_text", &has_text, py::arg("tokens"))
       .def("split_special", &split_special, py::arg("text"))
       .def_property_readonly("special_texts", &special_texts)
+      .def_property_readonly("warnings", &Tokenizer::warnings)
       .def_property_readonly(
           "n_vocab", [](const Tokenizer& tokenizer) { return tokenizer.vocabulary().size(); })
       .def_property_readonly(
@@ -123,9 +124,18 @@ void register_tokenizer(py::module_& m) {
                                const std::span<const int32_t> tokens = tokenizer.beginning();
                                return std::vector(tokens.begin(), tokens.end());
                              })
-      .def_property_readonly("chat_template", [](const Tokenizer& tokenizer) -> py::object {
-        const std::optional<std::string_view> found = tokenizer.chat_template();
-        return found ? py::object(decoded(*found)) : py::object(py::none());
+      .def_property_readonly("chat_template",
+                             [](const Tokenizer& tokenizer) -> py::object {
+                               const std::optional<std::string_view> found =
+                                   tokenizer.chat_template();
+                               return found ? py::object(decoded(*found)) : py::object(py::none());
+                             })
+      .def_property_readonly("named_templates", [](const Tokenizer& tokenizer) {
+        py::dict templates;
+        for (const auto& [name, source] : tokenizer.named_templates()) {
+          templates[decoded(name)] = decoded(source);
+        }
+        return templates;
       });
 }
 

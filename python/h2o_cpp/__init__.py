@@ -10,23 +10,22 @@ from typing import TYPE_CHECKING
 
 import h2o_cpp.main_interpreter  # noqa: F401  before the core
 from h2o_cpp._core import __version__
+from h2o_cpp.budget.policy import Policy
 from h2o_cpp.cache import KVCache, Rope
 from h2o_cpp.chat import Chat
+from h2o_cpp.files.model_files import BUNDLED_MODEL
 from h2o_cpp.generation.completion import Completion
 from h2o_cpp.generation.engine import Engine
 from h2o_cpp.generation.record import Kept, Record, TokenLogprob
 from h2o_cpp.generation.snapshot import Snapshot
-from h2o_cpp.generation.stats import EngineStats, HeadStats, LayerStats, Stats
+from h2o_cpp.generation.stats import EngineStats, HeadStats, LayerStats, PromptMemory, Stats
 from h2o_cpp.generation.stream import Generation, Stream
 from h2o_cpp.generator import Generator
-from h2o_cpp.model.cache_memory import capacity
-from h2o_cpp.model.model_files import BUNDLED_MODEL
-from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.tokenizer import Tokenizer
+from h2o_cpp.options import capacity
 
 if TYPE_CHECKING:
     from h2o_cpp.measure.advice import Advice, advise
-    from h2o_cpp.measure.planner import Plan, plan
 
 __all__ = [
     "BUNDLED_MODEL",
@@ -41,8 +40,8 @@ __all__ = [
     "KVCache",
     "Kept",
     "LayerStats",
-    "Plan",
     "Policy",
+    "PromptMemory",
     "Record",
     "Rope",
     "Snapshot",
@@ -53,16 +52,14 @@ __all__ = [
     "__version__",
     "advise",
     "capacity",
-    "plan",
 ]
 
 
 def __getattr__(name: str) -> object:
-    # Imported when first used: they take a tenth of the time to import the package.
-    modules = {"Advice": "advice", "advise": "advice", "Plan": "planner", "plan": "planner"}
-    if name not in modules:
+    # Imported when first used, as it takes a part of the time to import the package.
+    if name not in ("Advice", "advise"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"h2o_cpp.measure.{modules[name]}"), name)
+    return getattr(import_module("h2o_cpp.measure.advice"), name)
 
 
 def __dir__() -> list[str]:

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from h2o_cpp.cli import main
+from h2o_cpp.files.visible_text import make_process_visible
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -36,6 +37,7 @@ def _replace_closed() -> None:
 def run() -> int:
     """Run the command line; returns the exit status."""
     _replace_closed()
+    make_process_visible()
     sys.unraisablehook = _print_unraisable
     try:
         status = main()

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +56,10 @@ class KvPolicy:
         score: str,
         decay: float,
         value_norm: str | None,
+        tail: tuple[int, int],
     ) -> None: ...
+    @property
+    def tail(self) -> tuple[int, int]: ...
     @property
     def sinks(self) -> int: ...
     @property
@@ -64,7 +67,7 @@ class KvPolicy:
     @property
     def recent(self) -> int | None: ...
     @property
-    def score(self) -> Literal["sum", "mean", "inverse", "question"]: ...
+    def score(self) -> Literal["sum", "mean", "inverse", "question", "random"]: ...
     @property
     def decay(self) -> float: ...
     @property
@@ -125,6 +128,7 @@ def cache_bytes(
     v_dtype: str,
     may_roll: bool,
     state_floats: Sequence[int],
+    shared_values: bool,
 ) -> int: ...
 
 class _Parameters:  # only here: what Config and Model have in common
@@ -135,7 +139,13 @@ class _Parameters:  # only here: what Config and Model have in common
     @property
     def state_floats(self) -> list[int]: ...
     @property
+    def n_labels(self) -> int: ...
+    @property
+    def shared_values(self) -> bool: ...
+    @property
     def n_ctx_train(self) -> int: ...
+    @property
+    def can_roll(self) -> bool: ...
     @property
     def n_layers(self) -> int: ...
     @property
@@ -152,9 +162,10 @@ class Config(_Parameters):
     def activation_bytes(self, n_rows: int, n_logits: int) -> int: ...
 
 class Model(_Parameters):
+    @overload
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        file: GgufShards,
         *,
         device: str,
         threads: int,
@@ -162,6 +173,8 @@ class Model(_Parameters):
         max_resident: int = 0,
         exact: bool = False,
     ) -> None: ...
+    @overload
+    def __init__(self, file: str | os.PathLike[str], *, device: str, threads: int) -> None: ...
     @property
     def n_streamed_layers(self) -> int: ...
     @property
@@ -175,6 +188,12 @@ class Model(_Parameters):
     @property
     def backend(self) -> str: ...
     @property
+    def n_clamped(self) -> int: ...
+    @property
+    def unused_parts(self) -> list[str]: ...
+    @property
+    def shards(self) -> GgufShards: ...
+    @property
     def file(self) -> GgufFile: ...
 
 class ImportanceMatrix:
@@ -182,24 +201,28 @@ class ImportanceMatrix:
     def end(self) -> None: ...
     def sums(self) -> list[tuple[str, NDArray[np.float64], NDArray[np.int64]]]: ...
 
-class Session:
-    def __init__(
+class SessionOptions:
+    policies: Sequence[KvPolicy]
+    n_ctx: int
+    n_batch: int
+    max_drafts: int
+    n_sequences: int
+    max_sequences: int
+    def __init__(self) -> None: ...
+    def set_dtypes(self, k_dtype: str, v_dtype: str) -> None: ...
+    def set_positions(self, name: str) -> None: ...
+    def set_archive(
         self,
-        model: Model,
-        *,
-        policies: Sequence[KvPolicy],
-        n_ctx: int,
-        n_batch: int,
-        n_sequences: int,
         k_dtype: str,
         v_dtype: str,
-        positions: str,
-        n_recalled: int | None = None,
-        archive_k_dtype: str = "q8_0",
-        archive_v_dtype: str = "q8_0",
-        archive_dir: str | os.PathLike[str] = "",
-        archive_heads: float = 1.0,
+        *,
+        pages: int,
+        directory: str | os.PathLike[str],
+        heads: float,
     ) -> None: ...
+
+class Session:
+    def __init__(self, model: Model, options: SessionOptions) -> None: ...
     def step(self, inputs: Sequence[tuple[int, NDArray[np.int32]]]) -> NDArray[np.float32]: ...
     def greedy(self, inputs: Sequence[tuple[int, NDArray[np.int32]]]) -> NDArray[np.int32]: ...
     def score(self, sequence: int, tokens: NDArray[np.int32]) -> NDArray[np.float32]: ...
@@ -321,36 +344,33 @@ class Generation:
     @property
     def n_generated(self) -> int: ...
     @property
+    def n_drafted(self) -> int: ...
+    @property
+    def n_accepted(self) -> int: ...
+    @property
+    def forgotten(self) -> tuple[int, int]: ...
+    @property
     def embedding(self) -> NDArray[np.float32]: ...
     @property
     def prompt_seconds(self) -> float: ...
     @property
     def decode_seconds(self) -> float: ...
 
+class PrefixCacheOptions:
+    max_bytes: int
+    ends: bool
+    def __init__(self) -> None: ...
+    def set_disk(
+        self, directory: str | os.PathLike[str], max_bytes: int, log: Callable[[str], object]
+    ) -> None: ...
+
 class Engine:
     def __init__(
         self,
         model: Model,
         tokenizer: Tokenizer,
-        *,
-        policies: Sequence[KvPolicy],
-        n_ctx: int,
-        n_batch: int,
-        n_sequences: int,
-        max_sequences: int,
-        k_dtype: str,
-        v_dtype: str,
-        positions: str,
-        prefix_bytes: int = 0,
-        prefix_ends: bool = False,
-        n_recalled: int | None = None,
-        archive_k_dtype: str = "q8_0",
-        archive_v_dtype: str = "q8_0",
-        archive_dir: str | os.PathLike[str] = "",
-        archive_heads: float = 1.0,
-        prefix_disk: str | os.PathLike[str] = "",
-        prefix_disk_bytes: int = ...,
-        log: Callable[[str], object] | None = None,
+        options: SessionOptions,
+        prefixes: PrefixCacheOptions = ...,
     ) -> None: ...
     def submit(
         self,
@@ -365,9 +385,12 @@ class Engine:
         ignore_end: bool = False,
         spelled: Sequence[int] = (),
         policies: Sequence[KvPolicy] = (),
+        protect: tuple[int, int] = (0, 0),
+        replies: Sequence[tuple[int, int]] = (),
         trace: Trace | None = None,
         pooling: str = "none",
         constraint: Callable[[NDArray[np.int32], NDArray[np.uint32]], object] | None = None,
+        drafts: bool = False,
         keeps_cache: bool = False,
         eager: bool = False,
         group: int = 0,
@@ -379,7 +402,7 @@ class Engine:
     def cancel_group(self, group: int) -> None: ...
     def set_max_queue(self, n: int) -> None: ...
     def last(self) -> Generation | None: ...
-    def stats(self) -> tuple[int, int, int, int, int, int, int, int, int]: ...
+    def stats(self) -> tuple[int, int, int, int, int, int, int, int, int, int, int]: ...
     @property
     def last_sequence(self) -> int: ...
     @property
@@ -417,6 +440,8 @@ class Tokenizer:
     @property
     def special_texts(self) -> list[str]: ...
     @property
+    def warnings(self) -> list[str]: ...
+    @property
     def n_vocab(self) -> int: ...
     @property
     def bos(self) -> int | None: ...
@@ -428,3 +453,5 @@ class Tokenizer:
     def beginning(self) -> list[int]: ...
     @property
     def chat_template(self) -> str | None: ...
+    @property
+    def named_templates(self) -> dict[str, str]: ...

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import INT32_MAX, check_float, check_int, kv_dtypes, thread_count
-from h2o_cpp.model.policy import Policy
-from h2o_cpp.model.session import check_device
+from h2o_cpp.arguments import INT32_MAX, check_float, check_int, kv_dtypes, thread_count
+from h2o_cpp.budget.policy import Policy
+from h2o_cpp.options import check_device
 
 _DLPACK_CPU = 1  # kDLCPU
 
@@ -45,7 +45,7 @@ class Rope:
     positions: Literal["original", "rolling"] = "original"
 
     def core(self, head_dim: int) -> _core.Rotary:
-        """For the core."""
+        """Returns the core's value."""
         for name, value, known in (
             ("layout", self.layout, ("halves", "pairs")),
             ("positions", self.positions, ("original", "rolling")),

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
-from h2o_cpp.generation.request import StreamOptions, show_options
+from h2o_cpp.arguments import check_int, check_str, short
+from h2o_cpp.generation.request import ContextFullError, StreamOptions, show_options
 from h2o_cpp.generation.snapshot import Snapshot
 from h2o_cpp.generation.stream import Stream
-from h2o_cpp.model.arguments import check_str, short
-from h2o_cpp.model.template_messages import Message
+from h2o_cpp.model.truncation import Truncation, check_truncation
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from h2o_cpp.generator import Generator
+    from h2o_cpp.model.template_messages import Message
 
 
 @dataclass(frozen=True)
@@ -31,18 +33,28 @@ class Chat:
     """A conversation with a Generator's model, for one thread.
 
     Each turn reads only the new message; evicted tokens stay evicted. If the Generator has streamed
-    something else in between, the next turn reads the whole conversation again as one prompt. The
-    system prompt is read once and cached for other conversations, as by Generator.read().
+    something else in between, the next turn reads the whole conversation again, with the same
+    result. The system prompt is read once and cached for other conversations, as by
+    Generator.read().
     """
 
     def __init__(
-        self, generator: Generator, *, system: str | None = None, template: str | None = None
+        self,
+        generator: Generator,
+        *,
+        system: str | None = None,
+        template: str | None = None,
+        protect: Literal["system", "prompt"] | int | None = None,
+        truncation: Truncation = "error",
     ) -> None:
         """Begin a conversation.
 
         system: the system prompt; default: none.
+        protect: tokens that are never evicted, inside the budget: "system", those before the first
+            message; "prompt", those up to the first reply; or a number, the first ones.
         template: a Jinja2 chat template, its file, or the name of a built-in one; default: the
             model file's.
+        truncation: as for Generator.chat(); `messages` keeps the whole conversation.
 
         Raises ValueError for a missing or an invalid template, TypeError for other types.
         """
@@ -54,6 +66,12 @@ class Chat:
             check_str("system", system)
         self._generator = generator
         self._template = generator.chat_template(template)
+        if isinstance(protect, str) and protect not in ("system", "prompt"):
+            raise ValueError(f"protect={protect!r}, expected 'system', 'prompt' or a number")
+        self._protect = (
+            protect if isinstance(protect, str | None) else check_int("protect", protect, 0)
+        )
+        self._truncation = check_truncation(truncation)
         self._messages: list[Message] = []
         if system is not None:
             self._messages.append({"role": "system", "content": system})
@@ -72,43 +90,78 @@ class Chat:
 
         Ends the previous reply if it is still being streamed.
 
-        Raises ValueError for a conversation longer than n_ctx unless the Generator is `endless`, a
-        message that the template rejects, and options out of range; the conversation is then
-        unchanged.
+        Raises ValueError for a conversation longer than n_ctx, unless it is truncated or the
+        Generator is `endless`, a message that the template rejects, and options out of range; the
+        conversation is then unchanged.
         """
+        if "protect" in options:
+            raise TypeError("protect is an option of Chat, not of a message")
         message: Message = {"role": "user", "content": check_str("text", text)}
         last = self._reply
+        protect = self._protect
         if last is None:
-            reply = self._begin(message, options)
+            reply, protect = self._begin(message, options)
         else:
-            more = self._template.prompt_after_reply(self._messages, [message]).tokens
-            if isinstance(last, _RestoredReply):
-                reply = self._generator.stream(more, after=last.snapshot, **options)
-            else:
-                last.close()
-                reply = self._after_stream(last, more, options)
-        self._messages, self._reply = [*self.messages, message], reply
+            if isinstance(protect, int):
+                options["protect"] = protect
+            try:
+                reply = self._after(last, message, options)
+            except ContextFullError:
+                if self._truncation == "error":
+                    raise
+                reply, protect = self._begin(message, options)
+        self._messages, self._reply, self._protect = [*self.messages, message], reply, protect
         return reply
+
+    def _after(
+        self, last: Stream | _RestoredReply, message: Message, options: StreamOptions
+    ) -> Stream:
+        more = self._template.prompt_after_reply(self._messages, [message]).tokens
+        if isinstance(last, _RestoredReply):
+            # The message's first chunk has no token of the reply, whose last one may be unread.
+            unread = (last.snapshot.n_read, len(last.snapshot.tokens))
+            request = self._generator._request(more, last.snapshot, options)
+            request = replace(request, replies=[unread] if unread[0] < unread[1] else [])
+            return Stream(self._generator._runtime, request)
+        last.close()
+        return self._after_stream(last, more, options)
 
     def _after_stream(self, last: Stream, more: list[int], options: StreamOptions) -> Stream:
         request = last.request
         if request.after is not None and not last.began:  # the last reply was never read
             prompt = [*request.prompt, *more]
             return self._generator.stream(prompt, after=request.after, **options)
-        return self._generator.follow(last, more, options)
+        generator = self._generator
+        history = last.history
+        request = generator._request([*history, *more], None, options)
+        replies = [*last.request.replies, (len(history) - len(last.tokens), len(history))]
+        request = replace(request, replies=replies)
+        return Stream(generator._runtime, request, follows=last)  # appends to the cache of `last`
 
-    def _begin(self, message: Message, options: StreamOptions) -> Stream:
-        tokens = self._template.tokens([*self._messages, message])
-        if not self._messages:
-            return self._generator.stream(tokens, **options)
-        # The system prompt is the part that does not depend on the first message.
-        other: Message = {"role": "user", "content": f"-{message['content']}"}
-        others = self._template.tokens([*self._messages, other])
-        n = next((i for i, (a, b) in enumerate(zip(tokens, others, strict=False)) if a != b), 0)
-        if n == 0:
-            return self._generator.stream(tokens, **options)
-        system = self._generator.read(tokens[:n])
-        return self._generator.stream(tokens[n:], after=system, **options)
+    def _begin(self, message: Message, options: StreamOptions) -> tuple[Stream, int | None]:
+        """The first reply, and the number of protected tokens."""
+        messages = [*self.messages, message]
+        turn = self._generator._fitting(self._template, messages, self._truncation)
+        tokens = turn.prompt.tokens
+        is_divided = bool(self._messages) or self._protect == "system"
+        n = self._template.n_before(tokens, messages) if is_divided else 0
+        protect = self._n_protected(tokens, n)
+        if protect is not None:
+            options["protect"] = protect
+        if n == 0 or not self._messages or (protect or 0) > n:  # no snapshot protects what follows
+            system, n = None, 0
+        else:
+            system = self._generator.read(tokens[:n], protect=protect)
+        request = self._generator._request(tokens[n:], system, options)
+        return Stream(self._generator._runtime, request.of_turn(turn)), protect
+
+    def _n_protected(self, tokens: Sequence[int], n_system: int) -> int | None:
+        """The number of protected tokens; tokens: up to the first reply, n_system: before the first
+        message.
+        """
+        if isinstance(self._protect, str):
+            return n_system if self._protect == "system" else len(tokens)
+        return self._protect
 
     @property
     def tokens(self) -> list[int]:
@@ -119,7 +172,7 @@ class Chat:
         return [*last.snapshot.tokens] if isinstance(last, _RestoredReply) else last.history
 
     def moved(self, generator: Generator) -> Chat:
-        """The same conversation with another Generator of this model, for another budget.
+        """Continues this conversation with another Generator of this model, for another budget.
 
         The next turn reads the whole conversation again.
         """
@@ -143,21 +196,32 @@ class Chat:
 
     @staticmethod
     def load(
-        generator: Generator, path: str | os.PathLike[str], *, template: str | None = None
+        generator: Generator,
+        path: str | os.PathLike[str],
+        *,
+        template: str | None = None,
+        protect: Literal["system", "prompt"] | int | None = None,
     ) -> Chat:
-        """Load a saved conversation.
+        """Load a saved conversation; protect: as when it began.
 
         Raises FileNotFoundError, and ValueError for an invalid file or another model, policy or
         cache type.
         """
         snapshot = generator.load(path)
-        chat = Chat(generator, template=template)
+        chat = Chat(generator, template=template, protect=protect)
         try:
             *earlier, reply = snapshot.note
             chat._messages = [{"role": m["role"], "content": m["content"]} for m in earlier]
             chat._reply = _RestoredReply(str(reply["content"]), snapshot)
         except (TypeError, KeyError, ValueError):
             raise ValueError(f"{os.fspath(path)}: the snapshot has no conversation") from None
+        if isinstance(protect, str):
+            roles = [message["role"] for message in chat._messages]
+            n_system = next((i for i, role in enumerate(roles) if role != "system"), 0)
+            beginning = chat._messages[: n_system + 1]
+            tokens = chat._template.tokens(beginning)
+            n_before = chat._template.n_before(tokens, beginning)
+            chat._protect = chat._n_protected(tokens, n_before)
         return chat
 
     def _last_reply(self) -> Stream | _RestoredReply:

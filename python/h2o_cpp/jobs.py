@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 from zlib import crc32
 
+from h2o_cpp.files.atomic import atomic_output, check_output
+from h2o_cpp.files.file_lock import lock_file
+from h2o_cpp.files.visible_text import visible_json
 from h2o_cpp.generation.closing import Closing
 from h2o_cpp.generation.request import Request, StreamOptions, check_names
 from h2o_cpp.generation.stream import Generation
 from h2o_cpp.generator import Generator
-from h2o_cpp.model.atomic import atomic_output, check_output
-from h2o_cpp.model.file_lock import lock_file
 
 Row = TypeVar("Row")
 
 _BEGINNING = b'{"index": '  # of every output line
 
-_CHANGED = "give another output, or --allow-other-options to continue this one anyway"
+_CHANGED = "give another output, or allow_other_options=True to continue this one anyway"
 _CARRIED = ("id", "metadata")  # fields of a line that are copied to its output
 _CHECKSUM = "input_crc32"  # of the line
 
@@ -35,7 +36,10 @@ class StdoutOutput(Closing):
 
     def write(self, index: int, fields: dict[str, Any]) -> None:
         """Print a line."""
-        sys.stdout.buffer.write(_line(index, fields))
+        line = _line(index, fields)
+        if sys.stdout.isatty():
+            line = visible_json(json.loads(line)).encode() + b"\n"
+        sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()
         self.finished[index] = fields.get(_CHECKSUM)
 
@@ -55,12 +59,12 @@ class Output(Closing):
         path: Path,
         settings: Mapping[str, Any] | None = None,
         *,
-        allow_other_settings: bool = False,
+        allow_other_options: bool = False,
     ) -> None:
         """Open or create the file; an incomplete last line is removed.
 
         settings: JSON values that the outputs depend on.
-        allow_other_settings: continue an output with other settings or of other inputs.
+        allow_other_options: continue an output with other settings or of other inputs.
 
         Raises FileNotFoundError if it has no directory; and ValueError, and leaves the file
         unchanged, if it is not the output of a job, another process is writing it, or its settings
@@ -74,10 +78,10 @@ class Output(Closing):
             lock_file(self._file)
             self._file.seek(0)
             whole, torn = self._read()
-            if allow_other_settings:
+            if allow_other_options:
                 self.finished = dict.fromkeys(self.finished)
             if settings is not None:
-                self._check(settings, allow_other_settings)
+                self._check(settings, allow_other_options)
             if torn:
                 self._file.truncate(whole)
         except BlockingIOError:
@@ -237,7 +241,13 @@ def line_seed(seed: int | None, index: int) -> int | None:
 
 def _parse(line: bytes, field: str) -> tuple[Any, dict[str, Any], StreamOptions]:
     """A line's prompt, the fields to copy to the output, and its own options."""
-    value = json.loads(line.decode("utf-8-sig"))
+    text = line.decode("utf-8-sig")
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"not JSON ({error}), expected an object such as {json.dumps({field: 'The old man'})}"
+        ) from None
     if not isinstance(value, dict):
         raise ValueError("expected a JSON object")
     if field not in value:

@@ -1,5 +1,5 @@
 """Policies: what a cache keeps."""
 
-from h2o_cpp.model.policy import POLICIES, Policy
+from h2o_cpp.budget.policy import POLICIES, Policy
 
 __all__ = ["POLICIES", "Policy"]

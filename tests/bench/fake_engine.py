@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any
 
 from h2o_bench.engines.serving import StepEngine, Tokens, serve
 
 
 class FakeEngine(StepEngine):
-    def __init__(self, fault: str = "", n_vocab: int = 50) -> None:
+    def __init__(self, fault: str = "", n_vocab: int = 50, version: str = "7") -> None:
         if fault == "hangs":
             sys.stdin.read()  # until the benchmark kills it or ends
         if fault == "cannot open":
@@ -19,7 +17,7 @@ class FakeEngine(StepEngine):
         print("what a library prints")
         super().__init__(n_vocab)
         self._n_vocab = n_vocab
-        self._fault = fault
+        self._fault, self._version = fault, version
         self._n_read = 0
         self._n_tokens = 0
 
@@ -49,8 +47,8 @@ class FakeEngine(StepEngine):
         return self._n_tokens
 
     @property
-    def description(self) -> Mapping[str, Any]:
-        return {"name": "fake", "version": "7", "load_seconds": 0.25}
+    def version(self) -> str:
+        return self._version
 
 
 if __name__ == "__main__":

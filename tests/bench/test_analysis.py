@@ -11,16 +11,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from h2o_bench.analysis.attention import (
+from h2o_bench.main import main
+from h2o_bench.measurements.analyze import REMOVALS, associations
+from h2o_bench.observations import (
     accumulated_attention,
+    associate,
     attention_rows,
+    cooccurrences,
+    power_law,
+    ranked,
+    sparsity,
+    spearman,
     uniform_attention,
 )
-from h2o_bench.analysis.command import main
-from h2o_bench.analysis.cooccurrence import associate, cooccurrences, spearman
-from h2o_bench.analysis.power_law import power_law, ranked
-from h2o_bench.analysis.report import REMOVALS, Report
-from h2o_bench.analysis.sparsity import sparsity
 from h2o_cpp import _core
 from support.needs import packages
 from support.scripted_opt import Gguf, Tensor, scripted_opt
@@ -75,7 +78,7 @@ def test_attention_with_one_heavy_hitter(tmp_path: Path) -> None:
     for t, row in enumerate(rows):
         expected = weights[:, : t + 1] / weights[:, : t + 1].sum(axis=1, keepdims=True)
         np.testing.assert_allclose(row, [expected], rtol=log(1000) * N * 2.0**-24, atol=0)
-    # From token 3, all others are below 1 % of it: t of t + 1, in one head of two.
+    # After token 3, all others are below 1 % of it: t of t + 1, in one head of two.
     share = sum(t / (t + 1) for t in range(3, N)) / N / 2
     assert sparsity(rows) == pytest.approx([share], rel=1e-12)
     assert sparsity(rows, threshold=0.0009).tolist() == [0]
@@ -179,39 +182,38 @@ def test_associate_overlap() -> None:
 def test_command(tiny_opt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = "The old man went down to the sea, and his son went with him to see the ships. "
     (tmp_path / "text.txt").write_text(text * 8, encoding="utf-8")
-    arguments = [str(tiny_opt), str(tmp_path / "text.txt"), "--max-tokens", "60"]
-    main([*arguments, "--json", str(tmp_path / "o.json")])
+    arguments = [str(tiny_opt), str(tmp_path / "text.txt"), "--text-tokens", "60"]
+    assert main(["analyze", *arguments, "--json", str(tmp_path / "o.json")]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("60 tokens of")
-    numbers = json.loads((tmp_path / "o.json").read_text())
-    assert numbers["n_tokens"] == 60
-    assert len(numbers["sparsity"]) == len(numbers["power_laws"]) == 6
-    full, *rest = numbers["removal"]
-    assert full["policy"] == "full"
-    assert {row["policy"] for row in rest} == set(REMOVALS)
-    assert all(f"| {row['perplexity']:.3f} |" in out for row in rest)
+    rows = [json.loads(line)["row"] for line in (tmp_path / "o.json").read_text().splitlines()]
+    tables = {
+        name: [row for row in rows if row["table"] == name]
+        for name in ("layers", "removal", "co-occurrence")
+    }
+    assert [row["layer"] for row in tables["layers"]] == [*map(str, range(6)), "uniform"]
+    full, *rest = tables["removal"]
+    assert (full["evicted"], full["kept"]) == ("none", 60)
+    assert {row["evicted"] for row in rest} == set(REMOVALS.values()) - {"none"}
+    assert all(row["of full"] == row["perplexity"] / full["perplexity"] for row in rest)
     # the perplexity is above 1 and below that of a uniform distribution
     assert 0 < log(full["perplexity"]) < log(4096)
-
-
-@packages("matplotlib")
-def test_command_writes_plot(tiny_opt: Path, tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("The old man went down to the sea. " * 9, encoding="utf-8")
-    arguments = [str(tiny_opt), str(tmp_path / "text.txt"), "--max-tokens", "40"]
-    main([*arguments, "--plot", str(tmp_path / "o.png")])
-    assert (tmp_path / "o.png").read_bytes().startswith(b"\x89PNG")
+    assert len(tables["co-occurrence"]) == 3
+    assert "### removal" in out
 
 
 def test_undefined_correlation_is_null_in_json() -> None:
     """The co-occurrences of one repeated token do not vary."""
-    report = Report.of([5] * 30, np.zeros(1), np.ones((1, 1, 30)), [])
-    text = json.dumps(report.as_json(), allow_nan=False)
-    assert json.loads(text)["associations"]["position"]["spearman"] is None
+    rows = [*associations([5] * 30, np.ones(30))]
+    text = json.dumps(rows, allow_nan=False)
+    assert json.loads(text)[0]["Spearman"] is None
 
 
-def test_command_rejects_short_text_and_bad_options(tiny_opt: Path, tmp_path: Path) -> None:
+def test_command_rejects_short_text_and_bad_options(
+    tiny_opt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "text.txt").write_text("The old man.", encoding="utf-8")
-    with pytest.raises(SystemExit, match="the text has 5 tokens, expected at least 20"):
-        main([str(tiny_opt), str(tmp_path / "text.txt")])
-    with pytest.raises(SystemExit, match="text_tokens=0"):
-        main([str(tiny_opt), str(tmp_path / "text.txt"), "--text-tokens", "0"])
+    command = ["analyze", str(tiny_opt), str(tmp_path / "text.txt")]
+    assert main(command) == 1
+    assert "the text has 5 tokens, expected at least 20" in capsys.readouterr().err
+    assert main([*command, "--text-tokens", "0"]) == 1
+    assert "text_tokens=0" in capsys.readouterr().err

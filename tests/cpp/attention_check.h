@@ -46,7 +46,7 @@ void check_against_reference(Random& random, const KvPolicy& policy, const KvSha
   std::vector<ReferenceHead> heads;
   for (int32_t i = 0; i < shape.n_sequences * shape.n_kv_heads; ++i) {
     const int32_t first = i % shape.n_kv_heads * group;
-    heads.emplace_back(policy, shape, rules.of_heads(first, first + group));
+    heads.emplace_back(policy, shape, rules.of_heads(first, first + group), i % shape.n_kv_heads);
   }
   std::vector<int32_t> lengths(shape.n_sequences);
 
@@ -92,7 +92,7 @@ void check_against_reference(Random& random, const KvPolicy& policy, const KvSha
         double worst_score = 0;
         for (size_t i = 0; i < entries.size(); ++i) {
           const Kept& kept = head.kept()[i];
-          const bool scored = policy.heavy > 0;
+          const bool scored = policy.keeps_scores();
           worst_score = std::max(worst_score, in_bounds(entries[i].score, scored ? kept.score : 0,
                                                         scored ? kept.score_error() : 0));
         }

@@ -1,4 +1,4 @@
-// What the tests of attention's own products have in common: those of split factors and those of
+// Helpers of the tests of attention's own products: those of split factors and those of
 // rounded ones.
 #pragma once
 
@@ -91,8 +91,7 @@ inline void check_long_chunks(const KvShape& shape, const LogitRules& rules) {
   }
 }
 
-// A row does not see later values that are not finite. A value that overflows f16 is infinite; it
-// times 0 would be NaN.
+// A row does not see later values that are not finite: infinity times 0 would be NaN.
 inline void check_later_values(const KvShape& shape, const LogitRules& rules) {
   const KvPolicy full{};
   Rig finite(full, shape), infinite(full, shape);
@@ -102,7 +101,7 @@ inline void check_later_values(const KvShape& shape, const LogitRules& rules) {
   const std::vector<float> expected = finite.attend({{0, 60}}, in);
   for (const int64_t row : {40, 41}) {  // keys of even and of odd index
     Qkv changed = in;
-    changed.v[row * shape.n_kv_heads * shape.head_dim + 5] = 1e6f;  // of the first kv_head
+    changed.v[row * shape.n_kv_heads * shape.head_dim + 5] = INFINITY;  // of the first kv_head
     infinite.reset(0);
     const std::vector<float> out = infinite.attend({{0, 60}}, changed);
     const int64_t width = shape.n_heads * shape.head_dim;

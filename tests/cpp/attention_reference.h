@@ -64,10 +64,12 @@ inline bool rounds_to_bf16(const KvShape& shape) {
 // bounds for f32; adopt() updates the kept tokens.
 class ReferenceHead {
  public:
-  ReferenceHead(const KvPolicy& policy, const KvShape& shape, const LogitRules& rules = {})
+  ReferenceHead(const KvPolicy& policy, const KvShape& shape, const LogitRules& rules = {},
+                int32_t number = 0)
       : policy_(policy),
         shape_(shape),
         rules_(rules),
+        number_(number),
         k_type_(&choose_kernels("scalar").of(shape.k_dtype)),
         v_type_(&choose_kernels("scalar").of(shape.v_dtype)) {}
 
@@ -120,7 +122,11 @@ class ReferenceHead {
         rest.push_back(&token);
       }
     }
-    std::ranges::stable_sort(rest, std::ranges::greater(), &Kept::score);
+    const auto importance = [this](const Kept* token) -> double {
+      if (policy_.scoring != Scoring::random) return token->score;
+      return KvPolicy::random_number(token->position, length_, number_);
+    };
+    std::ranges::stable_sort(rest, std::ranges::greater(), importance);
     const int64_t n_heavy = std::min<int64_t>(policy_.heavy, std::ssize(rest));
     for (int64_t i = 0; i < n_heavy; ++i) positions.push_back(rest[i]->position);
     std::sort(positions.begin(), positions.end());
@@ -150,8 +156,7 @@ class ReferenceHead {
     bool right = actual.size() == expected.size() && evicted.size() == instead.size();
     for (const Kept& gone : evicted) {
       for (const Kept& stayed : instead) {
-        right = right && policy_.heavy > 0 && stayed.position >= policy_.sinks &&
-                stayed.position < length_ - policy_.recent &&
+        right = right && policy_.keeps_scores() && evictable(stayed) &&
                 gone.score - stayed.score <= gone.score_error() + stayed.score_error();
       }
     }
@@ -176,8 +181,16 @@ class ReferenceHead {
     return {back.begin(), back.end()};
   }
 
+  // Tail positions count as recent once they have been read.
   bool evictable(const Kept& token) const {
-    return token.position >= policy_.sinks && token.position < int64_t{length_} - policy_.recent;
+    int64_t n_tail = 0, n_younger = 0;
+    for (int32_t position = 0; position < length_; ++position) {
+      const bool in_tail = policy_.tail_begin <= position && position < policy_.tail_end;
+      if (in_tail && position == token.position) return false;
+      n_tail += in_tail;
+      n_younger += !in_tail && position > token.position;
+    }
+    return token.position >= policy_.sinks && n_younger >= policy_.recent - n_tail;
   }
 
   // The largest score of each evictable token's evictable neighbors.
@@ -210,7 +223,7 @@ class ReferenceHead {
     const auto sum_error = [=, this](int64_t n) {
       return tensor_cores ? tensor_core_gamma(n) : splits_ ? 3.01 * 0x1p-16 + gamma(2 * n) : 0.0;
     };
-    const bool rounds = tensor_cores || rounds_;
+    const bool rounds = tensor_cores || in_bf16_;
     const DType factor_type = tensor_cores ? DType::f16 : DType::bf16;
     const double factor_unit = tensor_cores ? 0x1p-11 : 0x1p-8;
     std::vector<double> a(n_visible);
@@ -298,8 +311,9 @@ class ReferenceHead {
   KvPolicy policy_;
   KvShape shape_;
   bool splits_ = splits_products(shape_);
-  LogitRules rules_;  // for the query heads of the group
-  bool rounds_ = rules_.rounds && rounds_to_bf16(shape_);
+  LogitRules rules_;
+  int32_t number_;  // of the kv_head  // for the query heads of the group
+  bool in_bf16_ = rules_.allow_bf16 && rounds_to_bf16(shape_);
   const TypeKernels* k_type_;  // used to round to the cache's types
   const TypeKernels* v_type_;
   int32_t length_ = 0;

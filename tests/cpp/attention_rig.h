@@ -58,14 +58,14 @@ struct LogitRules {
   float softcap = 0;
   std::vector<float> sinks = {}, slopes = {};  // of each query head, or empty
   bool of_ranks = false;                       // slopes multiply distances in ranks
-  bool rounds = false;                         // see Attention
+  bool allow_bf16 = false;                     // see Attention
 
   // For query heads [begin, end).
   LogitRules of_heads(int32_t begin, int32_t end) const {
     const auto some = [&](const std::vector<float>& x) {
       return x.empty() ? x : std::vector<float>(x.begin() + begin, x.begin() + end);
     };
-    return {softcap, some(sinks), some(slopes), of_ranks, rounds};
+    return {softcap, some(sinks), some(slopes), of_ranks, allow_bf16};
   }
 };
 
@@ -111,7 +111,7 @@ class Rig {
       if (!x.empty()) to.emplace(*backend_, x, 1, std::ssize(x));
     };
     softcap_ = rules.softcap;
-    rounds_ = rules.rounds;
+    allow_bf16_ = rules.allow_bf16;
     uploaded(sinks_, rules.sinks);
     uploaded(slopes_, rules.slopes);
   }
@@ -145,7 +145,7 @@ class Rig {
                                 .softcap = softcap_,
                                 .sinks = sinks_ ? Tensor(*sinks_) : Tensor(),
                                 .slopes = slopes_ ? Tensor(*slopes_) : Tensor(),
-                                .rounds = rounds_};
+                                .allow_bf16 = allow_bf16_};
       backend_->run(batch, [&] { backend_->attend(attention, cache_.layer(layer), batch); });
     }
     cache_.advance(batch);
@@ -189,7 +189,7 @@ class Rig {
   KvCache cache_;
   const bool rolling_;
   int32_t window_ = 0;
-  bool rounds_ = false;
+  bool allow_bf16_ = false;
   float softcap_ = 0;
   std::optional<DeviceMatrix> sinks_, slopes_;
 };

@@ -28,9 +28,9 @@ inline std::vector<std::byte> save(const Session& session) {
   return session.save(0, {.tokens = std::vector<int32_t>(session.tokens_seen(0)), .note = ""});
 }
 
-// What one matrix may add to the relative error of the logits: with weights that are not F32, rows
-// may be rounded to 8 bits, relative to the largest of 32 or to each number; the cache may be
-// rounded to f16; otherwise about 64 roundings in a sum and its surroundings.
+// The most that one matrix may add to the relative error of the logits: with weights that are not
+// F32, rows may be rounded to 8 bits, relative to the largest of 32 or to each number; the cache
+// may be rounded to f16; otherwise about 64 roundings in a sum and its surroundings.
 inline double matrix_error(const Tensor& weight, DType kv_dtype) {
   if (!weight) return 0;
   if (weight.dtype != DType::f32) return 0x1p-8;

@@ -46,7 +46,7 @@ class DeviceMatrix {
     write(values);
   }
 
-  // Not written yet: NaN.
+  // NaN until it is written.
   DeviceMatrix(Backend& backend, int64_t rows, int64_t cols)
       : DeviceMatrix(backend, std::vector<float>(rows * cols, NAN), rows, cols) {}
 

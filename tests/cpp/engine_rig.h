@@ -128,7 +128,7 @@ inline Outcome alone(const std::shared_ptr<Model>& model, Request request,
   return finished(*engine, engine->submit(std::move(request)));
 }
 
-// Of random length, with random options; valid.
+// Has a random length and random options, and is valid.
 inline Request random_request(Random& random) {
   Request request;
   request.prompt.resize(random.integer(1, 30));

@@ -19,7 +19,7 @@ struct TempFile {
   explicit TempFile(const std::string& content) {
     static const unsigned kRun = std::random_device{}();
     static int count = 0;
-    path = std::filesystem::temp_directory_path() / text("h2o_test_gguf_", kRun, "_", count++);
+    path = std::filesystem::temp_directory_path() / concat("h2o_test_gguf_", kRun, "_", count++);
     std::ofstream(path, std::ios::binary) << content;
   }
   ~TempFile() { std::filesystem::remove(path); }

@@ -23,19 +23,19 @@ class ModelWriter {
 
   // Key with the architecture as prefix.
   void key(const char* name, const char* value) {
-    writer_.key(text(architecture_, ".", name), GgufType::string, std::string_view(value));
+    writer_.key(concat(architecture_, ".", name), GgufType::string, std::string_view(value));
   }
   void key(const char* name, uint32_t value) {
-    writer_.key(text(architecture_, ".", name), GgufType::u32, value);
+    writer_.key(concat(architecture_, ".", name), GgufType::u32, value);
   }
   void key(const char* name, float value) {
-    writer_.key(text(architecture_, ".", name), GgufType::f32, value);
+    writer_.key(concat(architecture_, ".", name), GgufType::f32, value);
   }
 
   void key(const char* name, const std::vector<uint32_t>& values) {
     std::string numbers;
     for (const uint32_t value : values) numbers += bytes(value);
-    writer_.array(text(architecture_, ".", name), GgufType::u32, values.size(), numbers);
+    writer_.array(concat(architecture_, ".", name), GgufType::u32, values.size(), numbers);
   }
 
   // dims: fastest first.

@@ -23,7 +23,7 @@ class HybridFile {
     add_keys();
     add_matrix("token_embd", kWords, kWidth);
     for (uint32_t l = 0; l < kLayers; ++l) {
-      const std::string blk = text("blk.", l, ".");
+      const std::string blk = concat("blk.", l, ".");
       add_norm(blk + "attn_norm", kWidth);
       if ((l + 1) % kInterval == 0) {
         add_attention(blk);

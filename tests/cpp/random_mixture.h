@@ -24,7 +24,7 @@ class MixtureFile {
     add_keys();
     add_matrix("token_embd", kWords, kWidth);
     for (uint32_t l = 0; l < shape.n_layers; ++l) {
-      const std::string blk = text("blk.", l, ".");
+      const std::string blk = concat("blk.", l, ".");
       add_attention(blk);
       const bool post = family_ == "gpt-oss" || family_ == "glm4moe";
       add_norm(blk + (post ? "post_attention_norm" : "ffn_norm"), kWidth);
@@ -113,9 +113,9 @@ class MixtureFile {
   }
 
   void add_mlp(const std::string& blk, const char* suffix) {
-    add_matrix(text(blk, "ffn_gate", suffix), kFf, kWidth);
-    add_matrix(text(blk, "ffn_up", suffix), kFf, kWidth);
-    add_matrix(text(blk, "ffn_down", suffix), kWidth, kFf);
+    add_matrix(concat(blk, "ffn_gate", suffix), kFf, kWidth);
+    add_matrix(concat(blk, "ffn_up", suffix), kFf, kWidth);
+    add_matrix(concat(blk, "ffn_down", suffix), kWidth, kFf);
   }
 
   void add_norm(const std::string& name, uint64_t width) {
@@ -147,7 +147,7 @@ class MixtureFile {
     add_floats(name + ".weight", dims, -most, most, dtype);
   }
 
-  // From 2^-10 to 2^-8, for integers up to 127.
+  // They are from 2^-10 to 2^-8, for integers up to 127.
   static uint16_t small_scales(Random& random) {
     return static_cast<uint16_t>(random.integer(5, 6) << 10 | random.integer(0, 1023));
   }

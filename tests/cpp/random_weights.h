@@ -45,7 +45,7 @@ inline std::vector<int64_t> block_scales(DType dtype) {
 inline std::vector<DType> device_dtypes() {
   constexpr DType kOnCpu[] = {DType::iq1_s, DType::iq1_m,   DType::iq2_xxs, DType::iq2_xs,
                               DType::iq2_s, DType::iq3_xxs, DType::iq3_s,   DType::tq1_0,
-                              DType::tq2_0, DType::nvfp4};
+                              DType::tq2_0, DType::nvfp4,   DType::q1_0,    DType::q2_0};
   std::vector<DType> found;
   for (const DType dtype : computable_dtypes()) {
     if (!on_cuda() || std::ranges::find(kOnCpu, dtype) == std::end(kOnCpu)) found.push_back(dtype);

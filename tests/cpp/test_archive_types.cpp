@@ -29,7 +29,8 @@ std::vector<float> random_keys(Random& random, int64_t n) {
 float largest_of(const std::vector<float>& x) { return *std::max_element(x.begin(), x.end()); }
 float smallest_of(const std::vector<float>& x) { return *std::min_element(x.begin(), x.end()); }
 
-// As KeyGrid and the codes have them. Divided and rounded once, like them: results are exact.
+// The values of KeyGrid and the codes. They are divided and rounded once, like them: results are
+// exact.
 std::vector<float> expected_keys(const std::vector<float>& keys) {
   std::vector<float> expected(keys.size());
   for (int64_t i = 0; i < kHeadDim; ++i) {

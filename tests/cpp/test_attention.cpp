@@ -12,7 +12,19 @@ namespace {
 
 KvPolicy random_policy(Random& random) {
   const auto some = [&] { return random.integer(1, 12); };
-  switch (random.integer(0, 7)) {
+  const int32_t sinks = random.integer(0, 3), begin = sinks + random.integer(0, 20), tail = some();
+  switch (random.integer(0, 10)) {
+    case 8:
+      return {
+          .sinks = sinks, .recent = tail + some(), .tail_begin = begin, .tail_end = begin + tail};
+    case 9:
+      return {.sinks = sinks,
+              .heavy = some(),
+              .recent = tail + random.integer(0, 3),
+              .tail_begin = begin,
+              .tail_end = begin + tail};
+    case 10:
+      return {.sinks = sinks, .heavy = some(), .recent = some(), .scoring = Scoring::random};
     case 0:
       return {};  // full
     case 1:

@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
 
 #include "allocations.h"
 #include "archive_rig.h"
@@ -240,6 +243,14 @@ TEST_CASE("a sequence with an archive can be transferred" * doctest::skip(!on_cu
     read_sequence(to.cache(), 0, from.cache().length(0), reader);
     CHECK(bytes_of(to) == bytes);
   }
+}
+
+TEST_CASE("files that the disk has no room for are refused before they fill it") {
+  const std::unique_ptr<Backend> backend = test_backend();
+  const ArchiveOptions options{.n_recalled = 1,
+                               .directory = std::filesystem::temp_directory_path()};
+  KvArchive archive(*backend, options, 1, 1, 64, 1 << 20);
+  CHECK_THROWS_AS(archive.reserve_sequences(INT32_MAX), OutOfMemory);
 }
 
 TEST_CASE("an archive limits the number of tokens") {

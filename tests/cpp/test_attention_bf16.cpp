@@ -157,9 +157,9 @@ TEST_CASE("attention that may round is that of the reference" * doctest::skip(on
     const LogitRules rules{.softcap = 2,
                            .sinks = random.reals(shape.n_heads),
                            .slopes = random.reals(shape.n_heads, 0.01f, 0.6f),
-                           .rounds = true};
+                           .allow_bf16 = true};
     plain = !plain;  // in brief they take turns
-    if (plain || !brief()) check_short_sequences(random, shape, {.rounds = true}, totals);
+    if (plain || !brief()) check_short_sequences(random, shape, {.allow_bf16 = true}, totals);
     if (!plain || !brief()) check_short_sequences(random, shape, rules, totals);
   }
   CHECK(totals.n_evictions > 0);
@@ -170,14 +170,15 @@ TEST_CASE("chunks that are rounded are equivalent to their tokens one by one, fo
   for (const int32_t group : {1, 3}) {
     for (const bool may_roll : {false, true}) {
       if (brief() && may_roll == (group == 1)) continue;
-      check_long_chunks(two_heads(group, 64, DType::f16, DType::f16, may_roll), {.rounds = true});
+      check_long_chunks(two_heads(group, 64, DType::f16, DType::f16, may_roll),
+                        {.allow_bf16 = true});
     }
   }
 }
 
 TEST_CASE("a row that is rounded does not see later values that are not finite" *
           doctest::skip(on_cuda())) {
-  check_later_values(two_heads(3, 64, DType::f16, DType::f16), {.rounds = true});
+  check_later_values(two_heads(3, 64, DType::f16, DType::f16), {.allow_bf16 = true});
 }
 
 TEST_CASE("attention is that of floats unless it may round" * doctest::skip(on_cuda())) {
@@ -186,9 +187,9 @@ TEST_CASE("attention is that of floats unless it may round" * doctest::skip(on_c
   Random random(13);
   const Qkv in = random_qkv(random, shape, 60);
   for (const CpuKernels* table : tables()) {
-    const auto attend = [&](const std::string& isa, bool rounds) {
+    const auto attend = [&](const std::string& isa, bool allow_bf16) {
       Rig rig(make_cpu_backend(1, isa), std::span(&full, 1), shape);
-      rig.set_logits({.rounds = rounds});
+      rig.set_logits({.allow_bf16 = allow_bf16});
       return rig.attend({{0, 60}}, in);
     };
     const std::vector<float> floats = attend(choose_kernels("", true).isa, false);

@@ -1,4 +1,4 @@
-// What attention must not depend on, bit for bit: the state before a reset, other sequences'
+// Attention does not depend on these, bit for bit: the state before a reset, other sequences'
 // policies, a budget that is never reached; and on the CPU, the rest of the batch, the threads, and
 // the chunking of tokens that all fit.
 #include <doctest/doctest.h>
@@ -19,8 +19,9 @@ constexpr KvPolicy kWeighed{
     .sinks = 0, .heavy = 11, .recent = 9, .decay = 0.75f, .value_norm = ValueNorm::l1};
 constexpr KvPolicy kQuestion{
     .heavy = 12, .recent = 8, .scoring = Scoring::question, .decay = 0.75f};
-constexpr KvPolicy kPolicies[] = {kFull,     kWindow, kSinks,   kH2o,
-                                  kH2oSinks, kMean,   kWeighed, kQuestion};
+constexpr KvPolicy kRandom{.sinks = 1, .heavy = 9, .recent = 10, .scoring = Scoring::random};
+constexpr KvPolicy kPolicies[] = {kFull, kWindow,  kSinks,    kH2o,   kH2oSinks,
+                                  kMean, kWeighed, kQuestion, kRandom};
 
 // Parameters of a test run.
 struct Kind {

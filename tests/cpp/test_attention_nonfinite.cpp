@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "archive_rig.h"
+#include "kv/range.h"
 
 namespace h2o {
 namespace {
@@ -85,6 +86,34 @@ void check_extremes(Random& random, const KvPolicy& policy, const KvShape& shape
   }
 }
 
+TEST_CASE("numbers that a cache cannot store become the largest that it can") {
+  std::vector<DType> types{DType::f16, DType::q8_0, DType::q4_0};
+  if (!on_cuda()) types.push_back(DType::q5_0);
+  for (const DType dtype : types) {
+    CAPTURE(info(dtype).name);
+    const KvShape shape = shape_with(dtype, 64, 0);
+    const float most = most_stored(dtype);
+    REQUIRE(most < kLargest);
+    Random random(1);
+    for (const KvPolicy& policy : {KvPolicy{}, KvPolicy{.sinks = 1, .heavy = 9, .recent = 4}}) {
+      Rig large(policy, shape), largest(policy, shape);
+      for (const int32_t n : {30, 1, 5}) {
+        Qkv in = random_qkv(random, shape, n), clamped = in;
+        for (auto [values, to] : {std::pair{&in.k, &clamped.k}, std::pair{&in.v, &clamped.v}}) {
+          for (size_t i = 3; i < values->size(); i += 7) {
+            (*values)[i] = i % 2 == 0 ? 1.5f * most : -1e30f;
+            (*to)[i] = i % 2 == 0 ? most : -most;
+          }
+        }
+        const std::vector<float> out = large.attend({{0, n}}, in);
+        CHECK(std::ranges::all_of(out, [](float x) { return std::isfinite(x); }));
+        CHECK(out == largest.attend({{0, n}}, clamped));
+        CHECK(bytes_of(large) == bytes_of(largest));
+      }
+    }
+  }
+}
+
 TEST_CASE("scores are finite for any queries, keys and values") {
   Random random(1);
   const int n_trials = on_cuda() ? 20 : brief() ? 60 : 200;
@@ -94,7 +123,7 @@ TEST_CASE("scores are finite for any queries, keys and values") {
     };
     constexpr DType kTypes[] = {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0};
     constexpr Scoring kScorings[] = {Scoring::sum, Scoring::mean, Scoring::inverse,
-                                     Scoring::question};
+                                     Scoring::question, Scoring::random};
     constexpr int32_t kSizes[] = {0, 1, 2, 9};
     KvPolicy policy{.sinks = one_of(kSizes), .heavy = one_of(kSizes), .recent = one_of(kSizes)};
     policy.scoring = one_of(kScorings);

@@ -164,7 +164,7 @@ TEST_CASE("split sums over values do not depend on how they are divided") {
   }
 }
 
-// Of a group that is large enough.
+// The group is large enough.
 KvShape split_shape(DType dtype, bool may_roll = false) {
   return two_heads(8, 64, dtype, dtype, may_roll);
 }

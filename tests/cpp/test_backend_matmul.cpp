@@ -3,6 +3,9 @@
 #include <doctest/doctest.h>
 
 #include <array>
+#include <functional>
+#include <string>
+#include <utility>
 
 #include "product_bounds.h"
 
@@ -54,7 +57,7 @@ void check_product(Backend& backend, Random& random, const Problem& p) {
   run_rows(backend, p.n_rows, [&](const Batch&) { backend.matmul(again, device_x, {weight, {}}); });
   const std::vector<float> y = plain.read(), y_biased = biased.read(), y_added = added.read();
   CHECK(same_bits(again.read(), y));
-  if (backend.maps_weights()) {
+  if (backend.capabilities().mapped_weights) {
     const Tensor in_place = backend.upload(rows, nullptr);
     CHECK(in_place.data == rows.data);
     CHECK(weight.interleaved == (backend.upload_bytes(rows) > 0));
@@ -134,6 +137,82 @@ TEST_CASE("products of long rows, and of many") {
     // An odd number of blocks, and more than a kernel's warps process in one turn.
     const int64_t block = info(dtype).block_size;
     if (block > 1) check_product(*backend, random, {dtype, 20, block * 37, 40, false});
+  }
+}
+
+// Back ends keep converted copies of a product's input, which must not outlive it.
+TEST_CASE("a product reads what any operation wrote to its input after another product") {
+  constexpr int64_t kCols = 64;
+  const auto backend = test_backend(2);
+  Random random(3);
+  for (const DType dtype : {DType::q8_0, DType::q4_0, DType::f16, DType::bf16, DType::f32}) {
+    for (const int64_t n_rows : {2, 5, 40, 130}) {
+      const std::vector<std::byte> bytes =
+          random_weights(random, dtype, kCols * kCols, real_scales);
+      std::vector<Buffer> owner;
+      const Tensor weight = backend->upload(tensor_of(bytes, dtype, kCols, kCols), owner);
+      const Tensor other = backend->upload(tensor_of(bytes, dtype, kCols, kCols), owner);
+      const auto matrix = [&](int64_t rows, int64_t cols) {
+        return DeviceMatrix(*backend, random.reals(rows * cols), rows, cols);
+      };
+      const DeviceMatrix a = matrix(n_rows, kCols), table = matrix(n_rows, kCols);
+      const DeviceMatrix twice = matrix(n_rows, 2 * kCols), gate = matrix(n_rows, 1);
+      const DeviceMatrix norm = matrix(1, kCols), bias = matrix(1, kCols);
+      const DeviceMatrix frequencies = matrix(1, 8);
+      using Operation = std::function<void(const DeviceMatrix&, const Batch&)>;
+      const std::vector<std::pair<std::string, Operation>> operations = {
+          {"embed", [&](auto& x, auto& batch) { backend->embed(x, other, batch); }},
+          {"add_positions", [&](auto& x, auto& batch) { backend->add_positions(x, table, batch); }},
+          {"scale_by_position",
+           [&](auto& x, auto& batch) { backend->scale_by_position(x, 0.5f, 1, batch); }},
+          {"rotate",
+           [&](auto& x, auto& batch) {
+             backend->rotate(x, twice, 32, {RopeLayout::halves, frequencies}, batch);
+           }},
+          {"copy_heads",
+           [&](auto& x, auto&) {
+             const Tensor to = x, from = table;
+             backend->copy_heads({to.floats(), kCols, 16}, {from.floats() + 3, kCols, 16}, n_rows,
+                                 4, 13);
+           }},
+          {"clamp", [&](auto& x, auto&) { backend->clamp(x, 0.5f); }},
+          {"xielu", [&](auto& x, auto&) { backend->xielu(x, {0.8f, 0.8f, 0.5f, -1e-6f}); }},
+          {"layer_norm", [&](auto& x, auto&) { backend->layer_norm(x, a, {norm, bias}, 1e-5f); }},
+          {"rms_norm", [&](auto& x, auto&) { backend->rms_norm(x, x, norm, 1e-5f); }},
+          {"matmul", [&](auto& x, auto&) { backend->matmul(x, a, {other, {}}); }},
+          {"matmul_add", [&](auto& x, auto&) { backend->matmul_add(x, a, {other, {}}); }},
+          {"relu", [&](auto& x, auto&) { backend->relu(x); }},
+          {"relu_squared", [&](auto& x, auto&) { backend->relu_squared(x); }},
+          {"gelu_tanh", [&](auto& x, auto&) { backend->gelu_tanh(x); }},
+          {"gelu_erf", [&](auto& x, auto&) { backend->gelu_erf(x); }},
+          {"apply_gate", [&](auto& x, auto&) { backend->apply_gate(Gate::swiglu, x, a); }},
+          {"split_blocks", [&](auto& x, auto&) { backend->split_blocks(x, a, twice, 32); }},
+          {"add", [&](auto& x, auto&) { backend->add(x, table); }},
+          {"scale", [&](auto& x, auto&) { backend->scale(x, 1.5f); }},
+          {"softcap", [&](auto& x, auto&) { backend->softcap(x, 1); }},
+          {"gate_rows", [&](auto& x, auto&) { backend->gate_rows(x, gate); }},
+          {"gather", [&](auto& x, auto& batch) { backend->gather(x, table, batch); }},
+      };
+      for (const auto& [name, operation] : operations) {
+        CAPTURE(name);
+        CAPTURE(info(dtype).name);
+        CAPTURE(n_rows);
+        const DeviceMatrix x = matrix(n_rows, kCols);
+        const DeviceMatrix before(*backend, n_rows, kCols), after(*backend, n_rows, kCols);
+        const DeviceMatrix expected(*backend, n_rows, kCols);
+        Batch batch;
+        batch.add(0, 0, std::vector<int32_t>(n_rows, 3));
+        for (int32_t i = 0; i < n_rows; ++i) batch.logits_rows.push_back(i);
+        backend->run(batch, [&] {
+          backend->matmul(before, x, {weight, {}});
+          operation(x, batch);
+          backend->matmul(after, x, {weight, {}});
+        });
+        backend->run(batch, [&] { backend->matmul(expected, x, {weight, {}}); });
+        CHECK(same_bits(after.read(), expected.read()));
+        CHECK_FALSE(same_bits(before.read(), after.read()));
+      }
+    }
   }
 }
 

@@ -93,7 +93,7 @@ TEST_CASE("products with quantized weights are bit-identical everywhere") {
   }
 }
 
-// Of the logits after a prompt of 20 tokens and 18 greedy tokens.
+// The bits of the logits after a prompt of 20 tokens and 18 greedy tokens.
 uint64_t logits_hash(const char* path, const KvPolicy& policy) {
   const auto model = std::make_shared<Model>(path, make_cpu_backend(1, "scalar"));
   Session session(model, {.policies = {policy}, .n_ctx = 40, .n_batch = 32});

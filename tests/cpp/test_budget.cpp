@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 #include "kv/budget.h"
-#include "kv/named_policies.h"
+#include "kv/names.h"
 
 namespace h2o {
 namespace {

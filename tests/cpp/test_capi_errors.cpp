@@ -16,7 +16,7 @@ namespace {
 
 int32_t ignore(void*, const char*, size_t) { return 0; }
 
-// What is written to a file descriptor during its lifetime.
+// Captures writes to a file descriptor during its lifetime.
 class Captured {
  public:
   explicit Captured(int fd) : fd_(fd), saved_(dup(fd)), file_(std::tmpfile()) {

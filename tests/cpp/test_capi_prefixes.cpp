@@ -20,14 +20,17 @@ TEST_CASE("a common prompt prefix is processed once, and the output is the same"
   api::Engine engine(model, 1, options);
   const std::string line = "The old man and the sea were there, and the ship was in the harbour. ";
   const std::string prompt = line + line + line;
+  uint64_t read = 0;  // prompt tokens of the last output
   for (const char* const more : {"", " He said", " They went", " He said"}) {
     const std::string text = prompt + more;
+    const uint64_t before = engine.info().prompt_tokens;
     CHECK(engine.submit(text, RequestOptions(12).request).wait() ==
           plain.submit(text, RequestOptions(12).request).wait());
+    read = engine.info().prompt_tokens - before;
   }
+  CHECK(read <= 1);  // the same prompt again
   const h2o_engine_info info = engine.info();
   CHECK(info.cached_tokens >= 3 * 16);
-  CHECK(info.cached_tokens % 16 == 0);
   CHECK(info.prefix_bytes > 0);
   CHECK(info.prefix_bytes <= 4 << 20);
   CHECK(info.prompt_tokens + info.cached_tokens == plain.info().prompt_tokens);
@@ -36,7 +39,7 @@ TEST_CASE("a common prompt prefix is processed once, and the output is the same"
 
 TEST_CASE("prefix states on disk outlive their engine, whatever the number of threads") {
   const std::filesystem::path folder =
-      std::filesystem::temp_directory_path() / text("h2o_prefixes_", process_id());
+      std::filesystem::temp_directory_path() / concat("h2o_prefixes_", process_id());
   std::filesystem::remove_all(folder);
   const std::string name = folder.string();
   h2o_session_options options = with_budget(24);

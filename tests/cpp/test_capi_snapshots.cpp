@@ -2,7 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "capi_rig.h"
-#include "kv/named_policies.h"
+#include "kv/names.h"
 #include "session_rig.h"
 #include "text/sampler.h"
 

@@ -194,7 +194,7 @@ TEST_CASE("device auto is the GPU if what is needed is free there" * doctest::sk
   CHECK(auto_device(free).name == "cuda");
   const AutoDevice too_large = auto_device(free + 1);
   CHECK(too_large.name == "cpu");
-  CHECK(too_large.reason == text(free + 1, " bytes are needed, ", free, " are free on the GPU"));
+  CHECK(too_large.reason == concat(free + 1, " bytes are needed, ", free, " are free on the GPU"));
   CHECK(too_large.warns);
   fail_next(Call::memory_info);
   const AutoDevice broken = auto_device();

@@ -204,7 +204,7 @@ TEST_CASE("a layer of quantized weights fuses the rounding of activations" *
   CHECK(quantized_layer(true, DType::q4_0).second == std::vector<size_t>(3, 11));
 }
 
-// Of rows shorter and longer than what a block has in registers.
+// Takes rows shorter and longer than what a block has in registers.
 TEST_CASE("norms round their output as a launch of its own does" * doctest::skip(!on_cuda())) {
   constexpr int64_t kRows = 2, kOut = 3;
   Random random(10);

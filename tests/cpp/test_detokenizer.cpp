@@ -1,9 +1,9 @@
-// From token bytes to pieces of text: complete characters, ending before a stop string.
+// Turns token bytes into pieces of text: complete characters, ending before a stop string.
 #include <doctest/doctest.h>
 
+#include "core/utf8.h"
 #include "testing.h"
 #include "text/detokenizer.h"
-#include "text/tokenizer/utf8.h"
 
 namespace h2o {
 namespace {

@@ -265,7 +265,7 @@ TEST_CASE("general.alignment is a u32, a power of two and at least 8") {
   }
   for (const uint32_t alignment : {0u, 1u, 4u, 24u, 33u, ~0u}) {
     CHECK(error_of(Writer{}.key("general.alignment", u32, alignment)) ==
-          text("key 'general.alignment': ", alignment, ", expected a power of two >= 8"));
+          concat("key 'general.alignment': ", alignment, ", expected a power of two >= 8"));
   }
   CHECK(error_of(Writer{}.key("general.alignment", u64, 32_u64)) ==
         "key 'general.alignment': u64, expected u32");
@@ -291,8 +291,8 @@ TEST_CASE("bad tensors are rejected") {
   CHECK(error({33}, kQ8_0, 0) == "dimension 0 is 33, expected a multiple of 32 for Q8_0");
   CHECK(error({1}, kF32, 4) == "offset 4, expected a multiple of 32");
   for (const uint64_t offset : {32_u64, 128_u64, 160_u64, kHuge, ~31_u64}) {
-    CHECK(error({32}, kF32, offset) == text("the file is truncated, 128 bytes needed at offset ",
-                                            offset, " of 128 bytes of tensor data"));
+    CHECK(error({32}, kF32, offset) == concat("the file is truncated, 128 bytes needed at offset ",
+                                              offset, " of 128 bytes of tensor data"));
   }
 
   Writer writer{.data = std::string(128, 'x')};
@@ -308,8 +308,8 @@ TEST_CASE("numbers of split files that are out of range are rejected") {
     return error_in(temp.path, [&] { GgufShards{temp.path}; });
   };
   for (const int64_t value : {INT64_MIN, int64_t{-1}, int64_t{100'000}, INT64_MAX}) {
-    CHECK(error_with("split.no", value) == text("split.no is ", value));
-    CHECK(error_with("split.count", value) == text("split.count is ", value));
+    CHECK(error_with("split.no", value) == concat("split.no is ", value));
+    CHECK(error_with("split.count", value) == concat("split.count is ", value));
   }
   CHECK(error_with("split.no", 1) == "is file 2 of 1 of a split model, open the first one");
   CHECK(error_with("split.no", 0).empty());

@@ -66,12 +66,12 @@ void check_logits(const MixtureShape& shape) {
   CAPTURE(info(shape.experts).name);
   const MixtureFile file(shape, 1);
   const std::shared_ptr<Model> whole = open(file, 0);
-  CHECK_FALSE(whole->weights.host_experts);
+  CHECK_FALSE(whole->weights.residency);
   const std::vector<float> expected = logits_of(whole);
   CHECK(std::ranges::none_of(expected, [](float x) { return std::isnan(x); }));
   if (!on_cuda()) {
     const std::shared_ptr<Model> part = open(file, std::filesystem::file_size(file.path()) * 3 / 4);
-    CHECK(part->weights.experts->n_kept() < static_cast<int32_t>(shape.n_experts));
+    CHECK(part->weights.residency->n_kept_experts() < static_cast<int32_t>(shape.n_experts));
     CHECK(same_bits(logits_of(part), expected));
     return;
   }
@@ -80,8 +80,8 @@ void check_logits(const MixtureShape& shape) {
   for (int32_t n = n_dense; n <= static_cast<int32_t>(shape.n_layers); ++n) {
     CAPTURE(n);
     const std::shared_ptr<Model> part = open(file, sizes.others + (n - n_dense) * sizes.experts);
-    REQUIRE(part->weights.host_experts);
-    CHECK(part->weights.host_experts->n_kept() == n);
+    REQUIRE(part->weights.residency->unit() == WeightResidency::Unit::experts);
+    CHECK(part->weights.residency->n_kept() == n);
     CHECK(same_bits(logits_of(part), expected));
   }
   CHECK_THROWS_AS(open(file, sizes.others - 1), InvalidArgument);
@@ -99,9 +99,8 @@ TEST_CASE("layers are streamed if that needs less memory than the dense weights"
   const std::shared_ptr<Model> whole = open(file, 0);
   const Sizes sizes(*whole);
   const std::shared_ptr<Model> part = open(file, sizes.others - 1);
-  CHECK_FALSE(part->weights.host_experts);
-  REQUIRE(part->weights.stream);
-  CHECK(part->weights.stream->n_streamed() > 0);
+  REQUIRE(part->weights.residency->unit() == WeightResidency::Unit::layers);
+  CHECK(part->weights.residency->n_streamed() > 0);
   CHECK(same_bits(logits_of(part), logits_of(whole)));
 }
 

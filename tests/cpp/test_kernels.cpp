@@ -319,15 +319,18 @@ TEST_CASE("lowest selects the first in the order of Victim::before") {
       }
       const int32_t begin = random.integer(0, 10);
       const int32_t end = random.integer(0, n + 5);
+      const int32_t tail = trial % 3 == 0 ? 0 : random.integer(0, n);
+      const int32_t tail_end = trial % 3 == 0 ? 0 : random.integer(tail, n);
       const bool equal = trial % 7 == 0;
       Victim expected{0, 0, -1};
       for (int32_t i = 0; i < n; ++i) {
         if (positions[i] < begin || positions[i] >= end) continue;
+        if (positions[i] >= tail && positions[i] < tail_end) continue;
         const Victim candidate{equal ? 0.0f : importances[i], positions[i], i};
         if (expected.slot < 0 || candidate.before(expected)) expected = candidate;
       }
-      CHECK(table->lowest(equal ? nullptr : importances.data(), positions.data(), n, begin, end) ==
-            expected.slot);
+      CHECK(table->lowest(equal ? nullptr : importances.data(), positions.data(), n,
+                          {begin, end, tail, tail_end}) == expected.slot);
     }
   }
 }

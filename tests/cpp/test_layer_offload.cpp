@@ -58,7 +58,7 @@ class QuantizedModel {
     writer_.key("attention.layer_norm_epsilon", 1e-5f);
     add("token_embd.weight", DType::q8_0, kWords, kWidth);
     for (uint32_t l = 0; l < n_layers; ++l) {
-      const std::string blk = text("blk.", l, ".");
+      const std::string blk = concat("blk.", l, ".");
       const auto types = std::array{DType::q8_0, DType::q4_k, DType::q6_k};
       add_affine(blk + "attn_norm", DType::f32, 1);
       add_affine(blk + "attn_qkv", types[l % 3], 3 * kWidth);
@@ -130,7 +130,7 @@ void check_logits(const std::filesystem::path& path, int n_threads, std::vector<
   const size_t least = least_resident(path);
   for (const size_t bytes : more) {
     const std::shared_ptr<Model> model = with_resident(path, least + bytes, n_threads);
-    const LayerOffload& stream = *model->weights.stream;
+    const WeightResidency& stream = *model->weights.residency;
     CAPTURE(bytes);
     CAPTURE(stream.n_streamed());
     CHECK((stream.n_streamed() > 0) == (stream.streamed_bytes() > 0));
@@ -156,7 +156,7 @@ TEST_CASE("quantized layers of several types are streamed, an even or odd number
     CAPTURE(n_layers);
     const QuantizedModel model(n_layers);
     CHECK(with_resident(model.path(), least_resident(model.path()) + kFirstLayer)
-              ->weights.stream->n_streamed() == static_cast<int32_t>(n_layers) - 1);
+              ->weights.residency->n_streamed() == static_cast<int32_t>(n_layers) - 1);
     check_logits(model.path(), 1, {kFirstLayer});
   }
 }
@@ -164,7 +164,7 @@ TEST_CASE("quantized layers of several types are streamed, an even or odd number
 void check_early_ends(const std::filesystem::path& path, size_t more) {
   const auto expected = logits_of(std::make_shared<Model>(path, test_backend()), 3);
   const auto model = with_resident(path, least_resident(path) + more);
-  CAPTURE(model->weights.stream->n_streamed());
+  CAPTURE(model->weights.residency->n_streamed());
   for (int32_t last = 0; last < model->config.n_layers; ++last) {
     CAPTURE(last);
     Session session(model, options());
@@ -205,7 +205,7 @@ TEST_CASE("a model is closed while the next layer is transferred") {
       Random random(i);
       feed(session, 0, random_tokens(random, *model, 1));
     } else {
-      model->weights.stream->prepare(0);  // nothing that a device waits for is freed before it
+      model->weights.residency->prepare(0);  // nothing that a device waits for is freed before it
     }
   }
 }

@@ -70,8 +70,8 @@ double margin_of(const std::filesystem::path& path, const SessionOptions& option
   return margin.least();
 }
 
-// As for other models. Routing must not depend on rounding: rows use either all experts, or the
-// layers before the last router are in F32 and no two logits are close.
+// Bounds are those of other models. Routing must not depend on rounding: rows use either all
+// experts, or the layers before the last router are in F32 and no two logits are close.
 void check_model(const MixtureShape& shape) {
   CAPTURE(shape.architecture);
   CAPTURE(info(shape.experts).name);

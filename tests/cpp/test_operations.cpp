@@ -38,7 +38,7 @@ struct Run {
 
 double sigmoid(double z) { return 1 / (1 + std::exp(-z)); }
 
-// Of all signs and sizes.
+// Has all signs and sizes.
 std::vector<float> inputs(Random& random, const Size& size) {
   std::vector<float> x = random.reals(size.rows * size.cols, -6, 6);
   constexpr float kSpecial[] = {0, -200, 200, -1e-6f, -30, 30};
@@ -85,7 +85,7 @@ TEST_CASE("gelu_tanh") {
       [](double x, double y) {
         const double z = 2 * std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x);
         const double expected = x * sigmoid(z);
-        // As x / (1 + e^-z): z takes five roundings and two rounded constants, amplified by |z| in
+        // x / (1 + e^-z): z takes five roundings and two rounded constants, amplified by |z| in
         // the exponential; then a sum, a quotient of up to two places and a product. As x / 2 (1 +
         // tanh(z / 2)): a tanh accurate to one place, and rounding near 1.
         const double relative = 8 * std::abs(z) * kUnit + power_error(z) + 8 * kUnit;
@@ -161,7 +161,7 @@ TEST_CASE("geglu") {
       [](double x, double up, double y) {
         const double z = 2 * std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x);
         const double expected = x * sigmoid(z) * up;
-        // As gelu_tanh, and a product.
+        // gelu_tanh, and a product.
         const double relative = 8 * std::abs(z) * kUnit + power_error(z) + 9 * kUnit;
         return in_bounds(
             y, expected,
@@ -180,6 +180,100 @@ TEST_CASE("softcap") {
                      // product.
                      return in_bounds(y, expected, 16 * kUnit * std::abs(expected));
                    });
+  }
+}
+
+TEST_CASE("clamp") {
+  check_in_place([](Backend& b, const Tensor& x) { b.clamp(x, 1.25f); },
+                 [](double x, double y) { return in_bounds(y, std::clamp(x, -1.25, 1.25), 0); });
+}
+
+TEST_CASE("xielu") {
+  const Xielu f{.alpha_p = 1.7f, .alpha_n = 0.9f, .beta = 0.5f, .eps = -1e-6f};
+  check_in_place([&](Backend& b, const Tensor& x) { b.xielu(x, f); },
+                 [&](double x, double y) {
+                   const double power = std::expm1(std::min(x, double{f.eps}));
+                   const double bent = x > 0 ? f.alpha_p * x * x : f.alpha_n * (power - x);
+                   const double expected = f.beta * x + bent;
+                   // e^x - 1 to two places; a difference, two products and a sum, of terms of
+                   // which none is larger than these.
+                   const double terms =
+                       x > 0 ? expected
+                             : (f.beta + f.alpha_n) * std::abs(x) + f.alpha_n * std::abs(power);
+                   return in_bounds(y, expected, 6 * kUnit * terms);
+                 });
+}
+
+TEST_CASE("rotate") {
+  const auto backend = test_backend(2);
+  constexpr int64_t kHead = 10, kHalf = 3;  // the last dimensions are not rotated
+  Random random(7);
+  const std::vector<float> frequencies = {1, 0.31f, 0.02f};
+  const DeviceMatrix table(*backend, frequencies, 1, kHalf);
+  Batch batch;
+  for (const int32_t position : {0, 5, 4095}) {
+    batch.add(batch.n_rows(), position, std::vector<int32_t>(position == 5 ? 3 : 1));
+  }
+  const int64_t n = batch.n_rows();
+  for (const RopeLayout layout : {RopeLayout::pairs, RopeLayout::halves}) {
+    for (const auto& [n_q, n_k] : {std::pair<int64_t, int64_t>{1, 1}, {6, 2}}) {
+      const std::vector<float> before[] = {random.reals(n * n_q * kHead, -6, 6),
+                                           random.reals(n * n_k * kHead, -6, 6)};
+      const DeviceMatrix q(*backend, before[0], n, n_q * kHead);
+      const DeviceMatrix k(*backend, before[1], n, n_k * kHead);
+      backend->run(batch, [&] { backend->rotate(q, k, kHead, {layout, table, 1.5f}, batch); });
+      const std::vector<float> after[] = {q.read(), k.read()};
+      double worst = 0;
+      for (int one = 0; one < 2; ++one) {
+        const std::vector<float>& x = before[one];
+        for (int64_t at = 0; at < std::ssize(x); ++at) {
+          const int64_t head = at / kHead * kHead, dimension = at % kHead;
+          if (dimension >= 2 * kHalf) {
+            REQUIRE(after[one][at] == x[at]);
+            continue;
+          }
+          const bool pairs = layout == RopeLayout::pairs;
+          const int64_t i = pairs ? dimension / 2 : dimension % kHalf;
+          const bool second = pairs ? dimension % 2 == 1 : dimension >= kHalf;
+          const double a = x[head + (pairs ? 2 * i : i)];
+          const double b = x[head + (pairs ? 2 * i + 1 : i + kHalf)];
+          const int64_t row = at / (std::ssize(x) / n);
+          const double angle = static_cast<float>(batch.positions[row]) * frequencies[i];  // in f32
+          const double cosine = 1.5 * std::cos(angle), sine = 1.5 * std::sin(angle);
+          const double expected = second ? a * sine + b * cosine : a * cosine - b * sine;
+          // The angle rounds once if it is not a multiple of a power of two; cosine and sine to two
+          // places, and the magnitude; two products and a sum.
+          const double bound = (6 + angle) * kUnit * 1.5 * (std::abs(a) + std::abs(b));
+          worst = std::max(worst, in_bounds(after[one][at], expected, bound));
+        }
+      }
+      CHECK(worst <= 1);
+    }
+  }
+}
+
+TEST_CASE("copy_heads") {
+  const auto backend = test_backend(2);
+  Random random(8);
+  constexpr int64_t kHeads = 3, kFrom = 40, kTo = 300;
+  for (const int64_t n : {1, 2, 35}) {
+    for (const int64_t width : {1, 17, 40}) {
+      const std::vector<float> x = random.reals(n * kHeads * kFrom, -6, 6);
+      const std::vector<float> old = random.reals(kHeads * n * kTo, -6, 6);
+      const DeviceMatrix from(*backend, x, n, kHeads * kFrom);
+      const DeviceMatrix to(*backend, old, kHeads * n, kTo);
+      const Tensor read = from, written = to;
+      run_rows(*backend, n, [&](const Batch&) {
+        backend->copy_heads({written.floats() + 5, kTo, n * kTo},
+                            {read.floats(), kHeads * kFrom, kFrom}, n, kHeads, width);
+      });
+      const std::vector<float> y = to.read();
+      for (int64_t at = 0; at < std::ssize(y); ++at) {
+        const int64_t column = at % kTo - 5, row = at / kTo;  // of a head and a row
+        const bool copied = column >= 0 && column < width;
+        REQUIRE(y[at] == (copied ? x[(row % n * kHeads + row / n) * kFrom + column] : old[at]));
+      }
+    }
   }
 }
 
@@ -259,8 +353,8 @@ TEST_CASE("layer_norm") {
         for (const float value : row) {
           variance += (value - mean) * (value - mean) / static_cast<double>(n);
         }
-        // As in test_kernels, where the root, the inverse and three operations follow; an inverse
-        // root of two places is four units.
+        // The bound of test_kernels, where the root, the inverse and three operations follow; an
+        // inverse root of two places is four units.
         const double shift = gamma(n + 1) * magnitude;
         const double denominator = variance + double{kEps};
         const double scale = 1 / std::sqrt(denominator);

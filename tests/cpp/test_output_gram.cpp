@@ -15,7 +15,7 @@ constexpr KvPolicy kOutput{
 
 // W_O of a layer [n_embd, n_heads * head_dim], from the file.
 std::vector<float> output_weight(const Model& model, int32_t layer) {
-  const Tensor w = model.file.tensor(text("blk.", layer, ".attn_output.weight"));
+  const Tensor w = model.file.tensor(concat("blk.", layer, ".attn_output.weight"));
   std::vector<float> values(w.rows * w.cols);
   const TypeKernels& type = choose_kernels("scalar").of(w.dtype);
   for (int64_t i = 0; i < w.rows; ++i) type.decode(values.data() + i * w.cols, w.row(i), w.cols);

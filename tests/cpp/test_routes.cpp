@@ -122,7 +122,7 @@ void check_choice(std::span<const int32_t> chosen, std::span<const double> biase
     return std::ranges::count_if(sums, [&](double sum) { return sum > sums[g] + margin; });
   };
   std::set<size_t> groups;
-  // Of those in a group that is certainly used, what is not chosen yet.
+  // Those of a certainly used group that are not chosen yet.
   std::vector<size_t> others;
   for (size_t e = 0; e < biased.size(); ++e) {
     if (rank(e / group_size, -2 * error) <= routes.n_groups_used) others.push_back(e);

@@ -152,6 +152,64 @@ TEST_CASE("log-probabilities do not depend on other generations") {
   }
 }
 
+TEST_CASE("a generation waits for its mask while others go on") {
+  const auto model = rotary_model();
+  for (const int32_t n_prompt : {1, 3, 18}) {
+    const auto engine = make_engine(model, engine_options(2));
+    bool known = false;
+    std::vector<size_t> asked, masked;  // numbers of tokens
+    Request waiting = letters(n_prompt, 5);
+    waiting.constraint_ready = [&](std::span<const int32_t> tokens) {
+      asked.push_back(tokens.size());
+      return known;
+    };
+    waiting.constraint = [&](auto tokens, std::span<uint32_t> allowed) {
+      CHECK(known);
+      masked.push_back(tokens.size());
+      only_a()(tokens, allowed);
+    };
+    const auto slow = engine->submit(waiting);
+    start_and_abandon(*engine, slow);
+    const auto other = engine->submit(letters(2, 20));
+    CHECK(finished(*engine, other) == alone(model, letters(2, 20)));
+    CHECK(slow->progress().n_generated == 0);
+    CHECK(engine->session().tokens_seen(0) == n_prompt);
+    CHECK(std::ranges::count(asked, n_prompt) == std::ssize(asked));
+    CHECK(asked.size() > 10);
+    CHECK(masked.empty());
+    known = true;
+    CHECK(finished(*engine, slow) == alone(model, letters(n_prompt, 5)));
+    CHECK(masked.size() == 5);
+    // For each token: before it is processed, and before the next one is sampled.
+    for (size_t n = n_prompt + 1; n < n_prompt + 5u; ++n) CHECK(std::ranges::count(asked, n) == 2);
+  }
+}
+
+TEST_CASE("a generation that waits for its mask can be cancelled, parked and fail") {
+  const auto model = rotary_model();
+  const auto engine = make_engine(model, engine_options(1));
+  Request waiting = letters(3, 5);
+  int n = 0;
+  waiting.constraint_ready = [&](auto) { return ++n > 40; };
+  const auto slow = engine->submit(waiting);
+  for (int i = 0; i < 4; ++i) start_and_abandon(*engine, slow);
+  CHECK(slow->progress().n_generated == 0);
+  // One sequence: the other one takes it, and gives it back.
+  CHECK(finished(*engine, engine->submit(letters(2, 4))) == alone(model, letters(2, 4)));
+  CHECK(finished(*engine, slow) == alone(model, letters(3, 5)));
+
+  waiting.constraint_ready = [](auto) { return false; };
+  const auto cancelled = engine->submit(waiting);
+  start_and_abandon(*engine, cancelled);
+  engine->cancel(cancelled);
+  CHECK(cancelled->progress().finish == Finish::cancelled);
+
+  waiting.constraint_ready = [](auto) -> bool { throw std::runtime_error("it failed"); };
+  const auto failing = engine->submit(waiting);
+  CHECK_THROWS_WITH(finished(*engine, failing), "it failed");
+  CHECK(engine->stats().n_active == 0);
+}
+
 TEST_CASE("an error only affects its own request") {
   const auto model = rotary_model();
   const auto engine = make_engine(model, engine_options(4));

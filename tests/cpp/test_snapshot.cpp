@@ -113,7 +113,7 @@ class ArchivedHeads {
   size_t kind() const { return at_; }
   size_t n_recalled() const { return at_ + 1; }
   size_t indices() const { return n_recalled() + sizeof(int32_t) + 2 * sizeof(DType); }
-  // Of kv_head 1, whose archive follows the slots of kv_heads 0 and 1.
+  // Head 1's, whose archive follows the slots of kv_heads 0 and 1.
   size_t counts() const {
     const size_t slots = kSlots * (3 * sizeof(int32_t) + 2 * row_bytes());
     return indices() + 4 * sizeof(int32_t) + 2 * (sizeof(int32_t) + slots);
@@ -228,7 +228,7 @@ TEST_CASE("layers with a window archive nothing, and their snapshots load") {
   CHECK(same_bits(feed(copy, 0, {5, 6, 7}), feed(source, 0, {5, 6, 7})));
 }
 
-// As in a layer with a window.
+// Makes the state of a layer with a window.
 TEST_CASE("a head whose pages are all empty recalls nothing") {
   ArchivedHeads rig;
   std::vector<std::byte> bytes = rig.with(rig.counts(), {0, 0});

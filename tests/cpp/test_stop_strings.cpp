@@ -12,7 +12,7 @@ namespace {
 
 using Strings = std::vector<std::string>;
 
-// Of random lengths, over the first `n_letters` of "abc".
+// Makes strings of random lengths, over the first `n_letters` of "abc".
 std::string random_string(Random& random, int least, int most, int n_letters) {
   std::string out(random.integer(least, most), 'a');
   for (char& c : out) c = static_cast<char>('a' + random.integer(0, n_letters - 1));

@@ -3,11 +3,11 @@
 #include <doctest/doctest.h>
 
 #include "core/error.h"
+#include "core/utf8.h"
 #include "testing.h"
 #include "text/tokenizer/merge.h"
 #include "text/tokenizer/tokenizer.h"
 #include "text/tokenizer/unicode.h"
-#include "text/tokenizer/utf8.h"
 
 namespace h2o {
 namespace {

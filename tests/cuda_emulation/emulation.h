@@ -115,5 +115,5 @@ inline int __dp4a(int a, int b, int sum) {
   return sum;
 }
 
-// As nvcc rounds, except that a device may fuse a product and a sum.
+// Rounds as nvcc does, except that a device may fuse a product and a sum.
 #include <vector_functions.h>

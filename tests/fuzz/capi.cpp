@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "capi/h2o.h"
+#include "core/utf8.h"
 #include "target.h"
-#include "text/tokenizer/utf8.h"
 
 namespace {
 

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "core/utf8.h"
 #include "target.h"
 #include "text/detokenizer.h"
-#include "text/tokenizer/utf8.h"
 
 namespace {
 

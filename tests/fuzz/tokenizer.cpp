@@ -3,9 +3,9 @@
 #include "text/tokenizer/tokenizer.h"
 
 #include "core/error.h"
+#include "core/utf8.h"
 #include "target.h"
 #include "text/detokenizer.h"
-#include "text/tokenizer/utf8.h"
 
 namespace {
 

@@ -5,9 +5,9 @@
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "core/utf8.h"
 #include "target.h"
 #include "text/tokenizer/tokenizer.h"
-#include "text/tokenizer/utf8.h"
 
 namespace {
 
@@ -99,14 +99,14 @@ std::vector<std::byte> file_of(Taker& from, int32_t& n_vocab) {
   const char* const ids[] = {"bos", "eos", "unknown", "eot"};
   for (int i = 0; i < 4; ++i) {
     if (!(more >> i & 1)) continue;
-    writer.number(h2o::text("tokenizer.ggml.", ids[i], "_token_id"), GgufType::u32,
+    writer.number(concat("tokenizer.ggml.", ids[i], "_token_id"), GgufType::u32,
                   uint32_t{from.byte()} % 50);
   }
   const char* const switches[] = {"add_bos_token", "add_eos_token", "add_space_prefix",
                                   "remove_extra_whitespaces"};
   for (int i = 0; i < 4; ++i) {
     if (!(more >> (4 + i) & 1)) continue;
-    writer.number(h2o::text("tokenizer.ggml.", switches[i]), GgufType::boolean,
+    writer.number(concat("tokenizer.ggml.", switches[i]), GgufType::boolean,
                   static_cast<uint8_t>(from.byte() & 1));
   }
   return writer.file();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from math import inf
 from pathlib import Path
@@ -12,16 +13,18 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter
 
-from h2o_cpp import Advice, Generator, Policy, _core, advise, capacity, plan
+from h2o_cpp import Advice, Generator, Policy, _core, advise, capacity
+from h2o_cpp.budget.policy import named_policy
+from h2o_cpp.budget.stored_budget import store_budget
 from h2o_cpp.cli import main
 from h2o_cpp.measure.advice import Needle
+from h2o_cpp.measure.budgets import Comparison
 from h2o_cpp.measure.perplexity import perplexity
 from h2o_cpp.measure.retrieval.measurement import measure
 from h2o_cpp.measure.retrieval.tasks import make_samples
-from h2o_cpp.model.policy import named_policy
 from h2o_cpp.model.session import open_session
-from h2o_cpp.model.stored_budget import store_budget
 from h2o_cpp.model.tokenizer import Tokenizer
+from support.needs import packages
 from support.short_text import TEXT
 
 N_CTX = 110
@@ -72,9 +75,13 @@ def test_needle_matches_retrieve(advice: Advice, tiny_opt: Path) -> None:
     model = _core.Model(tiny_opt, device="cpu", threads=1)
     samples = make_samples(Tokenizer.of_model(model), "needle", n=4, length=N_CTX)
     full, absent, found = measure(
-        model, {"needle": samples}, policies=[advice.policy], budgets=[advice.hh], n_ctx=N_CTX,
-        n_batch=32, kv_dtype=advice.kv_dtype, question_apart=True,
-    )  # fmt: skip
+        model,
+        {"needle": samples},
+        Comparison.of(
+            [advice.policy], [advice.hh], n_ctx=N_CTX, n_batch=32, kv_dtype=advice.kv_dtype
+        ),
+        question_apart=True,
+    )
     assert advice.needle.found == pytest.approx(found.log_likelihood, rel=1e-12)
     assert advice.needle.absent == pytest.approx(absent.log_likelihood, rel=1e-12)
     assert advice.needle.full == pytest.approx(full.log_likelihood, rel=1e-12)
@@ -121,9 +128,19 @@ def test_advice_with_archive(advice: Advice, tiny_opt: Path, text: str) -> None:
 
     samples = make_samples(Tokenizer.of_model(model), "needle", n=4, length=N_CTX)
     *_, needle = measure(
-        model, {"needle": samples}, policies=[advice.policy], budgets=[archived.hh], n_ctx=N_CTX,
-        n_batch=32, kv_dtype="q8_0", question_apart=True, archive="q8_0", archive_pages=pages,
-    )  # fmt: skip
+        model,
+        {"needle": samples},
+        Comparison.of(
+            [advice.policy],
+            [archived.hh],
+            n_ctx=N_CTX,
+            n_batch=32,
+            kv_dtype="q8_0",
+            archive="q8_0",
+            archive_pages=pages,
+        ),
+        question_apart=True,
+    )
     assert archived.needle.found == pytest.approx(needle.log_likelihood, rel=1e-12)
     assert archived.tokens_per_second > 0
 
@@ -175,8 +192,8 @@ def test_bisection_finds_edge(
         budget = opened[-1].budget  # n_ctx is 200
         return (10.0, 7) if budget is None or budget >= 2 * edge else (10.2, 7)
 
-    monkeypatch.setattr("h2o_cpp.measure.advice.open_session", recording_open_session)
-    monkeypatch.setattr("h2o_cpp.measure.advice.perplexity", step_perplexity)
+    monkeypatch.setattr("h2o_cpp.measure.budget_search.open_session", recording_open_session)
+    monkeypatch.setattr("h2o_cpp.measure.quality.perplexity", step_perplexity)
     monkeypatch.setattr("h2o_cpp.measure.advice._NEEDLES", 1)
     (tmp_path / "text").write_text(text)
     arguments = ["advise", str(tiny_opt), str(tmp_path / "text"), "-c", "200", "--policy", "sinks"]
@@ -204,7 +221,11 @@ def test_command_writes_advice_that_auto_reads(
     assert "  needle " in out
     assert "measured here" in out
     assert "with an archive" not in out
-    assert err == f"wrote {model}, for --hh auto\n"
+    *answers, last = err.splitlines()
+    assert last == f"wrote {model}, for --hh auto"
+    assert answers  # the first comes before the whole text has been read
+    for answer in answers:
+        assert re.fullmatch(r"so far: --hh \S+ --policy .*; the last answer takes .*", answer)
     with Generator(model, hh="auto", n_ctx=200, threads=1) as generator:
         assert generator.policy == named_policy(advice.policy, int(advice.hh * 200))
         in_q8_0 = generator.stats().cache_bytes
@@ -252,6 +273,74 @@ def test_command_with_archive(
         assert generator.stats().archive_bytes == 0
 
 
+def test_questions_are_measured_by_their_answers(
+    tiny_opt: Path, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each answer follows its question; its perplexity is computed from the model's logits."""
+    questions = [(text[:400], " The old man"), (text[200:700], " went down to the sea")]
+    found = advise(tiny_opt, questions, loss=LOSS, policies=["h2o"], kv_dtypes=["f16"], threads=1)
+    losses = []
+    with Generator(tiny_opt, threads=1) as generator:
+        longest = max(len(generator.tokenize(q + a)) for q, a in questions)
+        for question, answer in questions:
+            prompt, whole = generator.tokenize(question), generator.tokenize(question + answer)
+            assert whole[: len(prompt)] == prompt
+            logits = generator.logits(whole).astype(np.float64)
+            for i in range(len(prompt), len(whole)):
+                row = logits[i - 1] - logits[i - 1].max()
+                losses.append(np.log(np.exp(row).sum()) - row[whole[i]])
+    assert found.full_perplexity == pytest.approx(np.exp(np.mean(losses)), rel=1e-6)
+    assert (found.tokens, found.n_ctx) == (len(losses), longest)
+
+    lines = [json.dumps({"question": q, "answer": a}) for q, a in questions]
+    (tmp_path / "asked.jsonl").write_text("\n".join([*lines, ""]))
+    options = ["--loss", str(LOSS), "--policy", "h2o", "--kv-dtypes", "f16", "--json"]
+    assert main(["advise", str(tiny_opt), str(tmp_path / "asked.jsonl"), *options]) == 0
+    assert json.loads(capsys.readouterr().out)["hh"] == found.hh
+    (tmp_path / "asked.jsonl").write_text('{"question": "Who?"}')
+    assert main(["advise", str(tiny_opt), str(tmp_path / "asked.jsonl")]) == 1
+    assert "asked.jsonl: line 1 is not {" in capsys.readouterr().err
+
+
+def test_interrupt_keeps_the_best_answer(
+    tiny_opt: Path,
+    tmp_path: Path,
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C while the whole text is read, and before there is an answer."""
+    (tmp_path / "text").write_text(text)
+    arguments = ["advise", str(tiny_opt), str(tmp_path / "text"), "-c", "200", "--policy", "mean"]
+    batches: list[int] = []
+
+    def interrupted(session: _core.Session, *_: Any, **__: Any) -> tuple[float, int]:
+        batches.append(session.n_batch)
+        if session.n_batch == last:
+            raise KeyboardInterrupt
+        return 10.0 + session.cache_bytes / 2**40, 7
+
+    monkeypatch.setattr("h2o_cpp.measure.quality.perplexity", interrupted)
+    last = 1
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert "advice: --hh 0.01 --policy mean" in out
+    assert "interrupted: this is the best answer so far" in err
+    assert batches.count(1) == 1
+    last = 32
+    assert main(arguments) == 130
+    assert "advice" not in capsys.readouterr().out
+
+
+@packages("matplotlib")
+def test_plot_shows_perplexity_by_bytes(tiny_opt: Path, tmp_path: Path, text: str) -> None:
+    (tmp_path / "text").write_text(text)
+    arguments = ["advise", str(tiny_opt), str(tmp_path / "text"), "-c", "110", "--policy", "mean"]
+    arguments += ["--max-tokens", "110"]
+    assert main([*arguments, "--plot", str(tmp_path / "plot.svg")]) == 0
+    assert "mean q8_0" in (tmp_path / "plot.svg").read_text()
+
+
 def test_auto_of_commands_that_measure_has_the_stored_types(
     tiny_opt: Path,
     tmp_path: Path,
@@ -265,11 +354,6 @@ def test_auto_of_commands_that_measure_has_the_stored_types(
     for options, expected in (([], "q8_0"), (["--kv-dtype", "f32"], "f32")):
         assert main([*bench, *options, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["kv_dtype"] == expected
-    sizes: Any = {"prompt": 8, "n": 8, "memory_bandwidth": 4e10, "storage_bandwidth": 1e9}
-    found = plan(model, "1GiB", **sizes, flops=2e11, hh="auto")
-    assert found.arguments["kv_dtype"] == "q8_0"
-    stored = {"hh": STORED["hh"], "policy": STORED["policy"], "kv_dtype": STORED["kv_dtype"]}
-    assert found.job == plan(model, "1GiB", **sizes, flops=2e11, **stored).job
 
     store_budget(tiny_opt, model, **STORED, archive="f16", archive_pages=2)
     assert main([*bench, "--json"]) == 0
@@ -278,8 +362,6 @@ def test_auto_of_commands_that_measure_has_the_stored_types(
     assert measured["archive_bytes"] > 0
     assert main(bench) == 0
     assert ", archive " in capsys.readouterr().out
-    with pytest.raises(ValueError, match="hh='auto' includes an archive, whose memory is not"):
-        plan(model, "1GiB", **sizes, flops=2e11, hh="auto")
 
     def inspect(*_: object, kv_dtype: str, **options: object) -> None:
         raise ValueError(f"the cache is in {kv_dtype}")

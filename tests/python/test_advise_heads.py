@@ -12,9 +12,9 @@ import pytest
 
 from h2o_cpp import Policy, _core, advise
 from h2o_cpp.cli import main, make_parser
+from h2o_cpp.files.stored_metadata import store_metadata
 from h2o_cpp.measure.heads import RETRIEVAL_HEADS
 from h2o_cpp.model.session import open_session, read_tokens
-from h2o_cpp.model.stored_metadata import store_metadata
 from support.short_text import TEXT
 
 N_CTX = 100  # a percent is a token, but 29%, 57% and 58% are one less, as floats
@@ -57,8 +57,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
         found.done.append((share, kept))
         return (10.0 if kept >= found.needed[share] else 10.2), 7
 
-    monkeypatch.setattr("h2o_cpp.measure.advice.open_session", recording_open_session)
-    monkeypatch.setattr("h2o_cpp.measure.advice.perplexity", step_perplexity)
+    monkeypatch.setattr("h2o_cpp.measure.budget_search.open_session", recording_open_session)
+    monkeypatch.setattr("h2o_cpp.measure.quality.perplexity", step_perplexity)
     monkeypatch.setattr("h2o_cpp.measure.advice._NEEDLES", 1)
     return found
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from h2o_cpp.cli.files import check_outputs
-from h2o_cpp.model.atomic import atomic_output, check_output
+from h2o_cpp.files.atomic import atomic_output, check_output
 from support.needs import needs
 
 

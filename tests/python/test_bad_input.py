@@ -21,7 +21,7 @@ GOOD = scripted_opt(SCRIPT, n_ctx=16)
 DATA = GOOD.encode()
 TENSORS = list(GOOD.tensors)
 KEYS = [key for key in GOOD.keys if key.startswith(("opt.", "tokenizer.", "general.arch"))]
-OPTIONAL_KEYS = {"tokenizer.ggml.token_type", "tokenizer.ggml.eos_token_id"}
+OPTIONAL_KEYS = {"tokenizer.ggml.token_type", "tokenizer.ggml.eos_token_id", "tokenizer.ggml.pre"}
 OPTIONAL_KEYS |= {"tokenizer.ggml.bos_token_id", "tokenizer.ggml.add_bos_token"}
 
 
@@ -64,7 +64,7 @@ class TestHeader:
     def test_empty(self, tmp_path: Path) -> None:
         refused(tmp_path, b"", "empty")
 
-    @pytest.mark.parametrize("magic", [b"GGUX", b"FUGG", b"ggml", b"\0\0\0\0", b"PK\3\4"])
+    @pytest.mark.parametrize("magic", [b"GGUX", b"FUGG", b"ggml", b"\0\0\0\0", b"PK\5\6"])
     def test_magic(self, tmp_path: Path, magic: bytes) -> None:
         refused(tmp_path, magic + DATA[4:], "GGUF")
         refused(tmp_path, magic, "GGUF")
@@ -189,10 +189,10 @@ class TestMetadata:
         ("key", "value", "message"),
         [
             ("model", string("bert"), "'bert'"),
-            ("pre", string("superbpe"), "'superbpe'"),
+            ("pre", string("jais-2"), "'jais-2'"),
             ("tokens", struct.pack("<IIQ", ARRAY, STRING, 0), "258"),
             ("merges", struct.pack("<IIQI", ARRAY, U32, 1, 1), "merges"),
-            ("eos_token_id", u32(258), "eos_token_id is 258"),
+            ("bos_token_id", struct.pack("<IQ", 10, 2**40), "bos_token_id is 1099511627776"),
             ("add_bos_token", u32(1), "add_bos_token"),
         ],
     )

@@ -18,7 +18,7 @@ CONVERSATION = [
     {"role": "user", "content": "Who are you?"},
 ]
 
-# From the models' own templates and their authors' documentation; <s> and </s> are the
+# Taken from the models' own templates and their authors' documentation; <s> and </s> are the
 # vocabulary's BOS and EOS.
 EXPECTED = {
     "chatml": "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n"

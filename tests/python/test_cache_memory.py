@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from h2o_cpp import Generator, Policy
+from h2o_cpp.arguments import KvDType
+from h2o_cpp.budget.cache_memory import ModelShape, fit_cache, slab_bytes
+from h2o_cpp.budget.policy import named_policy
 from h2o_cpp.cli import main
-from h2o_cpp.model.arguments import KvDType
-from h2o_cpp.model.cache_memory import ModelShape, fit_cache, slab_bytes
-from h2o_cpp.model.policy import named_policy
 
 SHAPE = ModelShape(4, 2, 64, 1024, learned_positions=False)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from h2o_cpp import KVCache, Policy, Rope
 from support.h2o_rules import ReferenceCache
-from support.random_texts import OPTIONS, POLICIES, Text, texts
+from support.random_texts import OPTIONS, POLICIES, PROTECTED, Text, texts
 
 
 def assert_same_state(a: KVCache, b: KVCache, n_kv_heads: int) -> None:
@@ -33,9 +33,14 @@ def test_score_options_equal_reference(device: str, text: Text, policy: Policy) 
     assert_equals_reference(device, text, policy, None)
 
 
+@given(texts(), PROTECTED)
+def test_protected_tokens_equal_reference(device: str, text: Text, policy: Policy) -> None:
+    assert_equals_reference(device, text, policy, None)
+
+
 @given(
     texts(),
-    st.one_of(POLICIES, OPTIONS),
+    st.one_of(POLICIES, OPTIONS, PROTECTED),
     st.integers(1, 20),
     st.integers(0, 1),
     st.sampled_from(["halves", "pairs"]),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from h2o_cpp import Generator, Policy, _core, capacity
+from h2o_cpp.arguments import bytes_of
 from h2o_cpp.cli import main
-from h2o_cpp.model.arguments import bytes_of
 
 LINE = 64  # alignment of a layer's arrays in bytes
 N_ARRAYS = 8  # arrays of a layer, at most
@@ -124,6 +125,15 @@ def test_info_command_shows_capacity(tiny_opt: Path, capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     full, bounded = (capacity(tiny_opt, "100MiB", hh=hh) for hh in (None, 0.2))
     assert f"{full} of 2048 tokens in 100MiB, {bounded} with --hh 0.2" in out
+    weights = sum(nbytes for *_, nbytes in _core.GgufFile(tiny_opt).tensors())
+    command = ["info", str(tiny_opt), "--memory", "64MiB", "-c", "100", "--json"]
+    assert main(command) == 0
+    found = json.loads(capsys.readouterr().out)["sequences"]
+    for sizes, n_bytes in ((found, 2**26), (found["beside_weights"], 2**26 - weights)):
+        assert sizes["full"] == capacity(tiny_opt, n_bytes, n_ctx=100)
+        assert sizes["hh_20"] == capacity(tiny_opt, n_bytes, n_ctx=100, hh=0.2)
+    assert main(["info", str(tiny_opt), "--memory", "1MiB"]) == 0  # less than the weights
+    assert "; beside the weights 0, 0 with --hh 0.2" in capsys.readouterr().out
     assert main(["info", str(tiny_opt), "--memory", "much"]) == 2
     assert "--memory 'much', expected bytes or a size such as 4GiB" in capsys.readouterr().err
 

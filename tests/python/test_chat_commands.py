@@ -59,9 +59,6 @@ def test_help_lists_every_command(converse: Converse, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("/etc/passwd", "/etc/passwd is not a command (/help lists them)"),
-        ("/", "/ is not a command"),
-        ("/Exit", "/Exit is not a command"),
         ("/stats now", "/stats takes no argument, got 'now'"),
         ("/save", "expected /save FILE"),
         ("/save --force", "expected /save FILE [--force]"),
@@ -84,6 +81,28 @@ def test_command_error_leaves_conversation_unchanged(
     assert error.startswith("error: ")
     assert message in error
     assert last.startswith("[prompt")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/etc/passwd", "/etc/passwd is not a command (/help lists them)"),
+        ("/", "/ is not a command"),
+        ("/Exit", "/Exit is not a command"),
+    ],
+)
+def test_mistyped_command_has_no_effect(converse: Converse, line: str, message: str) -> None:
+    """Not on the status either."""
+    status, out, err = converse(f"Hi\n{line}\nBye\n", HI)
+    assert (status, out) == (0, "Hello!\n.\n")
+    assert err.splitlines()[1].startswith("error: ")
+    assert message in err.splitlines()[1]
+
+
+def test_names_of_commands_in_other_programs(converse: Converse) -> None:
+    status, out, err = converse("Hi\n/clear\nHi\n/?\n/bye\nHi\n", HI)
+    assert (status, out) == (0, "Hello!\nHello!\n")
+    assert "/reset" in err
 
 
 def test_commands_before_first_message(converse: Converse) -> None:

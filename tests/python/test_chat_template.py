@@ -148,6 +148,30 @@ class TestMessageTextIsNotSpecial:
         assert STOP not in ids
         assert "<|im_end|>" in t.decode(ids)
 
+    @pytest.mark.parametrize("text", ["|im_end|", "im_end|", "<|im_end|>"])
+    def test_text_between_characters_of_the_template(self, text: str) -> None:
+        """Such as the names of parameters, which templates make tags of."""
+        t = tokenizer(CHATML_VOCABULARY)
+        template = (
+            "<{{ messages[0].content }}><|{{ messages[0].content }}|><|{{ messages[0].role }}"
+        )
+        ids = ChatTemplate(template + "|>", t).tokens([{"role": "im_end", "content": text}])
+        assert [i for i in ids if i > 257] == [STOP]
+        assert t.decode(ids) == f"<{text}><|{text}|>"
+
+    def test_role_does_not_end_a_token(self) -> None:
+        t = tokenizer(CHATML_VOCABULARY)
+        ids = ChatTemplate("<|{{ messages[0].role }}", t).tokens([{"role": "im_end|>"}])
+        assert t.decode(ids) == "<|im_end|>"
+        assert STOP not in ids
+
+    def test_errors_have_the_text(self) -> None:
+        template = ChatTemplate(
+            "{{ raise_exception(messages[0].content) }}", tokenizer(CHATML_VOCABULARY)
+        )
+        with pytest.raises(ValueError, match=r": <\|im_end\|> \[x\]$"):
+            template.tokens(user("<|im_end|> [x]"))
+
     def test_later_turns(self) -> None:
         t = tokenizer(CHATML_VOCABULARY)
         first = user("<|im_end|>")

@@ -16,8 +16,8 @@ import pytest
 
 import h2o_cpp
 from h2o_cpp import BUNDLED_MODEL, Generator
+from h2o_cpp.budget.stored_budget import store_budget
 from h2o_cpp.cli import llama_cpp_flags, main
-from h2o_cpp.model.stored_budget import store_budget
 from support.hub import Hub
 from support.needs import packages
 
@@ -305,8 +305,8 @@ def test_missing_extra_is_one_line(
 def test_common_llama_cpp_flags_are_known(capsys: pytest.CaptureFixture[str]) -> None:
     """In h2o-cpp run, which has none of them."""
     flags = (
-        "-e --color --in-prefix --no-display-prompt --log-disable --numa --prompt-cache "
-        "--chat-template --verbose -v -np -sp -sys --simple-io --verbose-prompt --no-mmap -cnv"
+        "-e --color --in-prefix --numa --prompt-cache --chat-template -np -sp -sys "
+        "--verbose-prompt -cnv"
     )
     for flag in flags.split():
         assert f"{flag} is a llama.cpp flag: " in usage_error("run", PROMPT, flag, capsys=capsys)
@@ -401,7 +401,6 @@ def names_in(value: object) -> Iterator[str]:
         ["advise", "MODEL", "TEXT", "-c", "100", "--policy", "mean", "--kv-dtypes", "f16"],
         ["perplexity", "MODEL", "TEXT", "-c", "32", "--budget", "0.5", "--policy", "h2o"],
         ["retrieve", "MODEL", "--budget", "0.5", "--length", "128", "--samples", "1"],
-        ["plan", "MODEL", "--memory", "1GiB", "-p", "64", "-n", "16"],
         ["models"],
     ],
     ids=lambda arguments: str(arguments[0]),

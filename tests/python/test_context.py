@@ -91,4 +91,4 @@ def test_too_large_cache_error_names_options(llama: Path, tmp_path: Path) -> Non
     with pytest.raises(MemoryError) as error:
         Generator(model, n_ctx=0, threads=1, max_sequences=4096, n_batch=1)
     assert str(error.value).startswith("the cache of 4096 x n_ctx 16777216 tokens cannot be")
-    assert str(error.value).endswith("a smaller n_ctx (-c) or a budget hh (--hh) takes less")
+    assert str(error.value).endswith("a smaller n_ctx or a budget hh takes less")

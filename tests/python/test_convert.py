@@ -106,7 +106,7 @@ def test_unused_position_rows_are_dropped(tmp_path: Path) -> None:
 def test_head_is_written_if_untied_or_not_the_embedding(
     tmp_path: Path, tied: bool, sign: int
 ) -> None:
-    """As transformers 5 reads it: a head of its own is not tied, whatever config.json says."""
+    """transformers 5 reads it so: a head of its own is not tied, whatever config.json says."""
     weights = make_checkpoint(tmp_path, tie_word_embeddings=tied)
     weights["lm_head.weight"] = sign * weights["model.decoder.embed_tokens.weight"]
     write_safetensors(tmp_path / "model.safetensors", weights)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import GGUFWriter
 
 from h2o_cpp._core import GgufFile
 from support.opt_checkpoint import MERGES, TOKENS, write_json, write_tokenizer_json
@@ -168,6 +169,11 @@ def test_pre_tokenizers_are_recognized(
             {},
             {"add_bos_token": True},
         ),
+        (
+            {"type": "RobertaProcessing", "cls": ["</s>", 4], "sep": ["<s>", 3]},
+            {},
+            {"add_bos_token": True, "add_eos_token": True},
+        ),
         (template(["</s>"], []), {"add_bos_token": False}, {"add_bos_token": False}),
         (template([], []), {"add_bos_token": True}, {"add_bos_token": True}),
         (template(["</s>"], []), {"add_bos_token": None}, {"add_bos_token": True}),
@@ -219,6 +225,32 @@ def test_special_tokens(tmp_path: Path) -> None:
         read_tokens(tmp_path, 11)
 
 
+def test_named_templates(tmp_path: Path) -> None:
+    """In tokenizer_config.json, or in files of their own, as transformers 5 has them."""
+    write_tokenizer_json(tmp_path, {})
+    named = [{"name": name, "template": f"{{{{ {name} }}}}"} for name in ("default", "tool_use")]
+    write_json(tmp_path / "tokenizer_config.json", {"chat_template": named})
+    expected = {"default": "{{ default }}", "tool_use": "{{ tool_use }}"}
+    vocabulary = read_tokens(tmp_path, 9)
+    assert vocabulary.chat_templates == expected
+    writer = GGUFWriter(tmp_path / "named.gguf", "test")
+    vocabulary.write(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    metadata = GgufFile(tmp_path / "named.gguf").metadata()
+    assert metadata["tokenizer.chat_template"] == "{{ default }}"
+    assert metadata["tokenizer.chat_template.tool_use"] == "{{ tool_use }}"
+    assert metadata["tokenizer.chat_templates"] == ["tool_use"]
+    write_json(tmp_path / "tokenizer_config.json", {"chat_template": [{"name": "default"}]})
+    with pytest.raises(ValueError, match="chat_template must be a string or a list of templates"):
+        read_tokens(tmp_path, 9)
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("{{ rag }}")
+    (tmp_path / "chat_template.jinja").write_text("{{ new }}")
+    assert read_tokens(tmp_path, 9).chat_templates == {"default": "{{ new }}", "rag": "{{ rag }}"}
+
+
 def test_end_tokens(tmp_path: Path) -> None:
     """Those of generation_config.json; two without a known text have a key."""
     names = ("<|end|>", "<|a|>", "<|eom_id|>", "</b>", "<|c|>")
@@ -258,7 +290,7 @@ def test_tokens_that_include_white_space(tmp_path: Path) -> None:
 
 
 def test_added_tokens_beyond_the_vocabulary_are_omitted(tmp_path: Path) -> None:
-    """As in gemma-3-1b's <image_soft_token>, or a padding token added for training."""
+    """gemma-3-1b has <image_soft_token>, others a padding token added for training."""
     added = [{"id": 9 + i, "content": f"<{i}>", "special": True} for i in range(3)]
     write_tokenizer_json(tmp_path, {"added_tokens": added})
     write_json(tmp_path / "tokenizer_config.json", {"pad_token": "<2>", "eos_token": "<0>"})

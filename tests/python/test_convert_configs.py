@@ -1,4 +1,4 @@
-"""What config.json means if it lacks keys or has unusual ones, as in transformers."""
+"""The meaning of config.json if it lacks keys or has unusual ones, as in transformers."""
 
 from __future__ import annotations
 

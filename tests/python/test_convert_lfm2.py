@@ -13,11 +13,11 @@ from gguf import GGUFValueType
 from numpy.typing import NDArray
 
 from h2o_cpp import Generator, _core, capacity
+from h2o_cpp.budget.cache_memory import ModelShape
 from h2o_cpp.cli import main
 from h2o_cpp.convert import convert
 from h2o_cpp.convert.checkpoint import read_json
 from h2o_cpp.convert.conversion import FAMILIES
-from h2o_cpp.model.cache_memory import ModelShape
 from support.changed_gguf import changed
 from support.llama_cpp_tensors import assert_tensors
 from support.needs import packages
@@ -208,7 +208,7 @@ def test_values(tmp_path: Path, name: str) -> None:
 @reference
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_first_checkpoints(tmp_path: Path, name: str) -> None:
-    """As LiquidAI's: block_ff_dim, tie_embedding and rope_theta instead of transformers' keys."""
+    """LiquidAI's has block_ff_dim, tie_embedding and rope_theta instead of transformers' keys."""
     make_checkpoint(tmp_path, name)
     convert(tmp_path, tmp_path / "out.gguf")
     config = read_json(tmp_path / "config.json")
@@ -225,7 +225,7 @@ def test_first_checkpoints(tmp_path: Path, name: str) -> None:
 
 @reference
 def test_head_of_its_own_in_a_first_checkpoint(tmp_path: Path) -> None:
-    """As transformers 5 reads it: such a head is not tied, although tie_embedding says so."""
+    """transformers 5 reads it so: such a head is not tied, although tie_embedding says so."""
     import torch
     import transformers
     from safetensors.numpy import save_file

@@ -12,9 +12,9 @@ import pytest
 from gguf import GGUFValueType
 
 from h2o_cpp import Generator, _core
+from h2o_cpp.budget.cache_memory import ModelShape
 from h2o_cpp.convert import convert
 from h2o_cpp.measure.traffic import weights as weights_of
-from h2o_cpp.model.cache_memory import ModelShape
 from h2o_cpp.model.session import open_model
 from support.changed_gguf import changed
 from support.needs import packages
@@ -258,7 +258,6 @@ def test_what_files_cannot_express_is_refused(
         ("BailingMoe", {"norm_head": True}, "norm_head is True: the output layer is normalized"),
         ("BailingMoeV2", {"use_qkv_bias": True}, "use_qkv_bias is True: there are biases"),
         ("PhiMoE", {}, "needs a router that drops experts far below the best"),
-        ("HunYuanMoEV1", {}, "needs norms of q and k after their rotation"),
     ],
 )
 def test_checkpoints_without_a_class_are_refused_plainly(

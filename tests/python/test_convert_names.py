@@ -46,9 +46,9 @@ def test_tensor_names_and_keys(tmp_path: Path, name: str) -> None:
     family = FAMILIES[config["architectures"][0]]
     mapping = gguf.get_tensor_name_map(id, recipe.n_layers)
     for spec in family.tensors(config):
-        # llama.cpp's converter renames parts of a fused tensor in HF, Granite 4's MLP and LFM2's
-        # experts.
-        renamed = ("gate_up", "shared_mlp", "in_proj_qkvz", "feed_forward.expert")
+        # llama.cpp's converter renames parts of a fused tensor in HF, Granite 4's MLP, LFM2's
+        # experts, and the halves of latent attention's kv_b_proj.
+        renamed = ("gate_up", "shared_mlp", "in_proj_qkvz", "feed_forward.expert", "kv_b_proj")
         if spec.rows is not None or any(name in spec.hf for name in renamed):
             continue
         # Expert tensors are merged under the name without a number.

@@ -220,7 +220,7 @@ def test_values_of_delta_net(tmp_path: Path, name: str) -> None:
 
 @reference
 def test_values_of_delta_net_of_qwen3next(tmp_path: Path) -> None:
-    """Of each head of K, the checkpoint has q, k, its heads of v and of z, in one tensor."""
+    """The checkpoint has q, k, the heads of v and of z of each head of K in one tensor."""
     source = make_checkpoint(tmp_path, "qwen3next")
     convert(tmp_path, tmp_path / "out.gguf", "f32")
     tensors = {name: values for name, (_, values) in read_tensors(tmp_path / "out.gguf").items()}

@@ -1,4 +1,4 @@
-"""What Qwen3.5's config.json means: layers, positions, and what is refused."""
+"""The meaning of Qwen3.5's config.json: layers, positions, and what is refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def kinds(linear: str) -> list[str]:
         ({"full_attention_interval": 1}, 1),
         ({"layer_types": kinds("lllflllf")}, 4),
         ({"layer_types": kinds("llfllfll")}, 3),
-        # As in transformers, layer_types has precedence.
+        # layer_types has precedence, as in transformers.
         ({"layer_types": kinds("lflflflf"), "full_attention_interval": 4}, 2),
         ({"layer_types": kinds("llllllll")}, 9),
     ],
@@ -72,7 +72,7 @@ def test_absent_keys_have_the_defaults_of_transformers() -> None:
 
 
 def test_yarn() -> None:
-    """As Qwen's instructions for long texts say."""
+    """Qwen's instructions for long texts say so."""
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     found = metadata(rope_parameters=rope | {"mrope_section": [11, 11, 10]})
     assert found["rope.scaling.type"] == "yarn"

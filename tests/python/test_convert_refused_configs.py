@@ -49,9 +49,9 @@ def test_unsupported_opt_config_is_rejected(
         ("Mamba2ForCausalLM", "state-space"),
         ("NemotronHForCausalLM", "state-space"),
         ("KimiLinearForCausalLM", "linear attention"),
-        ("DeepseekV3ForCausalLM", "multi-head latent attention"),
-        ("HunYuanDenseV1ForCausalLM", "norms of q and k after their rotation"),
-        ("ApertusForCausalLM", "xIELU"),
+        ("GlmMoeDsaForCausalLM", "multi-head latent attention"),
+        ("Llama4ForCausalLM", "attention in chunks"),
+        ("Gemma4ForConditionalGeneration", "heads whose size differs between layers"),
         ("LlavaForConditionalGeneration", "an encoder of pictures"),
     ],
 )
@@ -184,8 +184,8 @@ def rope(**parameters: object) -> dict[str, object]:
         ),
         (
             "llama",
-            {"architectures": ["MPTForCausalLM"], "attn_config": {"clip_qkv": 6}},
-            "clip_qkv is 6: q, k and v are clipped",
+            {"architectures": ["MPTForCausalLM"], "attn_config": {"softmax_scale": 6}},
+            "softmax_scale is 6: attention is scaled differently",
         ),
         ("gptneox", {"hidden_act": "relu"}, "hidden_act is 'relu': the MLP does not use GELU"),
         ("gptneox", {"attention_bias": False}, "attention_bias is False: "),

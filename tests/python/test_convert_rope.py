@@ -113,7 +113,7 @@ def test_rope_metadata(
 
 
 def test_attention_factor_precedes_mscale() -> None:
-    """As in transformers, also for Ministral."""
+    """transformers does so, also for Ministral."""
     rope = {"rope_type": "yarn", "rope_theta": 3.5, "factor": 4.0, "attention_factor": 1.5}
     rope |= {"mscale": 1.0, "mscale_all_dim": 1.0}
     config = {"max_position_embeddings": 32, "rope_parameters": rope}

@@ -187,7 +187,7 @@ def test_merge_ranks_become_scores(
 @pytest.mark.parametrize("scheme", ["first", "always"])
 @pytest.mark.parametrize("model", [False, True], ids=["tokenizer.json", "tokenizer.model"])
 def test_a_space_before_the_first_text_only(tmp_path: Path, scheme: str, model: bool) -> None:
-    """What a file cannot express, as transformers' own tokenizer shows."""
+    """A file cannot express it, as transformers' own tokenizer shows."""
     token = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     write_sentencepiece_json(
         tmp_path,

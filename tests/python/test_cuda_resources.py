@@ -46,7 +46,7 @@ def test_loads_before_the_wait_are_counted(script: dict[str, Any]) -> None:
 
 
 def test_loads_of_constants_after_the_wait_are_counted(script: dict[str, Any]) -> None:
-    # As nvdisasm -hex shows them.
+    # The output of nvdisasm -hex.
     constant = (0x0000A2000C1E9900 << 64 | 0x0000000608087981).to_bytes(16, "little")
     load = (0x000EA8000C1E1900 << 64 | 0x00000006060B7981).to_bytes(16, "little")
     strong = (0x000EA8000C1EF900 << 64 | 0x00000006060B7981).to_bytes(16, "little")
@@ -99,7 +99,7 @@ def test_file_round_trip(script: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 def test_digests_are_of_the_code(
     script: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a file and what it includes from cuda/ and cpp/kv/; not of comments."""
+    """The digest of a file and what it includes from cuda/ and cpp/kv/, without comments."""
     digest = script["digest"]
     monkeypatch.setitem(digest.__globals__, "ROOT", tmp_path)
     paths = [tmp_path / name for name in ("cuda/a.cu", "cuda/b.cuh", "cpp/kv/c.h", "cpp/io/d.h")]

@@ -23,13 +23,11 @@ pytest.importorskip("PySide6.QtWidgets", exc_type=ImportError)  # also if Qt lac
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QColor
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QPushButton, QScrollArea
+from PySide6.QtWidgets import QPushButton
 from shiboken6 import isValid
 
 from desktop import worker as worker_module
-from desktop.cache_panel import BUDGETS
-from desktop.look import Looks
-from desktop.theme import DARK, LIGHT, Colors, strength
+from desktop.token_strip import COLORS, tint
 from desktop.window import Window
 from support.desktop_window import (
     application,
@@ -54,10 +52,9 @@ def open_window(tiny_opt: Path) -> Iterator[Open]:
     application()
     windows: list[Window] = []
 
-    def open_one(*models: Path, colors: Colors = LIGHT, n: int = 40) -> Window:
-        window = Window(models or [tiny_opt], budget=0.02, seed=1, colors=colors)
+    def open_one(model: Path = tiny_opt, n: int = 40) -> Window:
+        window = Window(model, percent=2, max_tokens=n, seed=1)
         windows.append(window)
-        window.text.most_tokens.setValue(n)
         window.show()
         idle(window)
         return window
@@ -78,7 +75,7 @@ def kept(generator: Generator) -> set[int]:
 
 
 def shown(window: Window, *roles: str) -> set[int]:
-    strip = window.cache.strip
+    strip = window.strip
     assert strip.look is not None
     return {i for i in range(len(strip.look.shares)) if strip.role(i) in roles}
 
@@ -94,10 +91,10 @@ def test_text_and_cache_equal_generator(open_window: Open, tiny_opt: Path) -> No
     assert log(window) == expected
     assert shown(window, "heavy hitter", "recent") == expected_kept
     assert shown(window, "recent") == {*range(n - 20, n)}
-    assert window.cache.kept.text() == f"40 of {n}"
-    assert window.cache.evicted.text() == f"{n - 40}"
-    assert window.cache.memory.text() == f"{stats.cache_bytes / 2**10:.0f} KiB of 9.3 MiB"
-    assert window.cache.speed.text().endswith(" tokens/s")
+    kept_of, memory = window.sizes.text().split("\n")
+    assert kept_of == f"40 of {n} kept, {n - 40} evicted"
+    assert memory.startswith(f"{stats.cache_bytes // 2**10} of 9504 KiB, ")
+    assert memory.endswith(" tokens/s")
 
 
 def test_messages_are_paragraphs_and_empty_message_continues(
@@ -114,10 +111,10 @@ def test_messages_are_paragraphs_and_empty_message_continues(
             expected += prompt + "".join(stream)
             after = stream.save()
     assert log(window) == expected
-    click(window.text.new_button)
+    click(window.new_button)
     idle(window)
     assert log(window) == ""
-    assert window.cache.strip.look is None
+    assert window.strip.look is None
     say(window, "")
     assert log(window) == error(window) == ""  # there is no text to continue
 
@@ -126,12 +123,12 @@ def test_budget_change_updates_cache_and_keeps_text(open_window: Open, tiny_opt:
     window = open_window()
     say(window, PROMPT)
     before = log(window)
-    look = window.cache.strip.look
+    look = window.strip.look
     assert look is not None
     n_seen = len(look.shares)
-    window.cache.slider.setFocus()
-    press(window.cache.slider, Qt.Key.Key_Left)
-    assert window.cache.budget == 0.01
+    window.slider.setFocus()
+    press(window.slider, Qt.Key.Key_Left)
+    assert window.slider.value() == 1  # percent
     wait_until(lambda: window.busy > 0)
     idle(window)
     with Generator(tiny_opt, **{**CACHE, "hh": 0.01}) as generator:
@@ -139,17 +136,16 @@ def test_budget_change_updates_cache_and_keeps_text(open_window: Open, tiny_opt:
         expected_kept = kept(generator)
         assert generator.stats().tokens_seen == n_seen + 1  # includes the last generated token
     assert shown(window, "heavy hitter", "recent") == expected_kept
-    assert window.cache.kept.text() == f"20 of {n_seen + 1}"
+    assert window.sizes.text().startswith(f"20 of {n_seen + 1} kept, ")
     assert log(window) == before
     say(window, "Then")
     assert log(window).startswith(f"{before}\n\nThen")
-    window.cache.slider.setValue(BUDGETS.index(1.0))
+    window.slider.setValue(100)
     wait_until(lambda: window.busy > 0)
     idle(window)
-    seen = window.cache.kept.text().split(" of ")
-    assert seen[0] == seen[1]
-    assert window.cache.evicted.text() == "0"
-    assert window.cache.memory_bar.value() == window.cache.memory_bar.maximum()
+    seen, of, *_ = window.sizes.text().replace(" of ", " ").split()
+    assert seen == of
+    assert ", 0 evicted\n9504 of 9504 KiB" in window.sizes.text()
 
 
 def test_model_with_template_replies_to_messages(open_window: Open, tmp_path: Path) -> None:
@@ -158,10 +154,10 @@ def test_model_with_template_replies_to_messages(open_window: Open, tmp_path: Pa
     for message in ("Hello", "And now?"):
         say(window, message)
     assert log(window) == "Hello\nGood day.\nAnd now?\nFarewell."
-    press(window.cache.slider, Qt.Key.Key_Right)  # a new cache, the same conversation
+    press(window.slider, Qt.Key.Key_Right)  # a new cache, the same conversation
     wait_until(lambda: window.busy > 0)
     idle(window)
-    look = window.cache.strip.look
+    look = window.strip.look
     assert look is not None
     assert (look.stats.tokens_kept, look.n_recent) == (3, 2)  # 3 % of 128
     assert log(window).endswith("Farewell.")
@@ -169,7 +165,9 @@ def test_model_with_template_replies_to_messages(open_window: Open, tmp_path: Pa
     assert "Still there?" in log(window)
 
 
-def test_errors_are_one_line_and_leave_text_unchanged(open_window: Open, tmp_path: Path) -> None:
+def test_errors_are_one_line_and_leave_text_unchanged(
+    open_window: Open, tmp_path: Path, tiny_opt: Path
+) -> None:
     window = open_window()
     say(window, PROMPT)
     before = log(window)
@@ -180,15 +178,15 @@ def test_errors_are_one_line_and_leave_text_unchanged(open_window: Open, tmp_pat
         idle(window)
         assert path.name in error(window)
         assert "\n" not in error(window)
-        assert window.picker.currentText() == "tiny-opt"
+        assert window.model == tiny_opt
     long = "old man " * 2000
-    window.text.message.setPlainText(long)
-    click(window.text.send_button)
+    window.message.setText(long)
+    click(window.send_button)
     idle(window)
     assert "the prompt has" in error(window)
-    assert window.text.message.toPlainText() == long  # kept for editing
+    assert window.message.text() == long  # kept for editing
     assert log(window) == before
-    window.text.message.clear()
+    window.message.clear()
     say(window, "Then")
     assert error(window) == ""
     assert log(window).startswith(f"{before}\n\nThen")
@@ -214,21 +212,20 @@ def test_window_stays_responsive_while_opening_a_model(
 ) -> None:
     window = open_window()
     gate = Gate(monkeypatch, worker_module, "Generator")
-    window.cache.slider.setValue(0)
+    window.slider.setValue(1)
     wait_until(gate.entered.is_set)
     enter(window, "Meanwhile")  # not sent
-    assert window.text.message.toPlainText() == "Meanwhile"
-    assert not window.text.send_button.isEnabled()
-    window.cache.slider.setValue(BUDGETS.index(0.05))  # queued
-    wait_until(lambda: not window.cache.settling)
+    assert window.message.text() == "Meanwhile"
+    assert not window.send_button.isEnabled()
+    window.slider.setValue(5)  # queued
+    wait_until(lambda: window.busy == 2)
     gate.open.set()
     idle(window)
-    assert window.cache.budget == 0.05
-    press(window.text.message, Qt.Key.Key_Return)
+    press(window.message, Qt.Key.Key_Return)
     idle(window)
     assert log(window).startswith("Meanwhile")
-    assert window.cache.strip.look is not None
-    assert window.cache.strip.look.n_recent == 51
+    assert window.strip.look is not None
+    assert window.strip.look.n_recent == 51
 
 
 @pytest.mark.parametrize("stop", ["Escape", "Stop", "New text"])
@@ -236,25 +233,25 @@ def test_reply_can_be_stopped(
     open_window: Open, monkeypatch: pytest.MonkeyPatch, stop: str
 ) -> None:
     window = open_window(n=1_000_000)
-    gate = Gate(monkeypatch, Looks, "take")
+    gate = Gate(monkeypatch, worker_module.Worker, "look")
     enter(window, PROMPT)
     wait_until(lambda: gate.entered.is_set() and len(log(window)) > len(PROMPT))
     if stop == "Escape":
         press(window, Qt.Key.Key_Escape)
     else:
-        click(window.text.stop_button if stop == "Stop" else window.text.new_button)
+        click(window.stop_button if stop == "Stop" else window.new_button)
     gate.open.set()
     idle(window)
     text = log(window)
     assert error(window) == ""
     if stop == "New text":
         assert text == ""
-        assert window.cache.strip.look is None
+        assert window.strip.look is None
     else:
-        look = window.cache.strip.look
+        look = window.strip.look
         assert look is not None
         assert look.stats.tokens_seen < 40
-    window.text.most_tokens.setValue(5)
+    window.max_tokens = 5
     say(window, "Then")
     assert log(window).startswith(f"{text}\n\nThen" if text else "Then")
 
@@ -283,7 +280,7 @@ def test_closing_during_generation_leaves_no_thread(open_window: Open) -> None:
 def test_closing_while_opening_a_model(open_window: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     window = open_window()
     gate = Gate(monkeypatch, worker_module, "Generator")
-    window.cache.slider.setValue(0)
+    window.slider.setValue(1)
     wait_until(gate.entered.is_set)
     threading.Timer(0.05, gate.open.set).start()
     window.close()
@@ -293,31 +290,24 @@ def test_closing_while_opening_a_model(open_window: Open, monkeypatch: pytest.Mo
 def test_keyboard_and_mouse_select_tokens(open_window: Open) -> None:
     window = open_window()
     say(window, PROMPT)
-    strip, detail = window.cache.strip, window.cache.detail
+    strip, detail = window.strip, window.detail
     strip.setFocus()
-    for key, position in (
-        (Qt.Key.Key_Home, 0),
-        (Qt.Key.Key_Right, 1),
-        (Qt.Key.Key_Left, 0),
-        (Qt.Key.Key_Left, 0),
-        (Qt.Key.Key_End, len(shown(window, "heavy hitter", "recent", "evicted")) - 1),
+    end = len(shown(window, "heavy hitter", "recent", "evicted")) - 1
+    for key, modifier, position in (
+        (Qt.Key.Key_Right, Qt.KeyboardModifier.NoModifier, 0),
+        (Qt.Key.Key_End, Qt.KeyboardModifier.ControlModifier, end),
+        (Qt.Key.Key_Home, Qt.KeyboardModifier.ControlModifier, 0),
     ):
-        press(strip, key)
+        QTest.keyClick(strip, key, modifier)
         assert detail.text().startswith(f"Position {position} · ")
-        assert strip.accessibleDescription() == detail.text()
-    QTest.mouseMove(strip.viewport(), strip.box(2).center().toPoint())
-    wait_until(lambda: detail.text().startswith('Position 2 · " was" · '))
+    cursor = strip.token(2)
+    cursor.setPosition(cursor.selectionStart() + 1)
+    place = strip.cursorRect(cursor).center()
+    QTest.mouseClick(strip.viewport(), Qt.MouseButton.LeftButton, pos=place)
+    assert detail.text().startswith('Position 2 · " was" · ')
 
 
-def test_shift_enter_inserts_newline(open_window: Open) -> None:
-    window = open_window(n=1)
-    QTest.keyClicks(window.text.message, "one")
-    QTest.keyClick(window.text.message, Qt.Key.Key_Return, Qt.KeyboardModifier.ShiftModifier)
-    say(window, "two")
-    assert log(window).startswith("one\ntwo")
-
-
-@pytest.mark.parametrize("size", [(400, 560), (1100, 720)], ids=["small", "wide"])
+@pytest.mark.parametrize("size", [(640, 480), (1100, 720)], ids=["small", "wide"])
 def test_widgets_fit_in_window(open_window: Open, size: tuple[int, int]) -> None:
     window = open_window()
     window.resize(*size)
@@ -329,10 +319,7 @@ def test_widgets_fit_in_window(open_window: Open, size: tuple[int, int]) -> None
         assert corner.x() >= 0
         assert corner.x() + button.width() <= size[0], button.text()
         assert corner.y() + button.height() <= size[1], button.text()
-    for area in window.findChildren(QScrollArea):
-        assert area.horizontalScrollBar().maximum() == 0
-    for panel in (window.cache, window.text):
-        assert panel.width() >= panel.minimumSizeHint().width()
+    assert window.strip.horizontalScrollBar().maximum() == 0
 
 
 def luminance(color: QColor) -> float:
@@ -347,14 +334,13 @@ def contrast(one: QColor, other: QColor) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-@pytest.mark.parametrize("colors", [LIGHT, DARK], ids=["light", "dark"])
-def test_text_contrast(colors: Colors) -> None:
-    panel = QColor(colors.panel)
-    for text in (colors.ink, colors.muted, colors.wrong):
-        assert contrast(QColor(text), panel) >= 4.5  # WCAG 2.2, level AA
-        assert contrast(QColor(text), QColor(colors.page)) >= 4.5
-    for shade in (colors.heavy, colors.recent):
-        assert contrast(QColor(colors.ink), over(QColor(shade), strength(1), panel)) >= 4.5
+@pytest.mark.parametrize("role", COLORS)
+@pytest.mark.parametrize(("text", "page"), [("black", "#ffffff"), ("white", "#1e1e1e")])
+def test_text_contrast(role: str, text: str, page: str) -> None:
+    """WCAG 2.2, level AA, on light and on dark desktops."""
+    shade = tint(role, 1)
+    opaque = QColor(shade.rgb())
+    assert contrast(QColor(text), over(opaque, shade.alphaF(), QColor(page))) >= 4.5
 
 
 def over(color: QColor, share: float, below: QColor) -> QColor:

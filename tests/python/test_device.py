@@ -1,6 +1,6 @@
 """Device names, concurrent use, and memory.
 
-On a GPU: H2O_TEST_DEVICE=cuda pytest -k cuda
+On a GPU: H2O_TEST_DEVICE=cuda pytest -m gpu
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import pytest
 from h2o_cpp import Generator, KVCache, Policy, Rope, _core
 from h2o_cpp.cli import inspect, main
 from h2o_cpp.eval.budgeted import BudgetedModel
-from h2o_cpp.measure.speed import measure
+from h2o_cpp.files.model_file import ModelFile
+from h2o_cpp.measure.speed import Workload, measure
 from h2o_cpp.model import session
 from h2o_cpp.model.device import model_and_cache_bytes, open_on_device
+from h2o_cpp.options import CacheOptions
 from support.background import GREEDY, PROMPT, Background, greedy
 from support.gpu_memory import free_bytes
 from support.greedy_process import text_of, texts_of_processes
@@ -67,7 +69,7 @@ Choose = Callable[..., None]
 
 @pytest.fixture
 def core_chooses(monkeypatch: pytest.MonkeyPatch) -> Choose:
-    """As if the core chose so with 0 bytes needed, and `then` with the bytes that are needed."""
+    """Lets the core choose so with 0 bytes needed, and `then` with the bytes that are needed."""
 
     def choose(first: tuple[str, str, bool], then: tuple[str, str, bool] | None = None) -> None:
         monkeypatch.setattr(
@@ -148,7 +150,9 @@ def backend_of_generator(path: Path) -> str:
 
 
 def backend_of_bench(path: Path) -> str:
-    return measure(path, prompt=2, context=2, n=1, rounds=1, threads=1, n_ctx=64).backend
+    return measure(
+        path, Workload(2, 2, 1, rounds=1), threads=1, cache=CacheOptions(n_ctx=64)
+    ).backend
 
 
 def backend_of_eval(path: Path) -> str:
@@ -156,7 +160,7 @@ def backend_of_eval(path: Path) -> str:
 
 
 def backend_of_inspect(path: Path) -> str:
-    """Of the model that the command opens."""
+    """The options of the model that the command opens."""
     found = []
 
     def open_model(*args: Any, **options: Any) -> _core.Model:
@@ -207,7 +211,8 @@ def test_auto_is_cuda(
 
 def test_bytes_of_model_and_cache(tiny_opt: Path) -> None:
     def needed(**options: Any) -> int:
-        return model_and_cache_bytes(tiny_opt, **options)
+        resident = options.pop("max_resident", 0)
+        return model_and_cache_bytes(ModelFile.find(tiny_opt), CacheOptions(**options), resident)
 
     weights = tiny_opt.stat().st_size
     with Generator(tiny_opt, device="cpu", threads=1) as generator:
@@ -274,7 +279,7 @@ def test_logits_equal_cpu(tiny_opt: Path, device: str) -> None:
             5, cpu.n_vocab, 600
         )  # several chunks, the last one partial
         expected, logits = cpu.logits(tokens), generator.logits(tokens)
-    # As in test_logits.py: each of the 7 matrices of 6 layers and 2 more adds an error of
+    # The bound of test_logits.py: each of the 7 matrices of 6 layers and 2 more adds an error of
     # random sign of 2^-8, the precision to which its inputs are rounded.
     assert (
         np.abs(logits - expected).max() < 6 * 2.0**-8 * np.sqrt(7 * 6 + 2) * np.abs(expected).max()

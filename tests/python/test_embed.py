@@ -13,6 +13,8 @@ import pytest
 from h2o_cpp import Generator
 from h2o_cpp.cli import main
 from h2o_cpp.convert import convert
+from h2o_cpp.generation.request import Pooling
+from support.changed_gguf import changed
 from support.needs import packages
 from support.random_models import (
     RECIPES,
@@ -72,7 +74,7 @@ def test_invalid_arguments_are_rejected(tiny_opt: Path) -> None:
         with pytest.raises(ValueError, match=r"text\[1\] is empty"):
             generator.embed(["a", ""])
         with pytest.raises(
-            ValueError, match=r"text\[1\] has 33 tokens, .* n_ctx=32; -c allows up to 2048$"
+            ValueError, match=r"text\[1\] has 33 tokens, .* n_ctx=32; n_ctx can be up to 2048$"
         ):
             generator.embed([[2] * 32, [2] * 33])
     with (
@@ -133,3 +135,25 @@ def test_embedding_is_empty_before_the_end(tiny_opt: Path) -> None:
                 pass
             np.testing.assert_array_equal(found, expected)
             completion.result()
+
+
+@pytest.mark.parametrize(("number", "pooling"), [(0, "mean"), (1, "mean"), (2, "cls"), (3, "last")])
+def test_the_file_says_the_pooling(
+    tiny_opt: Path, tmp_path: Path, number: int, pooling: Pooling
+) -> None:
+    keys = {"opt.pooling_type": (number, gguf.GGUFValueType.UINT32)}
+    file = changed(tiny_opt, tmp_path / "model.gguf", keys, {})
+    with Generator(file, n_batch=2, threads=1) as generator:
+        assert generator.default_pooling == pooling
+        found = generator.embed([5, 6, 7])
+        np.testing.assert_array_equal(found, generator.embed([5, 6, 7], pooling=pooling))
+        first = generator.embed([5, 6, 7], pooling="cls", normalize=False)
+        np.testing.assert_array_equal(first, generator.embed([5], pooling="last", normalize=False))
+
+
+def test_models_that_score_pairs_have_no_embedding(tiny_opt: Path, tmp_path: Path) -> None:
+    keys = {"opt.pooling_type": (4, gguf.GGUFValueType.UINT32)}
+    with Generator(changed(tiny_opt, tmp_path / "model.gguf", keys, {}), threads=1) as generator:
+        with pytest.raises(ValueError, match="pooling_type is rank"):
+            generator.embed([5])
+        generator.embed([5], pooling="last")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from h2o_cpp import Generator, Policy, Snapshot, _core
+from h2o_cpp.budget.policy import POLICIES, named_policy
 from h2o_cpp.generation.request import make_request
-from h2o_cpp.model.policy import POLICIES, named_policy
 from support.random_search import examples
 
 MODELS = ["opt_untied", "llama_gqa2_tied", "gptneox", "qwen3"]
@@ -153,7 +154,7 @@ class Streaming(RuleBasedStateMachine):
         stop = tuple(stop) if isinstance(stop, list) else stop
         options |= {"max_tokens": n, "stop": stop}
         own: Any = options
-        request = make_request(self.runtime, random.Random(0), prompt, own, policy=policy)
+        request = replace(make_request(self.runtime, random.Random(0), prompt, own), policy=policy)
         arguments = (prompt, policy, tuple(options.items()))
         self.running.append((request.submit(self.runtime.engine), arguments))
 
@@ -251,12 +252,12 @@ def test_each_overrides_options(generator: Generator) -> None:
         generator.generate("a", each=[{}])  # type: ignore[call-overload]
 
 
-def test_endless_generation_ends_at_n_ctx_by_default() -> None:
+def test_endless_generation_has_n_ctx_tokens_by_default() -> None:
     with Generator(golden("llama_gqa2_tied"), hh=8, max_sequences=2, threads=1) as generator:
         assert generator.endless
         prompts = [[5] * 3, [6] * 50]
         alone = [generator.generate(prompt, seed=1, ignore_eos=True) for prompt in prompts]
-        assert [text.completion_tokens for text in alone] == [N_CTX - 3 + 1, N_CTX]
+        assert [text.completion_tokens for text in alone] == [N_CTX, N_CTX]
         together = generator.generate(prompts, seed=1, ignore_eos=True)
         assert [text.text for text in together] == [text.text for text in alone]
         pieces = [*generator.stream_many(prompts, seed=1, ignore_eos=True)]

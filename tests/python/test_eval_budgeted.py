@@ -177,7 +177,7 @@ def test_generation_stops_at_eos(tmp_path: Path) -> None:
 
 
 def test_first_complete_stop_string_ends_the_output(tmp_path: Path) -> None:
-    """Of one token too, as of Generator: "🦙" is complete before "a🦙a", which begins earlier."""
+    """A stop of one token counts: "🦙" is complete before "a🦙a", which begins earlier."""
     model = scripted_opt([257])
     model.keys["tokenizer.ggml.tokens"] = strings(
         [*VISIBLE, "</s>", "".join(VISIBLE[byte] for byte in "a🦙a".encode())]
@@ -191,7 +191,7 @@ def test_first_complete_stop_string_ends_the_output(tmp_path: Path) -> None:
 
 
 def test_output_is_without_the_first_space_of_sentencepiece(tmp_path: Path) -> None:
-    """As decoded by transformers: lm_eval's own models decode an output without its prompt."""
+    """transformers decodes so: lm_eval's own models decode an output without its prompt."""
     model = scripted_opt([4, 4, 3, 2])
     pieces = ["<unk>", "<s>", "</s>", "a", "\u2581a", *map(str, range(N_VOCAB - 5))]
     model.keys |= {

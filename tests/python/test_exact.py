@@ -1,4 +1,4 @@
-"""exact=True: F16 and BF16 weights are multiplied in float32, and so is attention."""
+"""exact=True: weights of all types are multiplied in float32, and so is attention."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType, GGUFReader
+from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from h2o_bench.models import config
-from h2o_bench.synthetic import write_model
 from h2o_cpp import BUNDLED_MODEL, Generator
+from h2o_cpp.budget.policy import Policy
 from h2o_cpp.cli import main
-from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import open_model, open_session
+from support.changed_gguf import changed
+from support.shapes import config
+from support.synthetic import write_model
 
 
 def small_model(path: Path, dtype: str) -> Path:
     small = config(
         "TinyLlama-1.1B",
-        hidden_size=128,
-        intermediate_size=384,
+        hidden_size=256,
+        intermediate_size=512,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -55,8 +58,26 @@ def test_exact_logits_equal_float_products(
     exact = logits(f16_model, exact=True)
     monkeypatch.setenv("H2O_ISA", "scalar")
     expected = logits(f16_model, exact=False)
-    # Sums of up to 384 products in another order, through two layers; bf16 errors are about 1e-3.
+    # Sums of up to 512 products in another order, through two layers; bf16 errors are about 1e-3.
     assert np.abs(exact - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("dtype", ["Q8_0", "Q4_0", "Q4_K_M", "IQ4_XS", "IQ2_XXS", "TQ1_0"])
+def test_exact_logits_of_quantized_weights_are_those_of_their_values(
+    tmp_path: Path, dtype: str
+) -> None:
+    path = small_model(tmp_path / "quantized.gguf", dtype)
+    values = {
+        tensor.name: dequantize(tensor.data, tensor.tensor_type)
+        for tensor in GGUFReader(path).tensors
+        if tensor.tensor_type != GGMLQuantizationType.F32
+    }
+    assert values
+    expected = logits(changed(path, tmp_path / "f32.gguf", {}, values), exact=False)
+    found = logits(path, exact=True)
+    # Sums in another order, as above.
+    assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert np.abs(logits(path, exact=False) - expected).max() > 1e-3 * np.abs(expected).max()
 
 
 def test_f32_weights_are_always_exact(tmp_path: Path) -> None:

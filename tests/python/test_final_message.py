@@ -20,7 +20,7 @@ from support.vocabularies import tokenizer_of as tokenizer
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Graz"}}</tool_call>'
 CALLED = ToolCall("weather", '{"city": "Graz"}')
 
-# As in Qwen3, DeepSeek-R1 and gpt-oss; abridged.
+# The forms of Qwen3, DeepSeek-R1 and gpt-oss, abridged.
 CLOSED = """{% for m in messages %}<|im_start|>{{ m.role }}
 {% if m.role == 'assistant' and loop.last %}<think>
 {{ m.reasoning_content or '' }}
@@ -132,8 +132,11 @@ class TestFinalMessageIsContinued:
         source = (
             "{{ messages[0].content }}a{% if messages[1] %}{{ messages[1].content }}{% endif %}"
         )
-        for comment, tokens in (("<tool_call></think>", [257, 259, 260]), ("</think>", [257, 260])):
-            template = ChatTemplate(f"{source}{{# {comment} #}}", t)
+        for comment, tokens in (
+            ("</think>", [257, 259, 260]),
+            ("[TOOL_CALLS]</think>", [257, 260]),
+        ):
+            template = ChatTemplate(f"{source}{{# {comment}</think> #}}", t)
             prompt = template.prompt(messages, continue_final_message=True)
             assert template.text(messages, continue_final_message=True) == (
                 "<tool_call>ab<tool_call><|im_end|></think>"
@@ -169,7 +172,7 @@ class TestFinalMessageIsContinued:
             self.chat(CHATML).prompt(user("Hi"), continue_final_message="yes")  # type: ignore[arg-type]
 
     def test_template_that_renders_earlier_messages_differently(self) -> None:
-        """As Mistral's, which have the system's message before the last one only."""
+        """Mistral's are such, which have the system's message before the last one only."""
         template = """{% for m in messages if m.role != 'system' %}
 {{ (messages[0].content ~ ' ' if loop.last else '') ~ m.content }}{% endfor %}"""
         messages = [{"role": "system", "content": "Be brief."}, *begun("ab")]

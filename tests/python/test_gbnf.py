@@ -7,7 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from h2o_cpp.generation.grammar import make_constraint
+from h2o_cpp.generation.constraint_process import setup_of
+from h2o_cpp.generation.grammar import _source, make_constraint
+from h2o_cpp.grammars.worker import Vocabulary, compile_grammar
 from h2o_cpp.model.tokenizer import Tokenizer
 
 pytest.importorskip("llguidance", reason="grammars need llguidance")
@@ -39,9 +41,10 @@ ws ::= | " " | "\n" [ \t]{0,20}
 @pytest.fixture(scope="module")
 def matches(tokenizer: Tokenizer) -> Callable[[str, str], bool]:
     """Whether a grammar matches a complete text."""
+    vocabulary = Vocabulary(*setup_of(tokenizer), tokenizer.core).build()
 
     def match(grammar: str, text: str) -> bool:
-        matcher = make_constraint(tokenizer, "grammar", grammar)._matcher
+        matcher = compile_grammar(vocabulary, _source("grammar", grammar, tokenizer))
         tokens = _bytes(tokenizer, text)
         return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
 

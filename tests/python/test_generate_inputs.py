@@ -77,7 +77,7 @@ class TestFields:
         assert job.outputs().keys() == {1}
 
     def test_other_fields_are_ignored(self, job: Job) -> None:
-        """As of a data set."""
+        """A data set has such lines."""
         line = {"prompt": "The", "answer": 7, "question": "Who?", "text": "x", "model": "y"}
         assert job.run(line) == 0
         assert not job.outputs()[0].keys() & {"answer", "question", "model"}

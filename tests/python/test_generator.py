@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import pydoc
+import re
 import subprocess
 import sys
 import weakref
@@ -336,6 +337,25 @@ def test_lists_and_arrays_of_prompts(generator: Generator) -> None:
         after = stream.save()
     continued: Any = generator.generate([], after=after, **options)
     assert continued.text == generator.generate("", after=after, **options).text
+
+
+def test_signature_lists_options_of_generator(tiny_opt: Path) -> None:
+    parameters = inspect.signature(Generator).parameters
+    assert list(parameters)[:2] == ["path", "hh"]
+    assert (parameters["n_batch"].default, parameters["hh"].default) == (512, None)
+    documented = re.findall(r"^        (\w+): ", Generator.__init__.__doc__ or "", re.MULTILINE)
+    assert sorted(parameters) == sorted(documented)
+    with pytest.raises(TypeError, match="no option 'max_sequence'; did you mean max_sequences"):
+        Generator(tiny_opt, max_sequence=1)  # type: ignore[call-arg]
+
+
+def test_options_of_generator_are_none_of_an_output(tiny_opt: Path) -> None:
+    with Generator(tiny_opt, threads=1) as generator:
+        of_both = {"seed", "draft"}
+        for name in inspect.signature(Generator).parameters.keys() - {"path", *of_both}:
+            options: Any = {name: 1}
+            with pytest.raises(TypeError, match=f"^{name} is an option of Generator, not of an "):
+                generator.stream("a", **options)
 
 
 def test_signatures_list_all_options(tiny_opt: Path) -> None:

@@ -39,6 +39,21 @@ def test_schema_output_conforms(
     assert conforms(result.text)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_properties_that_the_schema_does_not_name_are_not_written(
+    generator: Generator, seed: int
+) -> None:
+    """And integers end: a model without a taste for either fills its context with them."""
+    named = {"near": {"type": "boolean"}, "masts": {"type": "integer"}}
+    schema = {"type": "object", "properties": named, "required": ["near", "masts"]}
+    both = {"allOf": [schema, {"properties": {"sails": {"type": "null"}}, "required": ["sails"]}]}
+    for given, names in ((schema, {*named}), (both, {*named, "sails"})):
+        result = generator.generate("A ship:", schema=given, seed=seed, temperature=2.0, **LONG)
+        assert result.finish_reason == "stop"
+        assert json.loads(result.text).keys() == names
+        assert abs(json.loads(result.text)["masts"]) < 2**53
+
+
 @pytest.mark.parametrize("schema", [True, "true", {}])
 def test_schema_of_any_json(generator: Generator, schema: Any) -> None:
     result = generator.generate("The old man", schema=schema, seed=1, temperature=2.0, max_tokens=9)

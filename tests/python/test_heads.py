@@ -13,10 +13,10 @@ from gguf import GGUFReader
 from h2o_cpp import Generator, Policy, _core
 from h2o_cpp.cli import main
 from h2o_cpp.convert import convert
+from h2o_cpp.files.stored_metadata import store_metadata
 from h2o_cpp.measure.heads import RETRIEVAL_HEADS, rank_heads
 from h2o_cpp.measure.retrieval.tasks import Sample
 from h2o_cpp.model.session import open_session, read_tokens
-from h2o_cpp.model.stored_metadata import store_metadata
 from support.needs import packages
 from support.random_models import N_CTX, RECIPES, make_model, random_tokens, save_checkpoint
 
@@ -24,7 +24,7 @@ POLICY = Policy.h2o(4, 4)
 
 
 def sample_of(tokens: list[int]) -> Sample:
-    """Of a prompt of 34 tokens with the fact at 7 to 11, and an answer of 6."""
+    """The setting: a prompt of 34 tokens with the fact at 7 to 11, and an answer of 6."""
     return Sample(tokens[:7], tokens[7:12], tokens[12:34], tokens[34:])
 
 

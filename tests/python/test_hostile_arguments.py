@@ -40,6 +40,14 @@ def test_invalid_generator_options(tiny_opt: Path, options: dict[str, Any], mess
         Generator(tiny_opt, **options)
 
 
+def test_impossible_max_sequences_are_refused_before_loading(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"no model")
+    for n, message in ((65026, "at most 65025 with n_batch=512"), (0, "1 or more")):
+        with pytest.raises(ValueError, match=f"max_sequences={n}, expected .*{message}"):
+            Generator(file, max_sequences=n)
+
+
 @pytest.mark.parametrize("policy", [None, "h2o", 4, [Policy.full()]], ids=str)
 def test_invalid_cache_policies(policy: Any) -> None:
     with pytest.raises(TypeError, match=r"policy=.*, expected a Policy"):

@@ -11,18 +11,16 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFValueType
 
-from desktop.look import Looks
 from h2o_cpp import Generator, Policy, capacity
 from h2o_cpp._core import GgufFile
 from h2o_cpp.cli import main
 from h2o_cpp.cli.token_colors import keeper_shares
 from h2o_cpp.convert import convert
+from h2o_cpp.files.stored_metadata import store_metadata
 from h2o_cpp.generation.record import Record
 from h2o_cpp.measure.heads import RETRIEVAL_HEADS
 from h2o_cpp.measure.inspection import inspect
-from h2o_cpp.measure.planner import plan
 from h2o_cpp.model.session import open_model
-from h2o_cpp.model.stored_metadata import store_metadata
 from h2o_cpp.model.tokenizer import Tokenizer
 from support.changed_gguf import changed
 from support.needs import packages
@@ -75,7 +73,10 @@ def test_shares_are_of_layers_with_a_cache(hybrid: Path) -> None:
     assert keeper_shares(found.kept()) == expected
     with Generator(hybrid, policy=Policy.window(5), threads=1) as generator:
         generator.generate([tokens], max_tokens=1)
-        assert Looks(generator).take(tokens, 1.0).shares.tolist() == expected
+        kept = np.zeros((model.n_layers, model.n_kv_heads, len(tokens)), np.bool_)
+        for head in np.ndindex(kept.shape[:2]):
+            kept[head][generator.kept(*head)[0]] = True
+        assert keeper_shares(kept) == expected
         with generator.engine() as engine:
             record = Record(kept_every=1)
             engine.submit(tokens, record=record, max_tokens=1, ignore_eos=True).result()
@@ -129,23 +130,6 @@ def test_capacity_of_metadata(hybrid: Path, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=f"{key} is 0"):
             capacity(path, "1MiB")
         assert main(["info", str(path)]) == 0
-
-
-@pytest.mark.parametrize("hh", [None, 16])
-def test_plan_counts_caches_and_states(hybrid: Path, hh: int | None) -> None:
-    found = plan(
-        hybrid, "64MiB", prompt=100, n=20, hh=hh, kv_dtype="f32", n_batch=16, sequences=1,
-        threads=1, memory_bandwidth=1e9, storage_bandwidth=1e9, flops=1e9,
-    )  # fmt: skip
-    with Generator(hybrid, **found.arguments) as generator:
-        model = generator._runtime().model
-        generator.generate([[3] * 100], max_tokens=20, ignore_eos=True)
-        assert found.job.slab_bytes == generator.stats().cache_bytes
-    with_cache = model.n_layers - len(recurrent_layers(hybrid))
-    read = sum(range(101, 121)) / 20 if hh is None else 17
-    per_token = 2 * 4 * model.n_kv_heads * model.head_dim
-    states = 4 * sum(model.state_floats)
-    assert found.job.kv_read == pytest.approx(with_cache * read * per_token + states)
 
 
 def test_heads(hybrid: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

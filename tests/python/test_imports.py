@@ -25,7 +25,12 @@ ORDER = [
     ["measure"],
     ["generation", "convert", "quantize"],
     ["model"],
+    ["options"],
+    ["budget"],
+    ["files"],
     ["reply"],
+    ["grammars"],
+    ["arguments"],
     ["_core"],
 ]
 LEVELS = {name: level for level, names in enumerate(ORDER) for name in names}

@@ -85,7 +85,7 @@ def test_inspection_equals_reference(attentive: Attentive, policy: Policy, n_bat
                 evicted_at[head, position] = evicted_at[head, position] or rows.stop
             for entry in kept:
                 scores[head, entry.position] = entry.score
-    # As for the cache: sums of at most 60 probabilities with errors of about 1e-5.
+    # The cache's tolerance: sums of at most 60 probabilities with errors of about 1e-5.
     assert reference.margin > 1e-4
     np.testing.assert_array_equal(found.evicted_at[0], evicted_at)
     np.testing.assert_allclose(found.scores[0], scores, rtol=0, atol=1e-4)

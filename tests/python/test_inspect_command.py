@@ -84,9 +84,7 @@ def test_all_heads_are_averaged(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     policy = Policy.h2o(9, 6, sinks=2)
-    monkeypatch.setattr(
-        "h2o_cpp.cli.inspect.choose_cache", lambda *_, **cache: (policy, cache["kv_dtype"] or "f16")
-    )
+    monkeypatch.setattr("h2o_cpp.options.choose_policy", lambda *_: policy)
     assert main(["inspect", TEXT, "-t", "1", "--layer", "3"]) == 0
     text, _, legend, _, *table = capsys.readouterr().out.splitlines()
 

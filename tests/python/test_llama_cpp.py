@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from h2o_bench.llama_cpp import ONLY_READ, LlamaCpp, perplexities, quantize_with_llama_cpp
 from h2o_cpp import Generator
 from h2o_cpp.convert import convert
 from h2o_cpp.quantize import MIXES, quantize
+from support.llama_cpp import ONLY_READ, LlamaCpp, perplexities, quantize_with_llama_cpp
 from support.needs import packages
 from support.random_models import (
     RECIPES,
@@ -22,7 +22,7 @@ from support.random_models import (
     save_checkpoint,
 )
 
-pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (extra: bench)")
+pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (extra: engines)")
 
 # llama.cpp does not support `opt`.
 FAMILIES = [
@@ -126,7 +126,7 @@ def test_perplexity_of_files_quantized_by_h2o(
     stories: Path, story_texts: list[list[int]], tmp_path: Path, name: str
 ) -> None:
     path = tmp_path / "model.gguf"
-    quantize(stories, path, name, progress=False)
+    quantize(stories, path, name)
     ours, theirs = perplexities(path, story_texts)
     assert ours == pytest.approx(theirs, rel=0.005)
 

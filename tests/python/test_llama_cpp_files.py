@@ -83,7 +83,7 @@ def test_glm_4_with_m_rope_rotates_halves(tmp_path: Path) -> None:
 
 
 def test_yarn_attn_factor_replaces_yarns_own(tmp_path: Path) -> None:
-    """As in transformers, whose attention_factor it is: OLMo 3 has its own value."""
+    """The factor is transformers' attention_factor: OLMo 3 has its own value."""
     scaling = "llama.rope.scaling."
     yarn: dict[str, Any] = {
         f"{scaling}type": "yarn",

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from h2o_bench.models import config
-from h2o_bench.synthetic import write_model
 from h2o_cpp import BUNDLED_MODEL, Generator, Policy
 from h2o_cpp.cli import main
 from h2o_cpp.model.session import open_model, open_session
 from support.needs import LINUX
+from support.shapes import config
+from support.synthetic import write_model
 
 PROMPT = "The old man went down to the sea"
 OPTIONS: dict[str, Any] = {"hh": 40, "device": "cpu", "threads": 1, "seed": 3}

@@ -183,7 +183,7 @@ CASES: list[tuple[Callable[[Any], object], str]] = [
     # Policies, caches and snapshots.
     (
         lambda p: Policy.h2o(4, 4, score="max"),  # type: ignore[arg-type]
-        "score='max', expected sum, mean, inverse or question",
+        "score='max', expected one of sum, mean, inverse, question, random",
     ),
     (lambda p: Policy.h2o(4, 4, decay=2), "decay=2, expected 0 to 1"),
     (lambda p: Policy.window(0), "window: n is 0, expected at least 1"),

@@ -74,7 +74,7 @@ _SHARED = {
 def test_converted_tensor_names_and_types(
     tmp_path: Path, recipe: Recipe, experts: str, router: str, shared: dict[str, str]
 ) -> None:
-    """As llama.cpp's converter writes them: 3-D expert tensors, routers in F32."""
+    """llama.cpp's converter writes them so: 3-D expert tensors, routers in F32."""
     from safetensors.numpy import load_file
 
     save_checkpoint(make_model(recipe, 1), tmp_path)
@@ -169,3 +169,65 @@ def test_expert_weights_scale(data: Path, tmp_path: Path) -> None:
     for no_scale in (0.0, 1.0):  # GGUF files write 0 for no scale
         np.testing.assert_array_equal(logits[no_scale], logits[None])
     assert np.abs(logits[1e-20] - logits[None]).max() > 0.1
+
+
+def fused(source: Path, target: Path) -> Path:
+    """The file with gate and up of all experts in one tensor, as llama.cpp's converter writes."""
+    tensors = {name: values for name, (_, values) in read_tensors(source).items()}
+    both, without = {}, []
+    for name, gate in tensors.items():
+        if ".ffn_gate_exps." in name:
+            up = name.replace("gate", "up")
+            both[name.replace("gate", "gate_up")] = np.concatenate([gate, tensors[up]], axis=1)
+            without += [name, up]
+    assert both
+    return changed(source, target, {}, both, without=without)
+
+
+@packages("torch", "transformers")
+@pytest.mark.parametrize("recipe", [WIDE, RECIPES["mixtral"], RECIPES["gpt_oss"]])
+@pytest.mark.parametrize("n_batch", [1, 40])
+def test_gate_and_up_in_one_tensor(tmp_path: Path, recipe: Recipe, n_batch: int) -> None:
+    save_checkpoint(make_model(recipe, 5), tmp_path)
+    convert(tmp_path, tmp_path / "model.gguf", "f32")
+    logits = [
+        Generator(file, n_batch=n_batch, threads=2).logits(random_tokens(5))
+        for file in (
+            tmp_path / "model.gguf",
+            fused(tmp_path / "model.gguf", tmp_path / "fused.gguf"),
+        )
+    ]
+    np.testing.assert_array_equal(logits[1], logits[0])
+
+
+@packages("torch", "transformers")
+def test_factors_of_whole_matrices(tmp_path: Path) -> None:
+    """NVFP4's `.scale`: the same bits as powers of two in the scales of blocks, which are E4M3."""
+    save_checkpoint(make_model(WIDE, 5), tmp_path)
+    convert(tmp_path, tmp_path / "model.gguf", "f32")
+    random = np.random.default_rng(1)
+    n = 32
+    doublings = {"ffn_gate_exps": random.integers(0, 3, n), "attn_output": np.array([2])}
+    plain: dict[str, Any] = {}
+    scaled: dict[str, Any] = {}
+    for name, (_, values) in read_tensors(tmp_path / "model.gguf").items():
+        part = name.split(".")[-2]
+        if name.startswith("blk.0.") and part in doublings and values.shape[-1] % 64 == 0:
+            shape = (*values.shape[:-1], values.shape[-1] // 64 * 36)
+            data = random.integers(0, 256, shape, np.uint8)
+            blocks = data.reshape(doublings[part].size, -1, 36).copy()
+            blocks[..., :4] = random.integers(0x10, 0x28, blocks[..., :4].shape)
+            scaled[name] = blocks.reshape(data.shape).copy()
+            blocks[..., :4] += (8 * doublings[part]).astype(np.uint8)[:, None, None]
+            plain[name] = blocks.reshape(data.shape)
+            factors = (2.0 ** doublings[part]).astype(np.float32)
+            scaled[name.replace(".weight", ".scale")] = factors
+            scaled[name.replace(".weight", ".input_scale")] = factors
+    assert len(scaled) >= 3
+    for exact in (False, True):
+        logits = []
+        for tensors in (plain, scaled):
+            file = changed(tmp_path / "model.gguf", tmp_path / "changed.gguf", {}, tensors)
+            with Generator(file, threads=2, exact=exact) as generator:
+                logits.append(generator.logits(random_tokens(5)))
+        np.testing.assert_array_equal(logits[1], logits[0])

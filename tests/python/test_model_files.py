@@ -14,8 +14,8 @@ import pytest
 
 from h2o_cpp import Generator, capacity
 from h2o_cpp.cli import main
+from h2o_cpp.files.model_files import find_model
 from h2o_cpp.measure import speed
-from h2o_cpp.model.model_files import find_model
 from support.hub import COMMIT, Hub, at
 
 

@@ -50,6 +50,7 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("run x --cache-memory 1% --hh 2", "--cache-memory cannot be combined with --hh, recent"),
         pytest.param("run x -j nonsense", "--json-schema is not JSON: ", marks=GRAMMAR),
         pytest.param("run x --grammar x", "--grammar: ", marks=GRAMMAR),
+        ("run x --exact --device cuda", "--exact requires the CPU, but device is 'cuda'"),
         ("run x -m=", "--model is empty, expected a GGUF file"),
         ("chat --template chatml -m MODEL --top-p 2", "--top-p is 2, expected above 0"),
         pytest.param(
@@ -78,8 +79,6 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("bench -p 0", "--prompt-tokens 0, expected an integer, 1 or more"),
         ("bench --n-depth -1", "--n-depth -1, expected an integer, 0 or more"),
         ("bench -b 99999999999", "--n-batch 99999999999, expected an integer, 1 to 2147483647"),
-        ("plan MODEL --memory 1GiB --sequences 0", "--sequences 0, expected an integer, 1 or more"),
-        ("plan MODEL --memory 1GiB --gflops 0", "--gflops 0.0, expected a positive number"),
     ],
 )
 def test_wrong_value(
@@ -97,6 +96,15 @@ def test_failure_that_mentions_an_option(text: Path, capsys: pytest.CaptureFixtu
     assert main(["perplexity", MODEL, "text", "-c", "2000"]) == 1
     message = r"error: the text has \d+ tokens, expected at least 1999 for --n-ctx 2000\n"
     assert re.fullmatch(message, capsys.readouterr().err)
+
+
+def test_messages_about_memory_name_options() -> None:
+    parser = Parser()
+    for name in ("--hh", "--n-ctx"):
+        parser.add_argument(name)
+    message = "the cache of 2 x n_ctx 9 tokens cannot be allocated; a smaller n_ctx or a budget hh"
+    expected = message.replace("n_ctx", "--n-ctx").replace("hh", "--hh")
+    assert with_option_names(message, parser, [])[0] == expected
 
 
 @pytest.mark.parametrize(

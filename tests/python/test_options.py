@@ -26,7 +26,6 @@ REQUIRED = {
     "heads": [],
     "eval": ["--tasks", "copa"],
     "bench": [],
-    "plan": ["--memory", "1GiB"],
 }
 WITH_TEXT = ["run", "embed", "inspect"]  # a single positional argument is a text
 NO_MODEL = ["convert", "pull", "models", "completion"]
@@ -204,8 +203,6 @@ def test_default_model(command: str, capsys: pytest.CaptureFixture[str]) -> None
             {"prompt_tokens": 9, "depth": 8, "max_tokens": 7},
         ),
         ("bench -p 9 -d 8 -n 7 -r 2", {"prompt_tokens": 9, "depth": 8, "rounds": 2}),
-        ("plan m --memory 1GB --prompt 9 --tokens 8", {"prompt_tokens": 9, "max_tokens": 8}),
-        ("plan m --memory 1GB --sequences 3", {"max_sequences": 3}),
     ],
 )
 def test_aliases(command_line: str, attributes: dict[str, object]) -> None:
@@ -231,7 +228,7 @@ def test_short_options_have_one_meaning() -> None:
                 if not name.startswith("--"):
                     dests[name].add(action.dest)
     several = {name for name, values in dests.items() if len(values) > 1}
-    assert several == {"-p"}  # the prompt; in bench and plan its length
+    assert several == {"-p"}  # the prompt; in bench its length
     assert dests["-p"] == {"prompt", "prompt_tokens"}
 
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from h2o_cpp import Generator, Policy, _core
+from h2o_cpp.budget.policy import POLICIES, budget_policy
 from h2o_cpp.cli import main
-from h2o_cpp.measure.budgets import at_budgets
+from h2o_cpp.measure.budgets import Comparison, at_budgets
 from h2o_cpp.measure.perplexity import measure, perplexity, stream_losses, token_losses
-from h2o_cpp.model.policy import POLICIES, budget_policy
 from h2o_cpp.model.session import open_session
 from support.needs import packages
 
@@ -40,6 +40,48 @@ def losses(generator: Generator, window: list[int]) -> list[float]:
     p = np.exp(logits - logits.max(axis=1, keepdims=True))
     p /= p.sum(axis=1, keepdims=True)
     return [-log(p[i, token]) for i, token in enumerate(window[1:])]
+
+
+def test_agreement_compares_the_predictions_of_two_caches(
+    tiny_opt: Path, tokens: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The full cache's logits are those of Generator; a window's come token by token."""
+    policy = Policy.h2o(8, 8)
+    same, overlap = [], []
+    step = N_CTX - 1
+    with Generator(tiny_opt, n_ctx=N_CTX, threads=1) as generator:
+        model = _core.Model(tiny_opt, device="cpu", threads=1)
+        session = open_session(model, policy, n_ctx=N_CTX, n_batch=1)
+        for begin in range(0, 2 * step, step):
+            window = tokens[begin : begin + N_CTX]
+            session.reset(0)
+            kept = [session.score(0, np.array([token], np.int32))[0] for token in window[:-1]]
+            for p, q in zip(generator.logits(window), np.stack(kept), strict=False):
+                same.append(p.argmax() == q.argmax())
+                odds = [np.exp(row.astype(np.float64) - row.max()) for row in (p, q)]
+                overlap.append(np.minimum(*(row / row.sum() for row in odds)).sum())
+    full, found = measure(
+        model,
+        tokens[: 2 * step + 1],
+        Comparison.of(["h2o"], [16 / N_CTX], n_ctx=N_CTX, n_batch=1),
+        agreement=True,
+    )
+    assert full.agreement is not None
+    assert found.agreement is not None
+    assert full.agreement.same == 1
+    assert full.agreement.overlap == pytest.approx(1, abs=1e-6)
+    assert found.agreement.same == np.mean(same)
+    assert found.agreement.overlap == pytest.approx(np.mean(overlap), abs=1e-6)
+    assert 0.1 < found.agreement.same < 1  # not trivial
+
+    (tmp_path / "text").write_text("It was a bright morning, and the old man went down. " * 9)
+    arguments = ["perplexity", str(tiny_opt), str(tmp_path / "text"), "-c", "48", "--hh", "0.5"]
+    assert main([*arguments, "--agreement", "--policy", "h2o"]) == 0
+    header, _, first, *_ = capsys.readouterr().out.splitlines()
+    assert header.endswith("| same token | overlap |")
+    assert first.endswith("| 1.000 | 1.000 |")
+    assert main([*arguments, "--agreement", "--stride", "3"]) == 1
+    assert "not to streaming or a stride" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("n_batch", [1, 7, N_CTX])
@@ -77,7 +119,11 @@ def test_n_batch_1_predicts_from_the_evicted_cache(
 
 def test_measure_rows_per_policy_and_budget(model: _core.Model, tokens: list[int]) -> None:
     rows = list(
-        measure(model, tokens, policies=["h2o", "window"], budgets=[0.25, 1.0], n_ctx=N_CTX)
+        measure(
+            model,
+            tokens,
+            Comparison.of(["h2o", "window"], [0.25, 1.0], n_ctx=N_CTX, n_batch=1),
+        )
     )
     assert [(r.policy, r.kept) for r in rows] == [
         ("full", 48),
@@ -110,11 +156,13 @@ def test_measure_rows_per_policy_and_budget(model: _core.Model, tokens: list[int
     ],
 )
 def test_bad_options(
-    model: _core.Model, tokens: list[int], options: dict[str, object], message: str
+    model: _core.Model, tokens: list[int], options: dict[str, Any], message: str
 ) -> None:
-    valid: dict[str, object] = {"policies": ["h2o"], "budgets": [0.5], "n_ctx": N_CTX}
+    caches: dict[str, Any] = {"policies": ["h2o"], "budgets": [0.5], "n_ctx": N_CTX, "n_batch": 1}
+    changed = {name: value for name, value in options.items() if name in caches}
+    others = {name: value for name, value in options.items() if name not in caches}
     with pytest.raises(ValueError, match=message):
-        list(measure(model, tokens, **(valid | options)))  # type: ignore[arg-type]
+        list(measure(model, tokens, Comparison.of(**(caches | changed)), **others))
 
 
 def test_command_prints_table_and_json(
@@ -244,9 +292,7 @@ def test_streaming_is_a_single_pass(tiny_opt: Path, model: _core.Model, tokens: 
     [full, window] = measure(
         model,
         text[1:],
-        policies=["window"],
-        budgets=[0.25],
-        n_ctx=N_CTX,
+        Comparison.of(["window"], [0.25], n_ctx=N_CTX, n_batch=1),
         beginning=text[:1],
         streaming=True,
     )
@@ -268,7 +314,7 @@ def test_streaming_with_rolling_positions_exceeds_n_ctx(data: Path) -> None:
         [row] = session.step([(0, np.array([token], np.int32))]).astype(np.float64)
         total += row.max() + log(np.exp(row - row.max()).sum()) - row[next_token]
     [window] = measure(
-        model, text, policies=["window"], budgets=[0.25], n_ctx=40, streaming=True
+        model, text, Comparison.of(["window"], [0.25], n_ctx=40, n_batch=1), streaming=True
     )  # without the full cache, which does not fit
     assert window.tokens == len(text) - 1
     assert window.perplexity == pytest.approx(exp(total / window.tokens), rel=1e-9)

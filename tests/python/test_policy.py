@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from h2o_cpp import Generator, Policy
-from h2o_cpp.model.policy import POLICIES, budget_policy
+from h2o_cpp.budget.policy import POLICIES, budget_policy
 
 CASES: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "data" / "h2o_cases.json").read_text(encoding="utf-8")

@@ -55,7 +55,7 @@ def prompt() -> list[int]:
 def saved(tiny_opt: Path, tmp_path: Path, prompt: list[int]) -> Path:
     """A directory with one state: three chunks of the prompt."""
     with open_generator(tiny_opt, tmp_path, hh=40) as generator:
-        generate_kept(generator, prompt)
+        generator.read(prompt)
     assert len(files(tmp_path)) == 1
     return tmp_path
 
@@ -132,7 +132,7 @@ def test_states_are_not_shared_between_models(
     with open_generator(llama, saved, hh=20) as generator:
         prompt = [3] * (CHUNK + 1)
         assert generate_kept(generator, prompt)[0].cached_tokens == 0
-    assert len(files(saved)) == 2
+    assert len(files(saved)) == 4  # a chunk, the prompt and the output
     assert not caplog.records
 
 
@@ -163,6 +163,8 @@ def test_damaged_files_are_replaced(
             assert path.name in caplog.text
         assert result.cached_tokens == 0
         assert path.read_bytes() == whole
+        for ended in {*files(saved)} - {path}:  # the prompt and the output
+            ended.unlink()
 
 
 def test_state_of_another_prompt_is_rejected(
@@ -173,7 +175,7 @@ def test_state_of_another_prompt_is_rejected(
     other = [*prompt]
     other[3] += 1
     with open_generator(tiny_opt, saved, hh=40) as generator:
-        generate_kept(generator, other)
+        generator.read(other)
     [second] = {*files(saved)} - {path}
     first_bytes, second_bytes = path.read_bytes(), second.read_bytes()
     offset = first_bytes.index(b"h2o snap")
@@ -196,11 +198,11 @@ def test_least_recently_used_states_are_deleted(
     limit = 3 * size + size // 2
     with open_generator(tiny_opt, saved, hh=40, prefix_cache_disk_bytes=limit) as generator:
         for seed in range(2, 4):
-            generate_kept(generator, random_tokens(random.Random(seed), 3 * CHUNK + 5))
-        generate_kept(generator, prompt)  # used now
+            generator.read(random_tokens(random.Random(seed), 3 * CHUNK + 5))
+        generator.read(prompt)  # used now
     assert len(files(saved)) == 3 + len(foreign)
     with open_generator(tiny_opt, saved, hh=40, prefix_cache_disk_bytes=limit) as generator:
-        generate_kept(generator, random_tokens(random.Random(9), 3 * CHUNK + 5))
+        generator.read(random_tokens(random.Random(9), 3 * CHUNK + 5))
     remaining = {*files(saved)}
     assert first in remaining
     assert {*foreign} <= remaining
@@ -242,4 +244,4 @@ def test_two_open_generators_share_a_directory(
         open_generator(tiny_opt, tmp_path, hh=40) as two,
     ):
         assert generate_kept(one, prompt)[0].text == generate_kept(two, prompt)[0].text
-    assert len(files(tmp_path)) == 1
+    assert len(files(tmp_path)) == 3  # a chunk, the prompt and the output

@@ -13,8 +13,8 @@ import pytest
 
 from h2o_cpp import Generator
 from h2o_cpp.cli import main
-from h2o_cpp.model.file_lock import lock_file
-from h2o_cpp.model.model_files import find_model, find_pulled, models_directory, pulled_models
+from h2o_cpp.files.file_lock import lock_file
+from h2o_cpp.files.model_files import find_model, find_pulled, models_directory, pulled_models
 from support.hub import COMMIT, Hub, at
 
 

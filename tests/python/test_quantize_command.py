@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFWriter
 
+from h2o_cpp import _core
 from h2o_cpp.cli import main
 from h2o_cpp.quantize import quantize
 from support.llama_gguf import types, write_llama
@@ -67,8 +68,8 @@ def test_errors_are_one_line(
         assert message.count("\n") == 1
         return message
 
-    message = fails(source, output, "Q3_K", expected=2)
-    assert message.startswith("error: TYPE 'Q3_K', expected one of Q8_0, Q6_K, Q5_K_M")
+    message = fails(source, output, "Q9_K", expected=2)
+    assert message.startswith("error: TYPE 'Q9_K', expected one of Q8_0, Q6_K, Q5_K_M")
     assert "missing.gguf" in fails(tmp_path / "missing.gguf", output, "Q4_0")
     (tmp_path / "text.gguf").write_text("not a model")
     assert "text.gguf" in fails(tmp_path / "text.gguf", output, "Q4_0")
@@ -119,6 +120,22 @@ def test_importance_matrix_is_not_a_model(tmp_path: Path) -> None:
         writer.write_tensors_to_file()
     with pytest.raises(ValueError, match=r"in\.gguf: an importance matrix, expected a model"):
         quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_0")
+
+
+@pytest.mark.skipif(sys.platform in ("darwin", "win32"), reason="names of files are Unicode there")
+def test_file_names_that_are_not_utf8(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, output = (tmp_path / os.fsdecode(name) for name in (b"m\xff.gguf", b"o\xfe.gguf"))
+    source.rename(model)
+    for _ in range(2):
+        assert run_cli(capsys, model, output, "Q8_0", "--force") == (
+            0,
+            f"wrote {tmp_path}/o\\udcfe.gguf ({output.stat().st_size / 2**20:.2f} MiB)\n",
+        )
+    assert types(output)["output.weight"] == "Q8_0"
+    assert "the output is the input" in run_cli(capsys, model, model, "Q8_0", "--force")[1]
+    assert _core.GgufFile(model).path == str(model)
 
 
 def test_tool(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

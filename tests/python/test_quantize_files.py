@@ -52,7 +52,7 @@ def test_tensors_have_expected_types_and_values(source: Path, tmp_path: Path, mi
     assert metadata["general.quantization_version"] == 2
 
 
-# Of 17 layers these get more bits: the first 17 // 8 = 2, those from 7 * 17 // 8 = 14 on, and every
+# These of 17 layers get more bits: the first 17 // 8 = 2, those from 7 * 17 // 8 = 14 on, and every
 # third in between.
 MORE_BITS = {0, 1, 4, 7, 10, 13, 14, 15, 16}
 
@@ -96,7 +96,7 @@ def test_mix_types_by_tensor_and_layer(
 
 
 def test_hybrids_count_fused_and_single_values_together(tmp_path: Path) -> None:
-    """As in llama.cpp: attn_qkv of linear attention and attn_v are one series; the convolution's
+    """llama.cpp does so: attn_qkv of linear attention and attn_v are one series; the convolution's
     weights are not quantized."""
     row = (16, 256)
     linear: Shapes = {

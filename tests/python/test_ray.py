@@ -10,7 +10,8 @@ import socket
 import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPConnection
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -48,26 +49,26 @@ PROMPTS = [[5, 6, 7], list(range(3, 40)), [9], [11, 12]] * 3
 INDICES = range(len(PROMPTS))
 OPTIONS: Any = {"max_tokens": 20, "ignore_eos": True}
 LONG: dict[str, Any] = {"prompt": [5], "max_tokens": 3000, "ignore_eos": True, "stream": True}
+NODE = {"num_cpus": 3, "object_store_memory": 80 * 2**20, "include_dashboard": False}
 JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
+def cluster() -> Iterator[Any]:
     """Two nodes, each with CPUs for a replica, an actor of a job, and a reader or writer."""
-    node = {"num_cpus": 3, "object_store_memory": 80 * 2**20, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=node)
+    cluster = Cluster(initialize_head=True, head_node_args=NODE)
     try:
-        cluster.add_node(**node)
+        cluster.add_node(**NODE)
         ray.init(cluster.address, log_to_driver=False)
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
-        yield
+        yield cluster
     finally:
         ray.shutdown()
         cluster.shutdown()
 
 
 @pytest.fixture(scope="module")
-def port(cluster: None) -> Iterator[int]:
+def port(cluster: Any) -> Iterator[int]:
     """The port of a server with two replicas, one on each node."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -79,11 +80,11 @@ def port(cluster: None) -> Iterator[int]:
     serve.shutdown()
 
 
-def texts_without_ray(seeds: Iterable[int | None], **options: Any) -> list[str]:
+def texts_without_ray(seeds: Iterable[int | None]) -> list[str]:
     """Outputs for PROMPTS without Ray."""
     with Generator(LLAMA, threads=1, **CACHE) as generator:
         return [
-            generator.generate(prompt, seed=seed, **{**OPTIONS, **options}).text
+            generator.generate(prompt, seed=seed, **OPTIONS).text
             for prompt, seed in zip(PROMPTS, seeds, strict=True)
         ]
 
@@ -103,24 +104,31 @@ def ask(port: int, body: Any, path: str = "/v1/completions") -> tuple[int, bytes
         connection.close()
 
 
-def read_text(port: int, i: int, *, stream: bool = False, **options: Any) -> str:
-    """The server's output for PROMPTS[i]."""
-    body = {"prompt": PROMPTS[i], "seed": i, "stream": stream, **OPTIONS, **options}
-    status, answer = ask(port, body)
+def read_text(port: int, i: int, *, stream: bool = False, app: str = "") -> str:
+    """An application's output for PROMPTS[i]."""
+    body = {"prompt": PROMPTS[i], "seed": i, "stream": stream, **OPTIONS}
+    status, answer = ask(port, body, f"{app}/v1/completions")
     assert status == 200, answer
     if not stream:
         text: str = json.loads(answer)["choices"][0]["text"]
         return text
-    *chunks, done, end = answer.decode().split("\n\n")
+    *chunks, done, end = answer.decode().replace(": ping\n\n", "").split("\n\n")
     assert (done, end) == ("data: [DONE]", "")
     pieces = [json.loads(chunk.removeprefix("data: "))["choices"] for chunk in chunks]
     return "".join(choice["text"] for [choice] in pieces)
 
 
-def replicas() -> set[str]:
-    """Names of the actors that have loaded the model of the `port` fixture."""
+def replicas(app: str = "default") -> set[str]:
+    """Names of the actors that have loaded the model of an application."""
     actors = ray.util.list_named_actors(all_namespaces=True)
-    return {actor["name"] for actor in actors if "default#Model#" in actor["name"]}
+    return {actor["name"] for actor in actors if f"{app}#Model#" in actor["name"]}
+
+
+def node_of(replica: Any) -> str:
+    """The id of a replica's node."""
+    node = replica.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id())
+    found: str = ray.get(node)
+    return found
 
 
 def test_outputs_equal_those_of_a_generator(port: int) -> None:
@@ -171,6 +179,22 @@ def test_conversation_returns_to_its_replica(port: int, tiny_opt: Path) -> None:
     assert all(cached[len(conversations) :])
 
 
+def test_prompts_that_begin_alike_share_a_replica(port: int, tiny_opt: Path) -> None:
+    """Each of several long beginnings is reused from the second request on."""
+    app = deployment(tiny_opt, num_replicas=2, n_batch=32, grace=1)
+    serve.run(app, name="prompts", route_prefix="/prompts")
+    cached = []
+    for i in range(3):
+        for name in "abcdef":
+            body = {"prompt": f"{name} " + "Hi " * 200 + f"{i}", "max_tokens": 1, "temperature": 0}
+            status, answer = ask(port, body, "/prompts/v1/completions")
+            assert status == 200, answer
+            cached.append(json.loads(answer)["usage"]["prompt_tokens_details"]["cached_tokens"])
+    serve.delete("prompts")
+    assert not any(cached[:6])
+    assert all(cached[6:])
+
+
 def test_conversation_key_is_its_first_messages() -> None:
     system, first = {"role": "system", "content": "Be."}, {"role": "user", "content": "Hi"}
     turns = [[system, first], [system, first, {"role": "assistant", "content": "A"}, first]]
@@ -179,43 +203,89 @@ def test_conversation_key_is_its_first_messages() -> None:
     }
     assert len(keys) == 1
     assert keys != {beginning_of(json.dumps({"messages": [first]}).encode())}
+    prompts: list[tuple[Any, Any]] = [("x" * 512, "y"), ([7] * 128, [8])]
+    for long, more in prompts:
+        found = [
+            beginning_of(json.dumps({"prompt": prompt}).encode())
+            for prompt in (long, long + more, long[1:])
+        ]
+        assert found[0] == found[1] != ""
+        assert found[2] == ""  # too short to reuse
     for body in (b"", b"{", b"[]", b'{"prompt": "a"}', b'{"messages": 5}', b'{"messages": [5]}'):
         assert beginning_of(body) == ""
 
 
-def test_killed_replica_loses_no_request(port: int) -> None:
-    """The other replica takes over its requests, except streams that have started."""
-    expected = texts_without_ray(INDICES, max_tokens=1000)
-    connections = [begin(port, LONG) for _ in range(4)]
-    streams = [connection.getresponse() for connection in connections]
-    assert all(stream.readline().startswith(b"data: {") for stream in streams)
-    before = replicas()
-    victim = ray.get_actor(min(before), namespace="serve")
-    with ThreadPoolExecutor(len(PROMPTS)) as threads:
-        answers = [threads.submit(read_text, port, i, max_tokens=1000) for i in INDICES]
-        # More than the streams, in case all of them are on this replica.
-        wait_until(lambda: ray.get(victim.get_num_ongoing_requests.remote()) > len(streams))
-        ray.kill(victim)
-        assert [answer.result(PATIENCE) for answer in answers] == expected
-    ends = [stream.read().split(b"\n\n")[-2] for stream in streams]
-    assert ends.count(b"data: [DONE]") < len(ends)  # otherwise the killed replica was idle
-    assert all(end == b"data: [DONE]" or b"not taking requests" in end for end in ends)
+def last_event(connection: HTTPConnection, begun: set[HTTPConnection]) -> bytes:
+    """The last event of a stream with a piece or an error; adds it to `begun` at the first one."""
+    last = b""
+    with suppress(HTTPException, OSError):
+        for line in connection.getresponse():
+            if line.startswith(b"data: "):
+                last = line
+                begun.add(connection)
+    return last
+
+
+@pytest.mark.parametrize("killed", ["replica", "node"])
+def test_killed_process_loses_no_request(killed: str, cluster: Any, port: int) -> None:
+    """The other replica takes over all requests but the stream that has begun.
+
+    Endless streams occupy both replicas, so all other requests wait, however busy the machine is.
+    """
+    server = {"max_tokens": 10**6}
+    app = deployment(LLAMA, num_replicas=2, server=server, max_sequences=1, grace=1, **CACHE)
+    serve.run(app, name="busy", route_prefix="/busy")
+    actors = [ray.get_actor(name, namespace="serve") for name in replicas("busy")]
+    head = ray.get_runtime_context().get_node_id()
+    [victim] = [actor for actor in actors if node_of(actor) != head]
+
+    def n_ongoing() -> list[int]:
+        found: list[int] = ray.get([one.get_num_ongoing_requests.remote() for one in actors])
+        return found
+
+    endless = {**LONG, "max_tokens": 10**6}
+    connections = [begin(port, endless, "/busy/v1/completions") for _ in range(8)]
+    begun: set[HTTPConnection] = set()
+    with ThreadPoolExecutor(len(connections) + len(PROMPTS)) as threads:
+        streams = [threads.submit(last_event, one, begun) for one in connections]
+        wait_until(lambda: len(begun) == len(actors) and sum(n_ongoing()) == len(streams))
+        before = n_ongoing()
+        answers = [
+            threads.submit(read_text, port, i, stream=i % 2 == 0, app="/busy") for i in INDICES
+        ]
+        wait_until(lambda: all(now > was for now, was in zip(n_ongoing(), before, strict=True)))
+        if killed == "replica":
+            ray.kill(victim)
+        else:
+            cluster.remove_node(*cluster.worker_nodes, allow_graceful=False)
+        wait_until(lambda: any(stream.done() for stream in streams))
+        for connection in connections:
+            connection.sock.shutdown(socket.SHUT_RDWR)
+        assert [b"not taking requests" in stream.result() for stream in streams].count(True) == 1
+        assert [answer.result(PATIENCE) for answer in answers] == texts_without_ray(INDICES)
     for connection in connections:
         connection.close()
-    wait_until(lambda: len(replicas() - {min(before)}) == 2)
+    serve.delete("busy")
+    if killed == "node":
+        cluster.add_node(**NODE)
+    wait_until(lambda: len(replicas()) == 2)
 
 
 class DyingReplica:
     """The handle of a replica that dies after some messages."""
 
-    def __init__(self, *messages: Any) -> None:
+    def __init__(self, *messages: Any, then: Any = None) -> None:
+        """then: another replica, for the next attempt."""
         self._messages = messages
+        self._then = then
 
     def options(self, **_: object) -> DyingReplica:
         return self
 
     def remote(self, *_: object, **__: object) -> DyingReplica:
         self._left = iter(self._messages)
+        if self._then is not None:
+            self._messages, self._then = self._then, None
         return self
 
     def __aiter__(self) -> DyingReplica:
@@ -227,7 +297,7 @@ class DyingReplica:
         raise ray.exceptions.RayActorError
 
     def cancel(self) -> None:
-        """As of Ray's responses."""
+        """Stands for Ray's responses."""
 
 
 @pytest.mark.parametrize(
@@ -239,7 +309,7 @@ class DyingReplica:
     ],
 )
 def test_errors_have_the_form_of_the_api(path: str, begin: bytes, end: bytes) -> None:
-    """Of a replica that dies within a stream, and of replicas that cannot be reached."""
+    """The errors of a replica that dies within a stream, and of replicas that cannot be reached."""
     scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
 
     async def receive() -> Any:
@@ -259,6 +329,37 @@ def test_errors_have_the_form_of_the_api(path: str, begin: bytes, end: bytes) ->
     unreached = asyncio.run(answer(DyingReplica()))
     assert unreached.status_code == 503
     assert unreached.body == last[last.index(b"{") :].strip()
+
+
+PINGS = {
+    "/v1/completions": b": ping\n\n" * 2,
+    "/v1/messages": b'event: ping\ndata: {"type": "ping"}\n\n',
+    "/api/chat": b'{"model":"m","done":false,"message":{"role":"assistant","content":""}}\n',
+    "/api/generate": b'{"model":"m","done":false,"response":""}\n',
+}
+
+
+@pytest.mark.parametrize("path", PINGS)
+def test_waiting_streams_move_to_another_replica(path: str) -> None:
+    """A replica that dies after pings has lost nothing that its client has seen."""
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
+    ping = PINGS[path]
+    head: tuple[int, list[Any]] = (200, [])
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def parts(replica: Any) -> list[bytes]:
+        response: Any = await Front(replica, 2**20)(Request(scope, receive))
+        return [part async for part in response.body_iterator]
+
+    *got, error = asyncio.run(parts(DyingReplica(head, ping, then=[head, ping, b"text"])))
+    assert got == [ping, ping, b"text"]
+    assert b"error" in error  # the second one dies within its text
+    refused = (503, [(b"retry-after", b"1")])
+    *got, error = asyncio.run(parts(DyingReplica(head, ping, then=[refused, b"{}"])))
+    assert got == [ping]
+    assert b"error" in error
 
 
 def dying_once(killed: Path) -> type[Continue]:
@@ -285,7 +386,7 @@ def rows_by_id(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_job_survives_a_killed_worker(
     kind: str,
-    cluster: None,
+    cluster: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,4 +1,4 @@
-"""What an Engine records: log-probabilities, kept tokens and counters."""
+"""The record of an Engine: log-probabilities, kept tokens and counters."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ WORK: dict[str, Callable[[Generator], object]] = {
 @pytest.mark.parametrize("outer", WORK)
 @pytest.mark.parametrize("inner", WORK)
 def test_reentrant_call_at_any_point(tiny_opt: Path, outer: str, inner: str) -> None:
-    """As from a signal handler or destructor: at each call and return within h2o_cpp."""
+    """Stands for a signal handler or destructor: at each call and return within h2o_cpp."""
     package = str(Path(h2o_cpp.__file__).parent)
     generator = Generator(tiny_opt, threads=1, snapshot_bytes=100_000)
     expected = [WORK[name](generator) for name in (outer, inner)]

@@ -129,43 +129,6 @@ def test_rejected_wheels(
         release.check_audited(wheel(tmp_path, tags, *names))
 
 
-def test_requirements_of_a_wheel_and_of_an_extra(release: ModuleType, tmp_path: Path) -> None:
-    path = tmp_path / "h2o_cpp-0.2.0-cp311-cp311-linux_aarch64.whl"
-    metadata = """Name: h2o-cpp
-Requires-Dist: numpy>=1.24
-Requires-Dist: lm-eval[api]>=0.4
-Requires-Dist: pytest-xdist>=3.6; extra == "test"
-Requires-Dist: fastapi>=0.165; extra == "serve-test"
-Requires-Dist: tomli>=2; python_version < "3.11" and extra == "test"
-"""
-    with ZipFile(path, "w") as files:
-        files.writestr("h2o_cpp-0.2.0.dist-info/METADATA", metadata)
-    assert release.requirements(path) == {"numpy": "numpy>=1.24", "lm-eval": "lm-eval[api]>=0.4"}
-    assert release.requirements(path, "test") == {"pytest-xdist": "pytest-xdist>=3.6"}
-
-
-def test_an_emulated_python_starts_itself_as_it_was_started(
-    release: ModuleType, tmp_path: Path
-) -> None:
-    release.set_sys_executable(["env", "TOLD=a b", sys.executable], tmp_path)
-    program = """
-import os, subprocess, sys
-print(os.environ["TOLD"], flush=True)
-if sys.argv[1:] == ["again"]:
-    del os.environ["TOLD"]
-    subprocess.run([sys.executable, "-c", sys.stdin.read(), "once"], check=True)
-"""
-    done = subprocess.run(
-        [tmp_path / "python", "-c", program, "again"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        input='import os, sys; print(os.environ["TOLD"], sys.argv[1])',
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines() == ["a b", "a b once"]
-
-
 def test_cuda_wheels_may_require_the_build_machines_libc(
     release: ModuleType, tmp_path: Path
 ) -> None:

@@ -307,7 +307,7 @@ def test_surrogates_and_constants() -> None:
 @pytest.mark.parametrize(
     ("template", "name", "think"),
     [
-        ("{{ messages }}", "plain", None),
+        ("{{ messages }}", "generic", None),
         ("{% if tools %}<tool_call>{% endif %}", "hermes", None),
         ("{% if tools %}<tool_call>{% endif %}<think></think>", "hermes", THINK),
         ("<tool_call><function=x><parameter=y>", "qwen3-coder", None),
@@ -315,7 +315,7 @@ def test_surrogates_and_constants() -> None:
         ("[TOOL_CALLS]", "mistral", None),
         ("[TOOL_CALLS][THINK][/THINK]", "mistral", ("[THINK]", "[/THINK]")),
         ("<|start_header_id|>{{ tools }}", "llama3", None),
-        ("<|start_header_id|>", "plain", None),
+        ("<|start_header_id|>", "generic", None),
         ("<|start|><|channel|>final<|message|>", "harmony", None),
     ],
 )

@@ -258,7 +258,7 @@ def allows(tokenizer: Tokenizer, grammar: str, text: str) -> bool:
 def test_only_strict_tools_need_supported_schemas(
     tokenizer: Tokenizer, schema: Any, allowed: Any, refused: Any
 ) -> None:
-    """What can be enforced still is."""
+    """The rest is still enforced."""
     tools = {"f": {"type": "object", "properties": {"x": schema}, "required": ["x"]}}
     for name, begin, end in (
         ("hermes", '<tool_call>\n{"name": "f", "arguments": {"x": ', "}}\n</tool_call>"),

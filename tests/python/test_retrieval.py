@@ -6,12 +6,14 @@ import json
 from collections import Counter
 from math import log
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from h2o_cpp import Generator, Policy, _core
 from h2o_cpp.cli import main
+from h2o_cpp.measure.budgets import Comparison
 from h2o_cpp.measure.retrieval.measurement import answer_logits, measure
 from h2o_cpp.measure.retrieval.tasks import TASKS, Sample, make_samples, read_samples
 from h2o_cpp.model.session import open_session
@@ -64,10 +66,7 @@ def test_evicted_digit_is_not_found(finder: _core.Model) -> None:
         measure(
             finder,
             {"digit": samples},
-            policies=["h2o", "window", "sinks"],
-            budgets=[0.2, 0.9],
-            n_ctx=100,
-            n_batch=8,
+            Comparison.of(["h2o", "window", "sinks"], [0.2, 0.9], n_ctx=100, n_batch=8),
         )
     )
     found = {(row.policy, row.budget): row.exact for row in rows}
@@ -98,9 +97,17 @@ def test_equal_bytes(model: _core.Model, tokenizer: Tokenizer) -> None:
     kept = {}
     for kv_dtype in (None, "f16"):
         rows = measure(
-            model, {"x": samples}, policies=["h2o", "window"], budgets=[0.4], n_ctx=100,
-            n_batch=8, kv_dtype=kv_dtype, equal_bytes=True,
-        )  # fmt: skip
+            model,
+            {"x": samples},
+            Comparison.of(
+                ["h2o", "window"],
+                [0.4],
+                n_ctx=100,
+                n_batch=8,
+                kv_dtype=kv_dtype,
+                equal_bytes=True,
+            ),
+        )
         _, _, h2o, window = rows
         assert h2o.kept < window.kept  # a window stores no scores
         kept[kv_dtype] = h2o.kept
@@ -113,13 +120,13 @@ def test_mean_difference_and_standard_error(model: _core.Model, tokenizer: Token
     single = []
     for sample in samples:
         rows = measure(
-            model, {"x": [sample]}, policies=["window"], budgets=[0.3], n_ctx=60, n_batch=8
+            model, {"x": [sample]}, Comparison.of(["window"], [0.3], n_ctx=60, n_batch=8)
         )
         full, _, window = rows
         assert np.isnan(window.error)
         single.append(window.log_likelihood - full.log_likelihood)
     *_, window = measure(
-        model, {"x": samples}, policies=["window"], budgets=[0.3], n_ctx=60, n_batch=8
+        model, {"x": samples}, Comparison.of(["window"], [0.3], n_ctx=60, n_batch=8)
     )
     assert window.of_full == pytest.approx(np.mean(single), rel=1e-9)
     variance = sum((x - np.mean(single)) ** 2 for x in single) / 2
@@ -277,7 +284,7 @@ def test_bad_tasks(tokenizer: Tokenizer) -> None:
 
 def test_bad_options(model: _core.Model) -> None:
     tasks = {"digit": [digit_sample("1", 20, 20)]}
-    valid: dict[str, object] = {"policies": ["h2o"], "budgets": [0.5], "n_ctx": 64, "n_batch": 8}
+    valid: dict[str, Any] = {"policies": ["h2o"], "budgets": [0.5], "n_ctx": 64, "n_batch": 8}
     for options, message in (
         ({"policies": ["lru"]}, "policy='lru'"),
         ({"budgets": [2.0]}, "budget=2.0"),
@@ -285,7 +292,7 @@ def test_bad_options(model: _core.Model) -> None:
         ({"n_ctx": 41}, "digit has a sample of 42 tokens, expected at most n_ctx=41"),
     ):
         with pytest.raises(ValueError, match=message):
-            list(measure(model, tasks, **(valid | options)))  # type: ignore[arg-type]
+            list(measure(model, tasks, Comparison.of(**(valid | options))))
 
 
 def test_command(tiny_opt: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from h2o_cpp import Generator, Policy, _core
+from h2o_cpp.arguments import Positions
 from h2o_cpp.generation.request import StreamOptions
-from h2o_cpp.model.session import Positions, chunks, open_session
+from h2o_cpp.model.session import chunks, open_session
 from support.llama_rules import ReferenceLlama
 from support.needs import LINUX, PLAIN_MEMORY
 
@@ -59,7 +60,7 @@ def test_logits_equal_the_reference(
     assert max(lengths) <= min(n_batch, N_TRAIN)
     assert session.rolling(0)
     if n_batch == 64 and positions == "auto":
-        # As usual up to the trained length; then the last rank of a chunk is a trained position.
+        # Up to the trained length nothing changes; then a chunk's last rank is a trained position.
         assert lengths[:2] == [N_TRAIN, N_TRAIN - budget]
 
 
@@ -166,15 +167,14 @@ def test_prompt_longer_than_n_ctx(llama: Path) -> None:
         assert generator.logits(prompt[:100]).shape == (100, N_VOCAB)
 
 
-def test_default_max_tokens_stops_at_n_ctx(llama: Path) -> None:
+def test_default_max_tokens_is_n_ctx(llama: Path) -> None:
+    """Wherever in the sequence the output begins."""
     prompt = [5, 6, 7]
     options: StreamOptions = {"ignore_eos": True, "seed": 1}
     with Generator(llama, hh=0.5) as generator:
         expected = generator.generate(prompt, **options)
-        assert (expected.completion_tokens, expected.finish_reason) == (N_TRAIN - 3 + 1, "length")
-        assert expected.finish_message == (
-            "the context is full: n_ctx is 40; max_tokens -1 (--endless) goes past it"
-        )
+        assert (expected.completion_tokens, expected.finish_reason) == (N_TRAIN, "length")
+        assert expected.finish_message == ("max_tokens is 40 (n_ctx) by default; -1 has no limit")
         stream = generator.stream(prompt, **options)
         list(stream)
         many = generator.generate([prompt], **options)
@@ -186,7 +186,7 @@ def test_default_max_tokens_stops_at_n_ctx(llama: Path) -> None:
         list(conversation)
         generations = (stream.generation(), *many, submitted)
         assert [text.text for text in generations] == [expected.text] * 3
-        assert len(conversation.tokens) + conversation.prompt_tokens == N_TRAIN + 1
+        assert len(conversation.tokens) == N_TRAIN
         assert {text.finish_message for text in generations} == {expected.finish_message}
         assert conversation.finish_message == expected.finish_message
         long = generator.generate([5] * 100, ignore_eos=True)

@@ -18,7 +18,7 @@ from support.sampler_reference import OFF, Reference, longest_repetitions
 N_VOCAB = 500
 # Below this margin the core's float32 may decide differently.
 MARGIN = 1e-5
-# From llama.cpp's default chain.
+# llama.cpp's default chain.
 LLAMA_CPP = (
     "penalties",
     "dry",

@@ -34,10 +34,10 @@ def mass_of_more_likely(p: Floats) -> Floats:
 
 def test_documented_defaults() -> None:
     """The docstring of Generator.stream lists all options with the defaults of the core."""
-    defaults = dict.fromkeys(("max_tokens", "seed", "stop", "constraint"), "None")
+    defaults = dict.fromkeys(("max_tokens", "seed", "stop", "constraint", "protect"), "None")
     defaults |= dict.fromkeys(("logit_bias", "dry_sequence_breakers", "samplers"), "None")
     defaults |= dict.fromkeys(("schema", "grammar", "regex", "choice"), "None")
-    defaults |= {"ignore_eos": "False", "parse_special": "False"}
+    defaults |= {"ignore_eos": "False", "parse_special": "False", "draft": "True"}
     sampling = _core.Sampling()
     for name in StreamOptions.__annotations__.keys() - defaults:
         defaults[name] = f"{getattr(sampling, name):.6g}"

@@ -270,7 +270,7 @@ class TestTokenization:
         assert server.ask(PATH, SHORT).status == 200
         constrained = {"prompt": "The", "guided_choice": ["a", "b"]}
         assert server.ask(PATH, constrained).status == 200
-        assert threads[1] == "h2o-small" != threads[0]
+        assert threads[1] == "h2o-grammars" != threads[0]
 
     def test_prompt_limit_counts_tokens(self, server: Server) -> None:
         """A prompt of more bytes than the limit, but not more tokens, is accepted."""
@@ -282,7 +282,7 @@ class TestTokenization:
             answer = server.ask(PATH, {**SHORT, "prompt": prompt})
             assert answer.status == status
         assert answer.json()["error"] == {
-            "message": f"the prompt has more than {n - 1} tokens, the server's --max-prompt",
+            "message": f"the prompt has more than {n - 1} tokens, the server's limit",
             "type": "invalid_request_error",
             "param": None,
             "code": "context_length_exceeded",

@@ -1,6 +1,6 @@
 """Legitimate clients among attackers: they get replies, and memory is bounded.
 
-tools/bench/measure_attack measures latencies.
+`tools/bench attack` measures latencies.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ pytest.importorskip("uvicorn", reason="uvicorn is not installed (extra: serve)")
 pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
 pytest.importorskip("prometheus_client", reason="prometheus_client is missing (extra: serve)")
 
-from h2o_bench.attacks import ATTACKS, run_attack
-from h2o_bench.server_process import start_server
 from h2o_cpp import Generator
 from h2o_cpp.serve.app import MAX_BODY_BYTES
+from support.attacks import ATTACKS, run_attack
 from support.background import PATIENCE
 from support.needs import LINUX
+from support.server_process import start_server
 from support.serving import Server, wait_until
 
 KEY = "sesame"

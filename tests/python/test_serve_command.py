@@ -7,18 +7,25 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from http.client import HTTPException
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.background import PATIENCE
+from support.needs import packages
+from support.server_process import start_server
 from support.serving import FOREVER, Server, events, wait_until
 
 LLAMA = Path(__file__).parents[1] / "data" / "golden" / "llama_gqa2_tied.gguf"
 ENDLESS: dict[str, Any] = {"prompt": [5, 6], **FOREVER}
+SHORT: dict[str, Any] = {"prompt": [7, 8], "max_tokens": 200, "seed": 1, "ignore_eos": True}
 
 
 COMMAND = (sys.executable, "-m", "h2o_cpp", "serve", str(LLAMA), "--port", "0", "-t", "1")
@@ -65,6 +72,115 @@ def test_shutdown_waits_for_generations(stop: signal.Signals) -> None:
         assert process.wait(PATIENCE) == (0 if stop == signal.SIGINT else -stop)
 
 
+def test_draining_server_still_answers() -> None:
+    """/ready tells load balancers to send requests elsewhere."""
+    with running_server("--drain", "60") as (process, server):
+        assert server.ask("/ready").status == 200
+        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: server.ask("/ready").status == 503)
+        assert server.ask("/health").status == 200
+        assert server.ask("/v1/completions", SHORT).status == 200
+
+
+def test_rolling_restart_under_load_loses_nothing() -> None:
+    """Two servers are replaced one after the other, while clients use those that are ready."""
+    known: list[Server] = []
+    ready: list[Server] = []
+    served: Counter[int] = Counter()
+    wrong: list[object] = []
+    ends = threading.Event()
+
+    def watch() -> None:  # as a load balancer does
+        while not ends.is_set():
+            ready[:] = [server for server in known if is_ready(server)]
+            ends.wait(0.05)
+
+    def is_ready(server: Server) -> bool:
+        try:
+            return server.ask("/ready").status == 200
+        except OSError:
+            return False
+
+    def use(stream: bool) -> None:
+        for i in count():
+            if ends.is_set():
+                return
+            targets = [*ready]
+            server = targets[i % len(targets)]
+            try:
+                answer = server.ask("/v1/completions", {**SHORT, "stream": stream})
+                last = events(answer.body)[-2] if stream else answer.json()
+                right = last["choices"][0]["finish_reason"] == "length"
+            except (OSError, HTTPException, LookupError, ValueError) as error:
+                right, last = False, error
+            served[server.port] += 1
+            if not right:
+                wrong.append(last)
+
+    with ExitStack() as running:
+        processes = []
+        for _ in range(2):
+            process, server = running.enter_context(running_server("--drain", "3"))
+            processes.append(process)
+            known.append(server)
+        wait_until(lambda: all(map(is_ready, known)))
+        ready[:] = known
+        threads = [threading.Thread(target=watch)]
+        threads += [threading.Thread(target=use, args=[i % 2 == 0]) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        try:
+            for old in processes:
+                _, server = running.enter_context(running_server("--drain", "3"))
+                known.append(server)
+                wait_until(lambda: known[-1] in ready)
+                old.send_signal(signal.SIGTERM)
+                assert old.wait(PATIENCE) == -signal.SIGTERM
+            wait_until(lambda: all(served[server.port] > 5 for server in known))
+        finally:
+            ends.set()
+            for thread in threads:
+                thread.join(PATIENCE)
+    assert wrong == []
+
+
+def test_server_ends_while_a_thread_does_not() -> None:
+    """Python waits for this thread; without a watchdog, for ever."""
+    script = (
+        "import sys, threading, time; from h2o_cpp.cli import main; "
+        "threading.Thread(target=time.sleep, args=[1e6]).start(); sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", script, *COMMAND[3:], "--grace", "0"]
+    process, _ = start_server(command)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(PATIENCE) == 1
+
+
+@packages("llguidance")
+def test_server_ends_while_everything_is_busy() -> None:
+    """Endless outputs, grammars and templates, long prompts, and clients that stall."""
+    grammar = 'start: /a+/ /a+/ "x"\n'
+    busy: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/completions", {**ENDLESS, "stream": True}),
+        ("/v1/completions", ENDLESS),
+        *(("/v1/completions", {**ENDLESS, "grammar": f"{grammar}// {i}\n"}) for i in range(3)),
+        ("/v1/completions", {**ENDLESS, "guided_regex": "a?b*" * 20000}),
+        ("/v1/completions", {**ENDLESS, "prompt": "A ship " * 500_000}),
+        ("/v1/embeddings", {"input": ["A ship"] * 2000}),
+        ("/api/generate", {"model": "model", "prompt": "A", "options": {"num_predict": 10**8}}),
+    ]
+    with running_server("--grace", "0") as (process, server):
+        connections = [server.begin(body, path) for path, body in busy]
+        half = socket.create_connection(("127.0.0.1", server.port))
+        half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 50\r\n\r\n{")
+        wait_until(lambda: server.metric("h2o_sequences_active") > 0)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) in (-signal.SIGTERM, 1)  # 1: by the watchdog
+        half.close()
+        for connection in connections:
+            connection.close()
+
+
 def test_shutdown_cuts_generations_after_grace() -> None:
     with running_server("--grace", "1") as (process, server):
         connections = [server.begin({**ENDLESS, "stream": stream}) for stream in (True, False)]
@@ -98,8 +214,8 @@ def test_startup_summary(options: list[str], template: str) -> None:
         summary = dict(re.split(r"  +", line, maxsplit=1) for line in lines)
         limits = server.ask("/v1/models").json()["data"][0]["h2o"]
     assert summary["model"].startswith(f"{LLAMA}, on cpu")
-    past = {True: f"outputs of up to {10**9} tokens (max_tokens) go past"}
-    past[False] = "outputs go past if --max-tokens is larger"
+    past = {True: f"prompts and outputs of {10**9} tokens go past"}
+    past[False] = "prompts go past, and outputs if --max-tokens is larger"
     assert summary["context"] == f"{limits['n_ctx']} tokens, which {past[limits['endless']]}"
     assert limits["endless"] == ("--max-tokens" not in options)
     assert summary["sequences"] == "3 at once"
@@ -124,6 +240,18 @@ def test_hosts_origins_and_limits() -> None:
             assert slow.recv(65536).startswith(b"HTTP/1.1 408")
 
 
+def test_defaults_of_requests() -> None:
+    """Sampling options and variables of the chat template, as llama-server takes them."""
+    options = ["--temp", "0", "--seed", "7", "--logit-bias", "5-100"]
+    options += ["--template", "{{ tone }}", "--chat-template-kwargs", '{"tone": "kind"}']
+    with running_server(*options) as (_, server):
+        params = server.ask("/props").json()["default_generation_settings"]["params"]
+        assert (params["temperature"], params["seed"], params["top_k"]) == (0, 7, 40)
+        assert params["logit_bias"] == [{"token": 5, "bias": -100}]
+        messages = {"messages": [{"role": "user", "content": "a"}]}
+        assert server.ask("/apply-template", messages).json()["prompt"].endswith("kind")
+
+
 def test_port_in_use() -> None:
     with running_server() as (_, server):
         result = run_failing("--port", str(server.port))
@@ -137,6 +265,7 @@ def test_port_in_use() -> None:
         (["--port", "65536"], "--port 65536, expected an integer, 0 to 65535"),
         (["--tls-cert", ""], "--tls-cert is empty, expected a file"),
         (["--tls-cert", __file__], f"--tls-cert {__file__!r}, expected a certificate and its key"),
+        (["--temp", "-1"], "--temp is -1, expected 0 (greedy) or more"),
         (["--max-models", "2"], "--max-models 2 needs --models, a list of models"),
     ],
 )

@@ -91,8 +91,16 @@ class TestTimeouts:
                     raise AssertionError("the connection was not closed")
 
     def test_keep_alive_timeout(self) -> None:
+        """Clients are told how long a connection may be idle."""
         with small_server(keep_alive=1) as server, connect(server, REQUEST) as sock:
-            assert b'{"status":"ok"}' in read_all(sock)
+            answer = read_all(sock)
+        assert b'{"status":"ok"}' in answer
+        assert b"keep-alive: timeout=1\r\n" in answer.lower()
+
+    def test_connections_are_kept_longer_than_clients_use_them(self) -> None:
+        """nginx and other proxies use an idle connection for up to 60 s."""
+        with small_server() as server:
+            assert server.ask("/health").headers["Keep-Alive"] == "timeout=75"
 
     def test_no_timeout_for_generation(self) -> None:
         """A complete request may take any time."""

@@ -1,4 +1,4 @@
-"""What the Anthropic, OpenAI Responses and Ollama endpoints have in common."""
+"""The common behaviour of the Anthropic, OpenAI Responses and Ollama endpoints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
+
 from h2o_cpp import Generator
+from h2o_cpp.serve.chat_messages import IMAGE_NOTE
 from support.dialects import MESSAGES, N_PROMPT, POSTS, ask, read_events
 from support.scripted_chat import CHATML, user
 from support.serving import events, serving, wait_until
@@ -34,12 +37,22 @@ def test_oldest_turns_are_left_out(tmp_path: Path) -> None:
         assert (found["truncation"], found["usage"]["input_tokens"]) == ("auto", expected)
         assert server.ask("/v1/responses", body).status == 400
         chat = {"messages": messages, "options": {"temperature": 0}, "stream": False}
+        assert server.ask("/api/chat", chat).status == 400
+        chat["truncate"] = True
         answer = server.ask("/api/chat", chat).json()
         assert (answer["message"]["content"], answer["prompt_eval_count"]) == ("Yes.", expected)
         begun = [*messages, {"role": "assistant", "content": "a"}]
         answer = server.ask("/api/chat", {**chat, "messages": begun}).json()
         assert answer["prompt_eval_count"] == expected + len("aa")
         assert server.ask("/api/chat", {**chat, "truncate": False}).status == 400
+        openai = {"messages": messages, "temperature": 0, "truncation": "auto"}
+        answer = server.ask("/v1/chat/completions", openai).json()
+        assert answer["usage"]["prompt_tokens"] == expected
+        anthropic = {"messages": messages[1:], "system": "Be", "max_tokens": 4, "temperature": 0}
+        assert server.ask("/v1/messages", anthropic).status == 400
+        answer = server.ask("/v1/messages", {**anthropic, "truncation": "auto"}).json()
+        usage = answer["usage"]
+        assert usage["input_tokens"] + usage["cache_read_input_tokens"] == expected
         for text, status in (("a" * 98, 200), ("a" * 99, 400)):  # "u", text and ";"
             body = {"input": [*turns, *user(text)], "truncation": "auto"}
             assert server.ask("/v1/responses", body).status == status
@@ -49,7 +62,7 @@ def test_oldest_turns_are_left_out(tmp_path: Path) -> None:
 
 
 def test_larger_limits_than_the_servers(tmp_path: Path) -> None:
-    """Those of Anthropic and Ollama are reduced, as their clients always send one."""
+    """The output ends at the server's limit: clients ask for more than the context has."""
     model = talking(tmp_path, {len("Hi"): "a" * 20})
     with Generator(model) as generator, serving(generator, max_tokens=5) as server:
         body: dict[str, Any] = {"messages": user("Hi"), "temperature": 0, "max_tokens": 8192}
@@ -64,8 +77,132 @@ def test_larger_limits_than_the_servers(tmp_path: Path) -> None:
             ollama = {"prompt": "Hi", "raw": raw, "stream": False, "options": options}
             answer = server.ask("/api/generate", ollama).json()
             assert (answer["response"], answer["done_reason"]) == ("a" * 5, "length")
-        assert server.ask("/v1/chat/completions", body).status == 400
-        assert server.ask("/v1/responses", {"input": "Hi", "max_output_tokens": 6}).status == 400
+        for limit in ("max_tokens", "max_completion_tokens", "n_predict"):
+            large = {"messages": user("Hi"), "temperature": 0, limit: 10**12}
+            [choice] = server.ask("/v1/chat/completions", large).json()["choices"]
+            assert (choice["message"]["content"], choice["finish_reason"]) == ("a" * 5, "length")
+        large = {"prompt": "Hi", "temperature": 0, "max_tokens": 6}
+        [choice] = server.ask("/v1/completions", large).json()["choices"]
+        assert (choice["text"], choice["finish_reason"]) == ("a" * 5, "length")
+        large = {"input": "Hi", "temperature": 0, "max_output_tokens": 6}
+        answer = server.ask("/v1/responses", large).json()
+        assert answer["output"][0]["content"][0]["text"] == "a" * 5
+        assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert server.ask("/v1/responses/input_tokens", large).json()["input_tokens"] == 4
+        count = server.ask("/v1/messages/count_tokens", body).json()
+        assert count == {"input_tokens": 4}
+
+
+IMAGES: list[tuple[str, dict[str, Any]]] = [
+    (
+        "/v1/messages",
+        {
+            "max_tokens": 1,
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "tool_result",
+                            "tool_use_id": "a",
+                            "content": [
+                                {"type": "text", "text": "4"},
+                                {"type": "image", "source": {"type": "base64", "data": "AA=="}},
+                            ],
+                        }
+                    ],
+                }
+            ],
+        },
+    ),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [
+                {
+                    "role": "tool",
+                    "tool_call_id": "a",
+                    "content": [
+                        {"type": "text", "text": "4"},
+                        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}},
+                    ],
+                }
+            ]
+        },
+    ),
+    (
+        "/v1/responses",
+        {
+            "input": [
+                {
+                    "type": "function_call_output",
+                    "call_id": "a",
+                    "output": [
+                        {"type": "input_text", "text": "4"},
+                        {"type": "input_image", "image_url": "data:image/png;base64,AA=="},
+                    ],
+                }
+            ]
+        },
+    ),
+    ("/api/chat", {"messages": [{"role": "tool", "content": "4", "images": ["AA=="]}]}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), IMAGES)
+def test_a_note_replaces_images_of_tools(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
+    """Otherwise every later turn of the conversation would be refused."""
+    with Generator(talking(tmp_path, {})) as generator, serving(generator) as server:
+        noted = server.ask(path, {**body, "stream": False})
+        assert noted.status == 200
+        prompt = server.ask(
+            "/apply-template", {"messages": [{"role": "tool", "content": f"4\n{IMAGE_NOTE}"}]}
+        )
+        n_tokens = len(
+            server.ask("/tokenize", {"content": prompt.json()["prompt"]}).json()["tokens"]
+        )
+    usage = noted.json().get("usage", {})
+    counts = [usage.get(name) for name in ("prompt_tokens", "input_tokens")]
+    found = next((n for n in counts if n is not None), noted.json().get("prompt_eval_count"))
+    assert n_tokens - 1 <= found <= n_tokens  # some APIs join the parts of a text by lines
+
+
+def test_requests_to_change_the_models_are_refused_in_words(tmp_path: Path) -> None:
+    with Generator(talking(tmp_path, {})) as generator, serving(generator) as server:
+        for path in ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"):
+            method = "DELETE" if path == "/api/delete" else "POST"
+            answer = server.ask(path, {"model": "x"}, method=method)
+            assert answer.status == 501
+            assert f"{path} is not supported: the models are those" in answer.json()["error"]
+
+
+GREEDY: dict[str, Any] = {"stream": True, "temperature": 0}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "uHi;", **GREEDY}),
+        ("/v1/chat/completions", {"messages": user("Hi"), **GREEDY}),
+        ("/v1/responses", {"input": "Hi", **GREEDY}),
+        ("/v1/messages", {"messages": user("Hi"), "max_tokens": 50, **GREEDY}),
+        ("/api/chat", {"messages": user("Hi"), "options": {"temperature": 0}}),
+        ("/api/generate", {"prompt": "Hi", "options": {"temperature": 0}}),
+    ],
+)
+def test_line_separators_are_escaped_in_streams(
+    tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    """Some clients split lines at any of Unicode's line ends."""
+    ends = "\x85\u2028\u2029"
+    model = talking(tmp_path, {len("uHi;"): f"a{ends}b"})
+    with Generator(model) as generator, serving(generator) as server:
+        answer = server.ask(path, body)
+    assert answer.status == 200
+    stream = answer.body.decode()
+    assert not any(end in stream for end in ends)
+    for escape in ("\\u0085", "\\u2028", "\\u2029"):
+        assert escape in stream
 
 
 def test_cached_tokens_are_reported(tmp_path: Path) -> None:

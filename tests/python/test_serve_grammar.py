@@ -49,6 +49,44 @@ def test_chat_with_json_schema(post: Any) -> None:
     assert all(map(conforms, texts))
 
 
+NEAR: dict[str, Any] = {
+    **{"type": "object", "properties": {"near": {"type": "boolean"}}, "required": ["near"]}
+}
+NAMED = {"name": "n", "schema": NEAR}
+AS_JSON = {"type": "json_schema", "schema": NEAR}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"response_format": {"type": "json_schema", "json_schema": NAMED}}),
+        (
+            CHAT,
+            {"response_format": {"type": "json_schema", "json_schema": {**NAMED, "strict": True}}},
+        ),
+        (CHAT, {"guided_json": NEAR}),
+        (CHAT, {"structured_outputs": {"json": NEAR}}),
+        (CHAT, {"json_schema": NEAR}),
+        ("/api/chat", {"format": NEAR}),
+        ("/v1/responses", {"text": {"format": {**AS_JSON, "name": "n", "strict": True}}}),
+        ("/v1/messages", {"output_config": {"format": AS_JSON}, "max_tokens": 300}),
+    ],
+)
+def test_one_rule_for_properties_without_a_name(
+    tiny_opt: Path, path: str, fields: dict[str, Any]
+) -> None:
+    """They are not written unless the schema allows them."""
+    talk = {"input": "Hi"} if path == "/v1/responses" else {"messages": user("Hi")}
+    with (
+        Generator(tiny_opt, threads=1) as generator,
+        serving(generator, template=PLAIN) as server,
+    ):
+        answer = server.ask(path, {**talk, **fields, "stream": False})
+    assert answer.status == 200, answer.body
+    [text] = re.findall(rb'"(?:content|text)": ?("\{.*?\}")', answer.body)
+    assert json.loads(json.loads(text)).keys() == {"near"}
+
+
 FEW = {"type": "array", "items": {"type": "integer"}, "maxItems": 2, "uniqueItems": True}
 DIGITS = {"type": "string", "pattern": "^(?!0)[0-9]{1,3}$", "maxLength": 3}
 
@@ -116,12 +154,14 @@ def test_objects_have_only_known_properties_as_in_llama_cpp(tiny_opt: Path, name
             assert {*value["b"]} <= {"c"}
 
 
-def test_json_object_with_schema_as_in_llama_cpp(post: Any) -> None:
-    response_format: dict[str, Any] = {"type": "json_object", "schema": SCHEMA}
+@pytest.mark.parametrize("name", ["schema", "value"])
+def test_json_object_with_schema(post: Any, name: str) -> None:
+    """By llama.cpp's name and by Hugging Face's."""
+    response_format: dict[str, Any] = {"type": "json_object", name: SCHEMA}
     answer = post("chat/completions", response_format=response_format).json()
     assert conforms(answer["choices"][0]["message"]["content"])
     for invalid in (3, {"type": "hiccup"}):
-        response_format = {"type": "json_object", "schema": invalid}
+        response_format = {"type": "json_object", name: invalid}
         assert post("chat/completions", response_format=response_format).status == 400
 
 
@@ -141,6 +181,12 @@ def test_chat_with_json_object(post: Any) -> None:
         ("guided_choice", ["yes", "no"], "yes|no"),
         ("guided_grammar", 'start: "a" | "b"', "a|b"),
         ("grammar", 'root ::= "a" | "b"', "a|b"),
+        ("structured_outputs", {"regex": r"\d{3}"}, r"\d{3}"),
+        ("structured_outputs", {"choice": ["yes", "no"]}, "yes|no"),
+        ("structured_outputs", {"grammar": 'root ::= "a" | "b"'}, "a|b"),
+        ("structured_outputs", {"json": {"enum": [1, 2]}}, "1|2"),
+        ("structured_outputs", {"json": '{"enum": [1, 2]}'}, "1|2"),
+        ("structured_outputs", {"json_object": True}, r"\s*\{[\s\S]*"),
         ("guided_json", {"enum": [1, 2]}, "1|2"),
         ("json_schema", {"enum": [1, 2]}, "1|2"),
     ],
@@ -158,6 +204,8 @@ def test_completion_fields(post: Any, field: str, value: Any, pattern: str) -> N
         ({"grammar": "root ::= foo"}, "grammar: "),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "regex or choice"),
         ({"guided_json": {}, "json_schema": {}}, "give one of"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "regex or choice"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "there is no such field"),
     ],
 )
 def test_invalid_constraints(post: Any, body: dict[str, Any], message: str) -> None:

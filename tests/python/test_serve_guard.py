@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
+
 from h2o_cpp import Generator
+from h2o_cpp.serve.app import create_app
+from h2o_cpp.serve.guard import Origins
 from support.serving import Answer, Server, serving
 
 SHORT: dict[str, Any] = {"prompt": [7, 8, 9], "max_tokens": 2}
@@ -94,7 +98,7 @@ def test_foreign_origins_are_rejected(server: Server, origin: str) -> None:
 
 
 def test_whole_urls_as_targets(server: Server) -> None:
-    """As clients send to proxies: the URL's host counts, not the header's."""
+    """Clients send it to proxies: the URL's host counts, not the header's."""
     for host, path, header, status in (
         ("http://127.0.0.1:8000", "/v1/models?limit=1", "localhost", 200),
         ("HTTP://localhost", "/v1/models/tin%79", "example.org", 200),
@@ -165,6 +169,58 @@ class TestCors:
                 assert answer.status == 200
                 assert answer.headers["Access-Control-Allow-Origin"] == origin
             assert preflight(server, "https://example.org").status == 400
+
+    @pytest.mark.parametrize(
+        ("pattern", "allowed", "others"),
+        [
+            (
+                "https://*.example.org",
+                ["https://a.example.org", "https://a.b.example.org"],
+                ["http://a.example.org", "https://example.org", "https://a.example.org.evil.com"],
+            ),
+            (
+                "http://chat.example.org:*",
+                ["http://chat.example.org", "http://chat.example.org:8080"],
+                ["http://chat.example.org.evil.com", "http://chat-example.org:8080"],
+            ),
+            ("HTTPS://Example.org:443", ["https://example.org"], ["https://example.org:444"]),
+            ("https://example.org:444", ["https://example.org:444"], ["https://example.org"]),
+            ("chrome-extension://*", ["chrome-extension://abc"], ["https://example.org"]),
+            ("null", ["null"], ["https://null"]),
+            ("*", ["https://example.org", "null"], []),
+        ],
+    )
+    def test_patterns(self, pattern: str, allowed: list[str], others: list[str]) -> None:
+        origins = Origins([pattern], [])
+        assert [one for one in [*allowed, *others] if origins.allow(one)] == allowed
+
+    @pytest.mark.parametrize(
+        "origin",
+        [
+            "example.org",
+            "https://example.org/",
+            "https://",
+            "https://a b.org",
+            "https://a.org:x",
+            "",
+        ],
+    )
+    def test_origins_that_no_page_has_are_refused(self, tiny_opt: Path, origin: str) -> None:
+        with (
+            Generator(tiny_opt, threads=1) as generator,
+            pytest.raises(ValueError, match="expected an origin such as"),
+        ):
+            create_app(generator, name="tiny", cors_origins=[origin])
+
+    @pytest.mark.parametrize("origin", ["https://chat.example.org", "https://example.org"])
+    def test_private_network_preflight(self, server: Server, origin: str) -> None:
+        """Browsers ask before a page of the Internet uses a server of the local network."""
+        headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+        headers["Access-Control-Request-Private-Network"] = "true"
+        answer = server.ask("/v1/completions", method="OPTIONS", **headers)
+        is_allowed = origin == "https://chat.example.org"
+        assert answer.status == (200 if is_allowed else 400)
+        assert ("Access-Control-Allow-Origin" in answer.headers) is is_allowed
 
     def test_preflight_needs_no_key(self) -> None:
         """Browsers send preflight requests without the key."""

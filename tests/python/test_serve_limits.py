@@ -98,9 +98,9 @@ class TestLimits:
         assert connection.getresponse().status == 413
         connection.close()
 
-    def test_prompt(self, server: Server) -> None:
-        max_prompt = server.app.state.service.max_prompt
-        assert max_prompt == server.app.state.service.generator.n_ctx
+    def test_prompt(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+        max_prompt = server.app.state.service.generator.n_ctx
+        monkeypatch.setattr(server.app.state.service, "max_prompt", max_prompt)
         valid = {**SHORT, "max_tokens": 1, "prompt": [5] * max_prompt}
         assert server.ask("/v1/completions", valid).status == 200
         answer = server.ask("/v1/completions", {**valid, "prompt": [5] * (max_prompt + 1)})
@@ -305,7 +305,9 @@ def test_unexpected_error(server: Server, monkeypatch: pytest.MonkeyPatch) -> No
 def test_metrics(server: Server) -> None:
     for n in (3, 20):
         answer = server.ask("/v1/completions", {**SHORT, "prompt": [5] * n, "max_tokens": 10})
-        assert answer.json()["usage"] == {
+        usage = answer.json()["usage"]
+        assert (usage.pop("prompt_memory")["evicted_tokens"] > 0) == (n == 20)
+        assert usage == {
             "prompt_tokens": n,
             "completion_tokens": 10,
             "total_tokens": n + 10,

@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import urllib.request
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,14 @@ from support.needs import programs
 pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
 pytest.importorskip("uvicorn", reason="uvicorn is not installed (extra: serve)")
 
+from h2o_cpp.options import GeneratorOptions
 from h2o_cpp.serve.catalog import Catalog, Entry
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.model_list import read_models
 from h2o_cpp.serve.service import Service
 from support.serving import Server, serving, serving_catalog, wait_until
 
-OPTIONS: dict[str, Any] = {"hh": None, "n_ctx": 64, "threads": 1, "max_sequences": 1}
-OPTIONS |= {"memory": None, "archive_pages": None, "prefix_cache_disk_bytes": None}
+OPTIONS = GeneratorOptions(n_ctx=64, threads=1, max_sequences=1)
 BODY = {"prompt": "The old man", "max_tokens": 4, "seed": 1}
 
 
@@ -60,7 +61,7 @@ class TestReadModels:
         spec: Any = a.spec
         model, _, options, limits = spec
         assert model == str(folder / "one.gguf")
-        assert options == {**OPTIONS, "hh": 0.5}
+        assert options == replace(OPTIONS, hh=0.5)
         assert limits == {"max_queue": 7, "max_tokens": 5}
         spec = b.spec
         assert spec[2] == OPTIONS
@@ -92,7 +93,7 @@ class TestReadModels:
         path = folder / "models.toml"
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
-            read_models(path, {**OPTIONS, "policy": None, "kv_dtype": None}, {})
+            read_models(path, OPTIONS, {})
 
     def test_budgets_replace_those_of_the_command_line(self, folder: Path) -> None:
         path = folder / "models.toml"
@@ -100,8 +101,8 @@ class TestReadModels:
         path.write_text(small + '[share]\nmodel = "two.gguf"\ncache_memory = "30%"\n')
         budget: dict[str, Any] = {"hh": 0.2, "cache_memory": None, "recent": 0.1}
         for given in (budget, {**budget, "hh": None, "recent": None, "cache_memory": "10%"}):
-            found: Any = [entry.spec for entry in read_models(path, {**OPTIONS, **given}, {})]
-            budgets = [(spec[2]["hh"], spec[2]["cache_memory"]) for spec in found]
+            found: Any = [entry.spec for entry in read_models(path, replace(OPTIONS, **given), {})]
+            budgets = [(spec[2].hh, spec[2].cache_memory) for spec in found]
             assert budgets == [(0.05, None), (None, "30%")]
 
     def test_template_file_is_beside_the_list(self, folder: Path) -> None:
@@ -121,7 +122,7 @@ class TestReadModels:
 
 
 def test_models_are_loaded_on_demand(folder: Path, tiny_opt: Path) -> None:
-    with Generator(tiny_opt, **OPTIONS) as generator:
+    with Generator(tiny_opt, **vars(OPTIONS)) as generator:
         text = generator.generate("The old man", max_tokens=4, seed=1).text
     catalog = Catalog(read_models(folder, OPTIONS, {}), max_loaded=2)
     with serving_catalog(catalog) as server:
@@ -137,6 +138,54 @@ def test_models_are_loaded_on_demand(folder: Path, tiny_opt: Path) -> None:
         assert {*loaded(server)} == {"two", "one"}  # the least recently used was unloaded
         assert server.ask("/health").status == 200
     assert all(service.engine.closed for service in catalog.loaded)
+
+
+def test_aliases(folder: Path) -> None:
+    """They are names in requests and lists; a model's own name comes first."""
+    path = folder / "models.toml"
+    one = '[one]\nmodel = "one.gguf"\naliases = ["gpt-4o", "two"]\n'
+    path.write_text(one + '[two]\nmodel = "two.gguf"\n')
+    with serving_catalog(Catalog(read_models(path, OPTIONS, {}))) as server:
+        names = [model["id"] for model in server.ask("/v1/models").json()["data"]]
+        assert names == ["one", "two", "gpt-4o"]
+        assert server.ask("/v1/models/gpt-4o").json()["id"] == "gpt-4o"
+        for name, expected in (("gpt-4o", "one"), ("gpt-4o:latest", "one"), ("two", "two")):
+            answer = server.ask("/v1/completions", {**BODY, "model": name})
+            assert answer.json()["model"] == expected
+    path.write_text('[one]\nmodel = "one.gguf"\naliases = "gpt-4o"\n')
+    with pytest.raises(ValueError, match="aliases='gpt-4o', expected a list of names"):
+        read_models(path, OPTIONS, {})
+
+
+def test_aliases_of_an_only_model(tiny_opt: Path) -> None:
+    with Generator(tiny_opt, **vars(OPTIONS)) as generator:
+        service = Service(generator, name="own")
+        with serving_catalog(Catalog.of(service, aliases=["gpt-4o"])) as server:
+            statuses = [
+                server.ask("/v1/completions", {**BODY, "model": name}).status
+                for name in ("own", "gpt-4o", "gpt-5")
+            ]
+    assert statuses == [200, 200, 404]
+
+
+def test_digests_are_of_the_file_and_the_template(folder: Path) -> None:
+    """Equal files have equal ones, whatever their names are."""
+    path = folder / "models.toml"
+    text = "".join(f'[{name}]\nmodel = "{name}.gguf"\n' for name in ("one", "two", "three"))
+    path.write_text(text + 'template = "chatml"\n')
+
+    def digests() -> list[str]:
+        with serving_catalog(Catalog(read_models(path, OPTIONS, {}))) as server:
+            return [model["digest"] for model in server.ask("/api/tags").json()["models"]]
+
+    one, two, three = digests()
+    assert len(one) == 64
+    assert one == two != three
+    data = bytearray((folder / "two.gguf").read_bytes())
+    data[-1] ^= 1
+    (folder / "two.gguf").write_bytes(data)
+    assert digests()[0] == one
+    assert digests()[1] not in (one, two)
 
 
 def test_unloading_a_model_does_not_load_it(folder: Path) -> None:
@@ -291,7 +340,10 @@ class TestKeys:
     def test_max_requests_per_key(self, tiny_opt: Path) -> None:
         """Requests of another key do not count."""
         options: dict[str, Any] = {"api_key": ["one", "two"], "max_requests_per_key": 1}
-        with Generator(tiny_opt, **OPTIONS) as generator, serving(generator, **options) as server:
+        with (
+            Generator(tiny_opt, **vars(OPTIONS)) as generator,
+            serving(generator, **options) as server,
+        ):
             guard: Any = server.app.middleware_stack
             while not hasattr(guard, "_n_requests"):
                 guard = getattr(guard, "app", None) or guard._app
@@ -313,7 +365,10 @@ def test_tls(tmp_path: Path, tiny_opt: Path) -> None:
     command += ["-nodes", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
     subprocess.run([*command, "-keyout", key, "-out", cert], check=True, capture_output=True)
     listen = {"tls_cert": cert, "tls_key": key}
-    with Generator(tiny_opt, **OPTIONS) as generator, serving(generator, listen=listen) as server:
+    with (
+        Generator(tiny_opt, **vars(OPTIONS)) as generator,
+        serving(generator, listen=listen) as server,
+    ):
         context = ssl.create_default_context(cafile=cert)
         url = f"https://127.0.0.1:{server.port}/health"
         with urllib.request.urlopen(url, context=context, timeout=PATIENCE) as response:
@@ -321,7 +376,7 @@ def test_tls(tmp_path: Path, tiny_opt: Path) -> None:
 
 
 def test_bad_tls_files(tmp_path: Path, tiny_opt: Path) -> None:
-    with Generator(tiny_opt, **OPTIONS) as generator:
+    with Generator(tiny_opt, **vars(OPTIONS)) as generator:
         errors = {"tls_cert": FileNotFoundError, "tls_key": ValueError}
         for name, error in errors.items():
             listen = {name: str(tmp_path / "no.pem")}

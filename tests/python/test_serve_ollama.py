@@ -153,7 +153,7 @@ class TestOllama:
         assert streamed == found["logprobs"]
 
     def test_earlier_calls(self, tmp_path: Path) -> None:
-        """As clients that share code with OpenAI's API send them."""
+        """Clients that share code with OpenAI's API send them so."""
         prompt = 'uHi;a<tool_call>{"name": "f", "arguments": {"x": 1}};t4;'
         called = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
         messages = [
@@ -170,9 +170,8 @@ class TestOllama:
         empty: dict[str, Any] = {"template": "", "context": [], "suffix": "", "images": []}
         found = ask(server, "/api/generate", stream=False, **empty)
         assert found["done_reason"] == "stop"
-        for given in ({"template": "x"}, {"suffix": "x"}):
-            answer = server.ask("/api/generate", {**POSTS["/api/generate"], **given})
-            assert "not supported" in answer.json()["error"]
+        answer = server.ask("/api/generate", {**POSTS["/api/generate"], "template": "x"})
+        assert "not supported" in answer.json()["error"]
 
     def test_embed(self, server: Server) -> None:
         found = ask(server, "/api/embed", input=["Hi", "Ho"])

@@ -76,7 +76,7 @@ def test_without_a_chat_template(tiny_opt: Path) -> None:
 def test_a_long_context_is_cut(generator: Generator) -> None:
     context = [*range(10, 20), *[46] * generator.n_ctx]
     most = generator.n_ctx * 3 // 4
-    with serving(generator) as server:
+    with serving(generator, truncation="auto") as server:
         for keep in (4, 8):
             options = {**GREEDY, "num_predict": 1, "num_keep": keep}
             prompt = ask(server, "Hi", context=context, options=options)["context"][:most]

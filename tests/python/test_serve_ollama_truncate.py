@@ -1,4 +1,4 @@
-"""Prompts of Ollama's API that are too long."""
+"""Prompts that are too long, where they may lose their beginning."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ OPTIONS = {"num_predict": 2}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     model = talking(tmp_path_factory.mktemp("talk"), {})
-    with Generator(model, n_ctx=N_CTX) as generator, serving(generator) as server:
+    with (
+        Generator(model, n_ctx=N_CTX) as generator,
+        serving(generator, truncation="auto") as server,
+    ):
         yield server
 
 
@@ -38,45 +41,36 @@ def tokens_of(
 
     with monkeypatch.context() as patch:
         patch.setattr(server.engine, "submit", submit_and_note)
-        answer = server.ask(path, {"stream": False, "options": OPTIONS, **body})
+        if path.startswith("/api"):
+            body = {"options": OPTIONS, **body}
+        answer = server.ask(path, {"stream": False, **body})
     assert answer.status == 200, answer.body
-    return prompts[-1], answer.json()["prompt_eval_count"]
+    found = answer.json()
+    n = found["prompt_eval_count"] if "usage" not in found else found["usage"]["prompt_tokens"]
+    return prompts[-1], n
 
 
 def prompt_of(
     server: Server, monkeypatch: pytest.MonkeyPatch, path: str, **body: Any
 ) -> tuple[str, int]:
-    """As tokens_of(), of a model with a token for each byte."""
+    """Does as tokens_of(), for a model with a token for each byte."""
     tokens, n = tokens_of(server, monkeypatch, path, **body)
     return bytes(tokens).decode(), n
 
 
-def test_chat_keeps_the_system_message_and_the_end(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    system = {"role": "system", "content": "Be brief"}
-    kept = LONG[-(MOST - len("sBe brief;u;")) :]
-    for messages in ([system, *user(LONG)], [system, *user("Hi"), *user(LONG)]):
-        found = prompt_of(server, monkeypatch, "/api/chat", messages=messages)
-        assert found == (f"sBe brief;u{kept};", MOST)
-
-
-def test_chat_cuts_the_longest_message_of_the_last_turn(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    messages = [*user("Hi"), {"role": "assistant", "content": "I look"}]
-    messages.append({"role": "tool", "content": LONG})
-    kept = LONG[-(MOST - len("uHi;aI look;t;")) :]
-    found = prompt_of(server, monkeypatch, "/api/chat", messages=messages)
-    assert found == (f"uHi;aI look;t{kept};", MOST)
-
-
-def test_generate_keeps_the_system_message_and_the_end(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = LONG[-(MOST - len("sBe;u;")) :]
-    found = prompt_of(server, monkeypatch, "/api/generate", prompt=LONG, system="Be")
-    assert found == (f"sBe;u{kept};", MOST)
+def test_a_call_and_its_result_go_together(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest turn, then the oldest calls of the last turn; not the instructions."""
+    call = {"function": {"name": "f", "arguments": {}}}
+    called = [
+        {"role": "assistant", "content": "I look", "tool_calls": [call]},
+        {"role": "tool", "content": "a" * 30},
+    ]
+    messages = [{"role": "system", "content": "Be"}, *user("Hi"), *called, *user("Bye"), *called]
+    n = len("uHi;") + len(f"aI look<tool_call>;t{'a' * 30};")
+    found, _ = prompt_of(server, monkeypatch, "/api/chat", messages=[*messages, *called])
+    assert found.startswith("sBe;uBye;aI look\x01")
+    assert found.count("I look") == found.count("a" * 30) == 1
+    assert n < N_CTX
 
 
 @pytest.mark.parametrize(
@@ -98,7 +92,7 @@ def test_the_token_that_begins_a_text_is_kept(
     body = {"prompt": text, "raw": True, "options": {**OPTIONS, "num_keep": n_keep}}
     with (
         Generator(tiny_opt, n_ctx=N_CTX, threads=1) as generator,
-        serving(generator) as server,
+        serving(generator, truncation="auto") as server,
     ):
         tokens = generator.tokenize(text)
         assert tokens[0] == generator.tokenizer.bos
@@ -140,5 +134,7 @@ def test_refused(server: Server, path: str, body: dict[str, Any]) -> None:
 
 def test_max_prompt(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server.app.state.service, "max_prompt", 40)
-    found = prompt_of(server, monkeypatch, "/api/chat", messages=user(LONG))
-    assert found == (f"u{LONG[-28:]};", 30)
+    found = prompt_of(server, monkeypatch, "/api/chat", messages=[*user(LONG), *user("Hi")])
+    assert found == ("uHi;", 4)
+    found = prompt_of(server, monkeypatch, "/v1/completions", prompt=LONG)
+    assert found == (LONG[-30:], 30)

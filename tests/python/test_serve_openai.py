@@ -114,8 +114,7 @@ class TestCompletions:
             stream_options={"include_usage": True},
             **SAMPLED,
         )
-        assert {chunk.usage for chunk in chunks} == {None}
-        assert all("usage" in chunk.model_fields_set for chunk in chunks)  # as null
+        assert not any("usage" in chunk.model_fields_set for chunk in chunks)  # not even as null
         assert last.choices == []
         assert last.usage.prompt_tokens == len(alone.tokenize(PROMPT))
         assert last.usage.completion_tokens == 40
@@ -332,7 +331,6 @@ TOO_LONG = r"This model's maximum context length is 512 tokens.* has more than 5
         ({"prompt": "the sea " * 600}, TOO_LONG),
         ({"prompt": [10**6]}, "not in the vocabulary"),
         ({"prompt": []}, "prompt"),
-        ({"max_tokens": 513}, "max_tokens is 513, expected at most 512"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"n": 21}, "at most 20 outputs"),
         ({"prompt": ["a"] * 11, "n": 2}, "at most 20 outputs"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from h2o_cpp import Generator
-from h2o_cpp.model.chat_template import ChatPrompt
+from h2o_cpp.model.chat_turn import ChatPrompt
 from support.scripted_chat import PLAIN
 
 pytest.importorskip("openai", reason="OpenAI's client is not installed (openai)")
@@ -101,6 +101,8 @@ class TestChat:
         ("message", "content"),
         [
             ({"content": None, "refusal": "No."}, "No."),
+            ({"content": None}, ""),
+            ({}, ""),
             ({"content": [{"type": "refusal", "refusal": "No."}]}, "No."),
             (
                 {"content": "Yes.", "refusal": None, "annotations": [{"type": "url_citation"}]},

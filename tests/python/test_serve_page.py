@@ -1,15 +1,10 @@
-"""The page at / in a headless Chromium: keyboard, phone width, and Generator's text.
-
-H2O_SCREENSHOTS=DIR stores screenshots there.
-"""
+"""The page at / in a headless Chromium: keyboard, phone width, and Generator's text."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
-import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,43 +14,33 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
+
 from h2o_cpp import Generator
-from support.background import PATIENCE
-from support.needs import needs
-from support.scripted_chat import PLAIN
-
-pytest.importorskip("playwright", reason="playwright is not installed")
-
-from playwright.sync_api import expect, sync_playwright
-
 from h2o_cpp.serve.catalog import Catalog, Entry
 from h2o_cpp.serve.service import Service
+from support.background import PATIENCE
+from support.page import (
+    DESKTOP,
+    NEEDS_CHROMIUM,
+    PHONE,
+    begin_text,
+    choose,
+    end,
+    expect,
+    go_on,
+    hide_memory,
+    opened,
+    show_memory,
+    shows,
+)
+from support.scripted_chat import PLAIN
 from support.serving import Server, serving, serving_catalog, wait_until
 from support.tool_talk import THINKS, WEATHER, talking
 
-expect.set_options(timeout=PATIENCE * 1000)
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-OPTIONS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-pytestmark = needs("other programs", CHROMIUM is not None)
+pytestmark = NEEDS_CHROMIUM
 PROMPT = "It was a bright morning, and the old man went down to the sea with"
 CACHE: dict[str, Any] = {"hh": 40, "n_ctx": 512, "threads": 1}
-DESKTOP, PHONE = {"width": 1200, "height": 800}, {"width": 360, "height": 740}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -73,45 +58,9 @@ def page(request: pytest.FixtureRequest, browser: Any, server: Server) -> Iterat
     yield from opened(browser, server, request.param)
 
 
-def opened(browser: Any, server: Server, viewport: Any = DESKTOP) -> Iterator[Any]:
-    complaints: list[str] = []
-    page = browser.new_page(viewport=viewport)
-    page.on("console", lambda one: complaints.append(one.text) if one.type == "error" else None)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.goto(server.url)
-    expect(page.locator("#about")).to_contain_text("tiny")
-    yield page
-    page.close()
-    assert [one for one in complaints if "status of 4" not in one] == []
-
-
-def end(page: Any) -> None:
-    """Wait until the answer is there."""
-    expect(page.get_by_role("button", name="Stop")).to_be_disabled(timeout=30_000)
-
-
-def go_on(page: Any, prompt: str, n: int) -> None:
-    """Continue a text greedily, with the keyboard alone."""
-    page.locator("#mode").select_option("continue")
-    page.get_by_label("Temperature").fill("0")
-    page.get_by_label("Most tokens").fill(str(n))
-    page.get_by_label("Text to go on from").fill(prompt)
-    page.keyboard.press("Enter")
-    end(page)
-
-
-def keep_picture(page: Any, name: str) -> None:
-    if folder := os.environ.get("H2O_SCREENSHOTS"):
-        page.get_by_role("button", name="New text").click()
-        page.get_by_label("Temperature").fill("0.8")
-        page.get_by_label("Text to go on from").fill(PROMPT)
-        page.keyboard.press("Enter")
-        end(page)
-        page.screenshot(path=Path(folder) / name, full_page=True)
-
-
 def test_a_text_and_its_cache(page: Any, tiny_opt: Path) -> None:
     go_on(page, PROMPT, 120)
+    show_memory(page)
     with Generator(tiny_opt, **CACHE) as alone:
         stream = alone.stream(PROMPT, max_tokens=120, temperature=0)
         expected = PROMPT + "".join(stream)
@@ -134,29 +83,30 @@ def test_a_text_and_its_cache(page: Any, tiny_opt: Path) -> None:
         f"{stats.cache_bytes / 2**10:.0f} KiB of {full:.1f} MiB"
     )
     assert re.fullmatch(r"[\d.]+ tokens/s", page.locator("#speed").text_content())
-    width = page.viewport_size["width"]
-    keep_picture(page, "serve.png" if width == DESKTOP["width"] else "serve_phone.png")
 
 
 def test_keyboard(page: Any) -> None:
     """Every control can be reached, tokens are told one by one, Escape stops."""
     page.evaluate("document.activeElement.blur()")
     reached = []
-    for _ in range(18):
+    for _ in range(20):
         page.keyboard.press("Tab")
         reached.append(page.evaluate("document.activeElement.id"))
-    order = ["log", "say", "send", "reset", "mode", "budget", "max-tokens", "temperature", "tokens"]
+    is_wide = page.locator("#new").is_visible()
+    order = ["new", "search", "open-settings"] if is_wide else ["open-sidebar", "new-small"]
+    order += ["toggle-cache", "log", "say", "attach", "mode", "max-tokens", "send"]
+    order += ["tokens", "budget"] if is_wide else []
     assert [name for name in reached if name in order][: len(order)] == order
     go_on(page, PROMPT, 30)
+    show_memory(page)
     page.locator("#tokens").focus()
     for _ in range(2):
         page.keyboard.press("ArrowRight")
     expect(page.locator("#detail")).to_contain_text('Position 1 · "It" · ')
     page.keyboard.press("End")
     expect(page.locator("#detail")).to_contain_text("recent · kept by 100 % of the heads")
-    page.get_by_label("Most tokens").fill("400")
-    page.get_by_label("Text to go on from").fill(" and")
-    page.keyboard.press("Enter")
+    hide_memory(page)
+    begin_text(page, " and", 400)
     expect(page.locator("#kept")).to_have_text(re.compile("^40 of"), timeout=30_000)
     page.keyboard.press("Escape")
     end(page)
@@ -169,24 +119,24 @@ def test_nothing_is_wider_than_the_page(page: Any) -> None:
 
 
 def test_chat(browser: Any, server: Server, tiny_opt: Path) -> None:
-    """Of two turns; then a new one."""
+    """Has two turns; then a new one."""
     for page in opened(browser, server):
-        page.get_by_label("Temperature").fill("0")
-        page.get_by_label("Most tokens").fill("25")
+        choose(page, Temperature="0")
+        page.get_by_label("Length").fill("25")
         said: list[dict[str, str]] = []
         with Generator(tiny_opt, **CACHE) as alone:
             for message in ("Where is the ship?", "And\nthe captain?"):
-                page.get_by_label("Message").fill(message)
+                page.get_by_label("Write a message").fill(message)
                 page.get_by_role("button", name="Send").click()
                 end(page)
                 said.append({"role": "user", "content": message})
                 stream = alone.chat(said, template=PLAIN, max_tokens=25, temperature=0)
                 said.append({"role": "assistant", "content": "".join(stream)})
-        found = page.locator(".message").all_text_contents()
+        found = page.locator(".message .content").all_text_contents()
         assert ["".join(one.split()) for one in found] == [
             "".join(one["content"].split()) for one in said
         ]
-        page.get_by_role("button", name="New text").click()
+        page.get_by_role("button", name="New chat").click()
         assert page.locator(".message").count() == 0
 
 
@@ -197,11 +147,11 @@ def test_budget_of_a_text(browser: Any, server: Server) -> None:
         expect(page.locator("#kept")).to_have_text(re.compile("^12 of"))
         for wrong, message in (("much", "a fraction or a number"), ("300", "slots")):
             page.get_by_label("Budget").fill(wrong)
-            page.get_by_label("Text to go on from").fill(" and")
+            page.get_by_label("Write the beginning of a text").fill(" and")
             page.keyboard.press("Enter")
             expect(page.get_by_role("alert")).to_contain_text(message)
             end(page)
-            expect(page.get_by_label("Text to go on from")).to_have_value(" and")
+            expect(page.get_by_label("Write the beginning of a text")).to_have_value(" and")
 
 
 def test_two_conversations_at_once(browser: Any, server: Server, tiny_opt: Path) -> None:
@@ -209,25 +159,21 @@ def test_two_conversations_at_once(browser: Any, server: Server, tiny_opt: Path)
     with Generator(tiny_opt, **CACHE) as alone:
         expected = PROMPT + alone.generate(PROMPT, max_tokens=450, temperature=0).text
     for page in opened(browser, server):
-        page.locator("#mode").select_option("continue")
-        page.get_by_label("Temperature").fill("0")
-        page.get_by_label("Most tokens").fill("450")
-        page.get_by_label("Text to go on from").fill(PROMPT)
-        page.keyboard.press("Enter")
+        begin_text(page, PROMPT, 450)
         expect(page.locator("#kept")).to_have_text(re.compile("of"))
-        page.get_by_role("button", name="New text").click()
-        assert page.locator("#log").text_content() == ""
+        page.get_by_role("button", name="New chat").click()
+        shows(page, "")
         go_on(page, "The king", 5)
         names = page.locator("#conversations button:not(.remove)")
         expect(names).to_have_count(2)
         names.filter(has_text="bright morning").click()
         end(page)
-        assert page.locator("#log").text_content() == expected
+        shows(page, expected)
         expect(page.locator("#kept")).to_have_text(re.compile("^40 of"))
         page.reload()
         names.filter(has_text="bright morning").click()
-        assert page.locator("#log").text_content() == expected
-        page.get_by_role("button", name="Remove It was a bright").click()
+        shows(page, expected)
+        page.get_by_role("button", name="Delete It was a bright").click()
         expect(names).to_have_count(1)
         expect(names).to_contain_text("The king")
 
@@ -252,30 +198,23 @@ def test_running_conversation_shows_its_output_when_opened_again(
     for page in opened(browser, server):
         with monkeypatch.context() as patch:
             patch.setattr(server.engine, "submit", submit)
-            page.locator("#mode").select_option("continue")
-            page.get_by_label("Temperature").fill("0")
-            page.get_by_label("Most tokens").fill("20")
-            page.get_by_label("Text to go on from").fill(PROMPT)
-            page.keyboard.press("Enter")
+            begin_text(page, PROMPT, 20)
             assert begun.wait(PATIENCE), "stuck"
-            page.get_by_role("button", name="New text").click()
+            page.get_by_role("button", name="New chat").click()
             page.locator("#conversations button").filter(has_text="It was a bright").first.click()
             expect(page.get_by_role("button", name="Stop")).to_be_enabled()
             resume.set()
         end(page)
-        assert page.locator("#log").text_content() == expected
+        shows(page, expected)
 
 
 def test_removed_is_cancelled(browser: Any, server: Server) -> None:
     for page in opened(browser, server):
-        page.locator("#mode").select_option("continue")
-        page.get_by_label("Most tokens").fill("450")
-        page.get_by_label("Text to go on from").fill(PROMPT)
-        page.keyboard.press("Enter")
+        begin_text(page, PROMPT, 450)
         expect(page.locator("#kept")).to_have_text(re.compile("of"))
-        page.get_by_role("button", name="Remove It was a bright").click()
+        page.get_by_role("button", name="Delete It was a bright").click()
         wait_until(lambda: server.engine.stats().n_active == 0)
-        assert page.locator("#log").text_content() == ""
+        shows(page, "")
 
 
 MARKDOWN = """# Title
@@ -306,9 +245,9 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_a_reply(browser: Any, talker: Server, viewport: Any) -> None:
     """Markdown is elements, made of text alone; thinking and calls are folded."""
     for page in opened(browser, talker, viewport):
-        page.locator("#tools").fill(json.dumps([WEATHER]))
-        page.get_by_label("Most tokens").fill("900")
-        page.get_by_label("Message").fill("Hi")
+        choose(page, Tools=json.dumps([WEATHER]))
+        page.get_by_label("Length").fill("900")
+        page.get_by_label("Write a message").fill("Hi")
         page.keyboard.press("Enter")
         end(page)
         for _ in range(2):  # as it was written, and as it was kept
@@ -340,12 +279,12 @@ def test_an_attached_file(browser: Any, server: Server, tmp_path: Path) -> None:
     notes.write_text("Sail at dawn.")
     picture.write_bytes(b"\x89PNG\r\n")
     for page in opened(browser, server):
-        page.get_by_label("Most tokens").fill("3")
+        page.get_by_label("Length").fill("3")
         page.get_by_label("Attach a text file").set_input_files(picture)
         expect(page.get_by_role("alert")).to_contain_text("picture.png is not text")
         page.get_by_label("Attach a text file").set_input_files(notes)
         expect(page.locator("#attached")).to_contain_text("notes.txt")
-        page.get_by_label("Message").fill("When?")
+        page.get_by_label("Write a message").fill("When?")
         page.keyboard.press("Enter")
         end(page)
         sent = "When?\n\nnotes.txt:\n```\nSail at dawn.\n```"
@@ -369,13 +308,13 @@ def test_stop_before_the_first_piece(
     for page in opened(browser, server):
         with monkeypatch.context() as patch:
             patch.setattr(server.engine, "submit", submit)
-            page.get_by_label("Message").fill("Where is the ship?")
+            page.get_by_label("Write a message").fill("Where is the ship?")
             page.get_by_role("button", name="Send").click()
             assert begun.wait(PATIENCE), "stuck"
             page.get_by_role("button", name="Stop").click()
             end(page)
             goes_on.set()
-        expect(page.get_by_label("Message")).to_have_value("Where is the ship?")
+        expect(page.get_by_label("Write a message")).to_have_value("Where is the ship?")
         assert page.locator(".message").count() == 0
         wait_until(lambda: server.engine.stats().n_active == 0)
 

@@ -15,7 +15,9 @@ pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
 
 from pydantic import ConfigDict, create_model
 
+from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.responses_request import ResponsesRequest
+from h2o_cpp.serve.stored_responses import StoredResponses
 from support.dialects import N_PROMPT, N_TOKENS, OUTPUT, RESPONSES, ask, read_events, talking_server
 from support.needs import packages
 from support.scripted_chat import user
@@ -27,6 +29,109 @@ from support.tool_talk import THINKS, spell, talking
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with talking_server(tmp_path_factory.mktemp("talk")) as server:
         yield server
+
+
+class TestStoredResponses:
+    """A later request refers to an earlier response, of the same key."""
+
+    def n_tokens(self, server: Server, **body: Any) -> int:
+        counted = {"tools": RESPONSES["tools"], **body}
+        answer = server.ask("/v1/responses/input_tokens", counted)
+        assert answer.status == 200, answer.body
+        n: int = answer.json()["input_tokens"]
+        return n
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_conversation_continues(self, server: Server, stream: bool) -> None:
+        """By previous_response_id, or by references to items; the prompt is the whole one."""
+        answer = server.ask("/v1/responses", {**RESPONSES, "stream": stream})
+        first = read_events(answer.body)[-1]["response"] if stream else answer.json()
+        assert first["store"] is True
+        whole = [*user("Hi"), *first["output"], *user("And now?")]
+        expected = self.n_tokens(server, input=whole)
+        assert expected > N_PROMPT + len("Let me see.")
+        after = {"previous_response_id": first["id"], "input": "And now?"}
+        assert self.n_tokens(server, **after) == expected
+        references: list[dict[str, Any]] = [
+            {"type": "item_reference", "id": item["id"]} for item in first["output"]
+        ]
+        del references[0]["type"]
+        referring = [*user("Hi"), *references, *user("And now?")]
+        assert self.n_tokens(server, input=referring) == expected
+        second = ask(server, "/v1/responses", **after, max_output_tokens=1)
+        assert second["previous_response_id"] == first["id"]
+        third = {"previous_response_id": second["id"], "input": "Bye"}
+        longer = [*whole, *second["output"], *user("Bye")]
+        assert self.n_tokens(server, **third) == self.n_tokens(server, input=longer)
+
+    def test_references_in_stored_input_stay(self, server: Server) -> None:
+        first = ask(server, "/v1/responses")
+        item = first["output"][1]
+        second = ask(server, "/v1/responses", input=[{"id": item["id"]}, *user("Hi")])
+        whole = [item, *user("Hi"), *second["output"], *user("Hi")]
+        after = {"previous_response_id": second["id"], "input": "Hi"}
+        assert self.n_tokens(server, **after) == self.n_tokens(server, input=whole)
+
+    def test_what_is_not_stored_is_named(self, server: Server) -> None:
+        first = ask(server, "/v1/responses", store=False)
+        assert first["store"] is False
+        answer = server.ask("/v1/responses", {"previous_response_id": first["id"], "input": "a"})
+        assert answer.status == 400
+        assert answer.json()["error"]["code"] == "previous_response_not_found"
+        reference = {"type": "item_reference", "id": first["output"][0]["id"]}
+        answer = server.ask("/v1/responses", {"input": [reference]})
+        assert answer.status == 404
+        assert "store: false" in answer.json()["error"]["message"]
+
+    def test_other_keys_have_other_responses(self, tmp_path: Path) -> None:
+        model = talking(tmp_path, {len("uHi;"): "Yes."})
+        keys = {"Authorization": "Bearer a"}, {"Authorization": "Bearer b"}
+        with Generator(model) as generator, serving(generator, api_key=["a", "b"]) as server:
+            first = server.ask("/v1/responses", {"input": "Hi", "temperature": 0}, **keys[0])
+            body = {"previous_response_id": first.json()["id"], "input": "a"}
+            assert [server.ask("/v1/responses", body, **key).status for key in keys] == [200, 400]
+
+    @packages("openai")
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_openai_client_reads_and_deletes_them(self, server: Server, stream: bool) -> None:
+        from openai import NotFoundError, OpenAI
+
+        client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        sent = server.ask("/v1/responses", {**RESPONSES, "stream": stream})
+        first = read_events(sent.body)[-1]["response"] if stream else sent.json()
+        assert client.responses.retrieve(first["id"]).model_dump(exclude_unset=True) == first
+        after = {"previous_response_id": first["id"], "input": "And now?", "max_output_tokens": 1}
+        second = ask(server, "/v1/responses", **after)
+        listed = client.responses.input_items.list(second["id"], order="asc", limit=2)
+        assert len(listed.data) == 2
+        assert listed.has_more
+        items = [*listed]  # of all pages
+        texts = [item.content[0].text for item in items if item.type == "message"]
+        assert [texts[0], texts[-1]] == ["Hi", "And now?"]
+        assert [item.id for item in items[1:-1]] == [item["id"] for item in first["output"]]
+        newest, *_ = client.responses.input_items.list(second["id"])
+        assert newest.content[0].text == "And now?"
+        client.responses.delete(first["id"])
+        for use in (client.responses.retrieve, client.responses.delete):
+            with pytest.raises(NotFoundError, match="Only the last responses are kept"):
+                use(first["id"])
+        assert server.ask("/v1/responses", after).status == 400
+        assert client.responses.retrieve(second["id"]).id == second["id"]
+
+    def test_their_memory_is_bounded(self) -> None:
+        """The response that was not used for longest leaves first."""
+        response = '{"output": [12]}'
+        stored = StoredResponses(max_bytes=3 * len(f'["a"]{response}'))
+        for name in "abc":
+            stored.add(name, None, f'["{name}"]', response)
+        stored.conversation("a")
+        stored.add("d", "a", '["d"]', response)
+        assert stored.conversation("d") == ['["a"]', "[12]", '["d"]', "[12]"]
+        with pytest.raises(ApiError, match="'b' not found"):
+            stored.conversation("b")
+        stored.add("e", None, "[" + "1" * 99 + "]", response)
+        with pytest.raises(ApiError, match="'e' not found"):
+            stored.conversation("e")
 
 
 class TestResponses:
@@ -165,17 +270,22 @@ class TestResponses:
         ]
         assert messages[3]["content"] == "So"
 
-    def test_hosted_tools_are_left_out(self, server: Server) -> None:
-        """The model sees one tool, as in the other tests."""
+    def test_other_tools_are_left_out(
+        self, server: Server, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The model sees one tool, as in the other tests; the log names the others' types."""
         hosted = [
             {"type": "web_search", "external_web_access": False},
             {"type": "image_generation", "size": "auto"},
+            {"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}},
+            {"type": "of_next_year"},
         ]
         tools = [*RESPONSES["tools"], *hosted]
         found = ask(server, "/v1/responses", tools=tools, access_programs={}, top_logprobs=0)
+        assert "tools of type 'of_next_year' are left out" in caplog.text
         assert found["output"][2]["name"] == "weather"
         assert [tool["type"] for tool in found["tools"]] == [
-            *("function", "web_search", "image_generation"),
+            *("function", "web_search", "image_generation", "custom", "of_next_year"),
         ]
 
     def test_namespaces(self, tmp_path: Path) -> None:
@@ -247,12 +357,10 @@ class TestResponses:
     @pytest.mark.parametrize(
         "change",
         [
-            {"previous_response_id": "resp_1"},
             {"background": True},
             {"tool_choice": "required", "tools": []},
             {"tool_choice": {"type": "function", "name": "wether"}},
             {"tool_choice": {"type": "web_search"}},
-            {"tools": [{"type": "file_search"}]},
             {"tools": [{"type": "web_search"}], "tool_choice": "required"},
             {"input": []},
             {"text": {"format": {"type": "yaml"}}},

@@ -146,7 +146,7 @@ def test_limits(server: Server, path: str, body: dict[str, Any], n: int) -> None
         ({"max_tokens": -2}, "max_tokens: Input should be -1 or greater than or equal to 1"),
         ({"max_tokens": "12"}, "max_tokens: Input should be a valid integer"),
         ({"min_keep": 2}, "min_keep: Input should be 0"),
-        ({"n_probs": 1}, "n_probs: Input should be 0"),
+        ({"n_probs": 1}, "n_probs: Input should be less than or equal to 0"),
         ({"seed": -(2**63) - 1}, "seed: Input should be greater than or equal to"),
         ({"top_p": -0.1}, "top_p: Input should be greater than or equal to 0"),
     ],

@@ -207,8 +207,10 @@ def test_properties(server: Server, tiny_opt: Path) -> None:
     found = server.ask("/props").json()
     assert found["model_path"] == tiny_opt.name
     assert found["total_slots"] == 2
-    assert found["default_generation_settings"] == {"n_ctx": 64}
-    assert found["chat_template"] == PLAIN
+    settings = found["default_generation_settings"]
+    assert settings["n_ctx"] == 64
+    assert (settings["params"]["top_k"], settings["params"]["seed"]) == (40, -1)
+    assert (found["chat_template"], found["chat_template_tool_use"]) == (PLAIN, None)
     assert server.ask("/props?model=other").status == 404
 
 

@@ -18,6 +18,7 @@ from support.written_calls import FORMAT_NAMES, format_of, split, written
 
 pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
 
+from h2o_cpp import PromptMemory
 from h2o_cpp.reply import ReplyParser
 from h2o_cpp.serve.completions import _Chat
 from h2o_cpp.serve.generation_response import GenerationResponse
@@ -34,14 +35,16 @@ CALLS: Any = [
     ("f", {"data": {"b": ["x", ""]}}),
 ]
 TOKENIZER = SimpleNamespace(encode=lambda text, **_: [*text])
-SERVICE: Any = SimpleNamespace(name="m", generator=SimpleNamespace(tokenizer=TOKENIZER))
+SERVICE: Any = SimpleNamespace(
+    name="m", generator=SimpleNamespace(tokenizer=TOKENIZER), truncation="error"
+)
 
 formats = st.sampled_from(FORMAT_NAMES)
 cuts = st.lists(st.integers(0, 10_000), max_size=30)
 
 
 def make_output(name: str) -> Output:
-    nothing: Any = SimpleNamespace(cached_tokens=0)
+    nothing: Any = SimpleNamespace(cached_tokens=0, prompt_memory=PromptMemory())
     output = Output(0, [1, 2, 3], nothing, nothing, nothing)
     output.parser = ReplyParser(format_of(name), tools={"f": SCHEMA, "g": SCHEMA})
     return output
@@ -53,7 +56,15 @@ def make_body(response: GenerationResponse, output: Output, text: str, cuts: lis
     for piece in split(text, cuts):
         body += response.event(output, piece)
     generation: Any = SimpleNamespace(
-        text=text, finish_reason="stop", stop_string="", completion_tokens=9, cached_tokens=0
+        text=text,
+        drafted_tokens=0,
+        accepted_tokens=0,
+        finish_reason="stop",
+        stop_string="",
+        completion_tokens=9,
+        cached_tokens=0,
+        prompt_seconds=0.5,
+        decode_seconds=2.0,
     )
     output.generation = generation
     return body + response.event(output, "") + response.end()

@@ -22,6 +22,7 @@ ARGUMENTS = '{"city": "Łódź"}'
 OUTPUT = f"<think>\nHm.\n</think>\nLet me see.\n{CALL}\n{CALL}"
 # The model outputs OUTPUT after a prompt of N tokens: "1uHi;" with a tool, "uHi!;" without.
 N = len("1uHi;")
+MESSAGES = "{% for m in messages %}{{ m.role[0] }}{{ m.content }};{% endfor %}"
 REQUEST: dict[str, Any] = {"messages": user("Hi"), "tools": [WEATHER], "temperature": 0}
 
 
@@ -53,6 +54,21 @@ def called(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
             assert {*piece} == {"index", "function"}
             calls[piece["index"]]["function"]["arguments"] += piece["function"]["arguments"]
     return calls
+
+
+def test_template_for_tools(tmp_path: Path) -> None:
+    plain = "{% for m in messages %}{{ m.role[0] }}{{ m.content }};{% endfor %}"
+    long = "Hi" * 50
+    replies: Any = {len("1uHi;"): CALL, len(f"u{long};"): "Hello"}
+    model = talking(tmp_path, replies, plain, tool_use=TOOLS)
+    with Generator(model, max_sequences=2) as generator, serving(generator) as server:
+        [choice] = server.ask(PATH, REQUEST).json()["choices"]
+        assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["weather"]
+        other = {**REQUEST, "messages": user(long), "tools": []}
+        [choice] = server.ask(PATH, other).json()["choices"]
+        assert choice["message"]["content"] == "Hello"
+        [one] = server.ask("/v1/models").json()["data"]
+        assert "tools" in server.ask("/api/show", {"model": one["id"]}).json()["capabilities"]
 
 
 def test_calls_in_a_response(server: Server) -> None:
@@ -324,16 +340,12 @@ class TestInvalidRequests:
         assert "name" in self.error_message(server, tools=[{"type": "function", "function": {}}])
         assert "type" in self.error_message(server, tools=[{"type": "code_interpreter"}])
 
-    def test_templates_without_tools(self, tmp_path: Path) -> None:
-        for template, message in (
-            ("{{ messages[0].content }}", "does not support tools"),
-            ("{{ tools }}", "start with --tool-parser"),
+    def test_a_parser_needs_a_template_with_tools(self, tmp_path: Path) -> None:
+        with (
+            Generator(talking(tmp_path, {}, "{{ messages[0].content }}")) as generator,
+            serving(generator, tool_parser="llama3") as server,
         ):
-            with (
-                Generator(talking(tmp_path, {}, template)) as generator,
-                serving(generator) as server,
-            ):
-                assert message in self.error_message(server)
+            assert "does not support tools" in self.error_message(server)
 
     def test_tool_parser_option(self, tmp_path: Path) -> None:
         text = '{"name": "weather", "parameters": {}}'
@@ -344,6 +356,26 @@ class TestInvalidRequests:
             [choice] = server.ask(PATH, REQUEST).json()["choices"]
             assert choice["message"]["content"] is None
             assert choice["message"]["tool_calls"][0]["function"]["name"] == "weather"
+
+
+@pytest.mark.parametrize("template", [MESSAGES, "{% if tools %}X{% endif %}" + MESSAGES])
+def test_templates_without_a_known_format(
+    template: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Generator(talking(tmp_path, {}, template)) as generator:
+        text = generator.chat_template().text(user("Hi"), tools=[WEATHER])
+    assert json.dumps(WEATHER, ensure_ascii=False) in text
+    model = talking(tmp_path, {len(text.encode()): f"Let me see.\n{CALL}"}, template)
+    with Generator(model) as generator, serving(generator) as server:
+        for _ in range(2):
+            [choice] = server.ask(PATH, REQUEST).json()["choices"]
+            assert choice["finish_reason"] == "tool_calls"
+            assert choice["message"]["content"] == "Let me see."
+            [call] = choice["message"]["tool_calls"]
+            assert call["function"] == {"name": "weather", "arguments": ARGUMENTS}
+        shown = server.ask("/api/show", {"model": "tiny"}).json()
+        assert "tools" not in shown["capabilities"]
+    assert capfd.readouterr().err.count("tools are described in the system prompt") == 1
 
 
 @packages("openai")
@@ -381,3 +413,41 @@ def test_second_turn(tmp_path: Path) -> None:
         body = {"messages": messages, "tools": [WEATHER], "temperature": 0}
         [choice] = server.ask(PATH, body).json()["choices"]
     assert choice["message"]["content"] == "Four."
+
+
+@packages("llguidance")
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_that_the_model_begins_follow_the_schema(tmp_path: Path, stream: bool) -> None:
+    """The model would write a city that is not one of the enum, after text of its own."""
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "x": 1}}\n</tool_call>'
+    path = talking(tmp_path, {len("1uHi;"): f"Let me see {{Rome}}.\n{call}"})
+    body = {"messages": user("Hi"), "tools": [WEATHER], "temperature": 0, "stream": stream}
+    with Generator(path) as generator, serving(generator) as server:
+        answer = server.ask("/v1/chat/completions", body)
+        reply = generator.reply(user("Hi"), tools=[WEATHER], temperature=0)
+    if stream:
+        deltas = [event["choices"][0]["delta"] for event in events(answer.body)[:-1]]
+        content = "".join(delta.get("content", "") for delta in deltas)
+        functions = [one["function"] for delta in deltas for one in delta.get("tool_calls", ())]
+        arguments = "".join(function["arguments"] for function in functions)
+    else:
+        message = answer.json()["choices"][0]["message"]
+        content = message["content"]
+        [found] = message["tool_calls"]
+        arguments = found["function"]["arguments"]
+    assert content == reply.content == "Let me see {Rome}."
+    assert json.loads(arguments) in ({"city": "Graz"}, {"city": "Łódź"})
+    assert [json.loads(one.arguments) for one in reply.calls] == [json.loads(arguments)]
+
+
+@packages("llguidance")
+def test_calls_of_tools_without_a_grammar_are_free(tmp_path: Path) -> None:
+    """The reply is what the model writes, like without the extra."""
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    strange = {"type": "function", "function": {"name": "weather", "parameters": {"type": "nope"}}}
+    path = talking(tmp_path, {len("1uHi;"): call})
+    with Generator(path) as generator, serving(generator) as server:
+        body = {"messages": user("Hi"), "tools": [strange], "temperature": 0}
+        [choice] = server.ask("/v1/chat/completions", body).json()["choices"]
+    [found] = choice["message"]["tool_calls"]
+    assert json.loads(found["function"]["arguments"]) == {"city": "Rome"}

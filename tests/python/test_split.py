@@ -13,8 +13,8 @@ import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from h2o_cpp import Generator
+from h2o_cpp.budget.stored_budget import store_budget
 from h2o_cpp.cli import main
-from h2o_cpp.model.stored_budget import store_budget
 
 TOKENS = np.arange(5, 30)
 

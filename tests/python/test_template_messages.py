@@ -9,7 +9,7 @@ import pytest
 
 from h2o_cpp.model.template_messages import for_template
 
-# As in the templates of Meta, OpenAI, Mistral AI and Google.
+# Forms of the templates of Meta, OpenAI, Mistral AI and Google.
 LLAMA_3 = """{%- if not message.tool_calls|length == 1 %}
 {{- raise_exception("This model only supports single tool-calls at once!") }}{%- endif %}
 {%- set tool_call = message.tool_calls[0].function %}"""
@@ -92,7 +92,7 @@ def test_call_ids_of_nine_characters() -> None:
 
 
 def test_results_without_ids_are_of_the_calls_before() -> None:
-    """As in Ollama's API, in order or by name."""
+    """Ollama's API takes both, in order or by name."""
     given = [user(), calls(None, None), result(None, "2", name="f1"), result(None, "1", name="f0")]
     given += [calls(None), result(None, "3")]
     found = ids(for_template(given, MISTRAL))

@@ -31,6 +31,7 @@ def text_bytes(text: str) -> list[int]:
         ("gpt-2", "I|'|LL| we|'ll| 12345½| | x|\n\n\t| y|!!|\n  "),
         ("llama-bpe", "I|'LL| we|'ll| |123|45½| | x|\n\n|\t| y|!!\n|  "),
         ("gpt-4o", "I'LL| we'll| |123|45½| | x|\n\n|\t| y|!!\n|  "),
+        ("kimi-k2", "I'LL| we'll|漢字々|ab한|漢|X|漢| |123|45½| | x|\n\n|\t| y|!!\n|/|  "),
         ("tekken", "I|'LL| we|'ll| |1|2|3|4|5|½| | x|\n\n|\t| y|!!\n|  "),
         ("dbrx", "I|'LL| we|'ll| |123|45½| | x|\n\n|\t| y|!!\n|  "),
         ("seed-coder", "I|'LL| we|'ll| |1|2|3|4|5|½| | x|\n\n|\t| y|!!|\n|  "),
@@ -80,7 +81,9 @@ def test_pre_tokenizer_splits(name: str, pieces: str) -> None:
         ("exaone", "smollm"),
         ("minerva-7b", "smollm"),
         ("exaone4", "gpt-2"),
-        ("glm4", "dbrx"),
+        ("glm5", "glm4"),
+        ("f2llmv2", "qwen2"),
+        ("cohere2moe", "tiny_aya"),
         ("chatglm-bpe", "dbrx"),
         ("hunyuan", "qwen2"),
         ("bailingmoe2", "stablelm2"),
@@ -101,10 +104,11 @@ def test_aliases(alias: str, name: str) -> None:
         assert one.encode(text) == other.encode(text)
 
 
-def test_llama_bpe_prefers_whole_tokens_to_merges() -> None:
+@pytest.mark.parametrize("pre", ["llama-bpe", "glm4", "glm5"])
+def test_whole_tokens_are_preferred_to_merges(pre: str) -> None:
     extra = ("abc", 1)  # no merge produces it
     assert tokenizer(byte_pairs(extra)).encode("abc") == [257, ord("c")]
-    assert tokenizer(byte_pairs(extra, pre="llama-bpe", add_bos_token=False)).encode("abc") == [258]
+    assert tokenizer(byte_pairs(extra, pre=pre, add_bos_token=False)).encode("abc") == [258]
 
 
 @pytest.mark.parametrize("pre", ["olmo", "mpt", "qwen2", "qwen35"])
@@ -113,7 +117,7 @@ def test_nfc_normalization(pre: str) -> None:
     assert tokenizer(byte_pairs()).encode("e\u0301") == [ord("e"), 0xCC, 0x81]
 
 
-@pytest.mark.parametrize("pre", ["nonsense", "GPT-2", "", "llama"])
+@pytest.mark.parametrize("pre", ["nonsense", "GPT-2", " ", "llama"])
 def test_unknown_pre_tokenizers_are_rejected(pre: str) -> None:
     with pytest.raises(ValueError, match=f"tokenizer.ggml.pre is '{pre}', supported: default, "):
         tokenizer(byte_pairs(pre=pre))
@@ -126,8 +130,15 @@ def test_pre_tokenizers_of_files_without_the_key(architecture: str, e: list[int]
     metadata = byte_pairs()
     del metadata["tokenizer.ggml.pre"]
     assert tokenizer(metadata | {"general.architecture": architecture}).encode("e\u0301") == e
-    with pytest.raises(ValueError, match=r"tokenizer\.ggml\.pre is missing"):
-        tokenizer(metadata | {"general.architecture": "llama"})
+    text = "it's 1234 x !?"
+    llama, empty, default = (
+        tokenizer(known | {"general.architecture": "llama"})
+        for known in (metadata, byte_pairs(pre=""), byte_pairs(pre="default"))
+    )
+    for one in (llama, empty):
+        assert one.encode(text) == default.encode(text)
+        assert [w.partition(":")[0] for w in one.core.warnings] == ["tokenizer.ggml.pre is missing"]
+    assert not default.core.warnings
 
 
 def test_merges_with_spaces() -> None:
@@ -173,9 +184,16 @@ class TestSentencePieces:
         assert tokenizer(sentence_pieces(add_space_prefix=False)).decode([263]) == " ab"
 
     def test_user_defined_tokens_are_matched_first(self) -> None:
-        for text in ("ba  ab", f"ba{S}{S}ab"):
-            t = tokenizer(sentence_pieces((text, 4)))
-            assert t.encode("ba  abb", add_special=False) == [259, 265, 261]
+        """Those with ▁ are pieces; the others divide the text, like special tokens."""
+        t = tokenizer(sentence_pieces((f"ba{S}{S}ab", 4)))
+        assert t.encode("ba  abb", add_special=False) == [259, 265, 261]
+        t = tokenizer(sentence_pieces(("ba  ab", 4)))
+        assert t.encode("ba  abb", add_special=False) == [265, 259, 261]
+
+    def test_empty_tokens_are_never_used(self) -> None:
+        t = tokenizer(sentence_pieces(("", 1), ("", 4)))
+        assert t.encode("ab ab", add_special=False) == [263, 263]
+        assert t.token_bytes(265) == b""
 
     def test_remove_extra_whitespaces(self) -> None:
         t = tokenizer(sentence_pieces(remove_extra_whitespaces=True))
@@ -205,8 +223,8 @@ class TestSentencePieces:
             ),
             ({"scores": [math.inf] * 265}, "tokenizer.ggml.scores has inf"),
             ({"tokens": ["a"] * 265}, "tokenizer.ggml.tokens has a piece twice"),
-            ({"tokens": [""] * 265}, "token 0 is empty or not valid UTF-8"),
-            ({"tokens": ["\udcff"] * 265}, "token 0 is empty or not valid UTF-8"),
+            ({"tokens": [""] * 265}, "the byte tokens are not <0x00> to <0xFF>"),
+            ({"tokens": ["\udcff"] * 265}, "token 0 is not valid UTF-8"),
             ({"token_type": None}, "tokenizer.ggml.token_type is missing"),
             ({"token_type": [-1] * 265}, "tokenizer.ggml.token_type has -1, expected 1 to 6"),
             ({"unknown_token_id": 265}, "unknown_token_id is 265, the vocabulary has 265"),
@@ -297,6 +315,29 @@ class TestBosAndEos:
         del metadata["tokenizer.ggml.eos_token_id"]
         with pytest.raises(ValueError, match=f"{name}_token_id is missing"):
             tokenizer(metadata)
+
+    @pytest.mark.parametrize("name", ["bos", "eos", "eot", "eom"])
+    @pytest.mark.parametrize("id", [258, 2**32 - 1])
+    def test_tokens_beyond_the_vocabulary_are_ignored(self, name: str, id: int) -> None:
+        """Converters of fine-tunes wrote them; llama.cpp ignores them with a warning."""
+        metadata = byte_pairs() | {f"tokenizer.ggml.{name}_token_id": id}
+        t = tokenizer(metadata)
+        assert t.end_tokens == (set() if name == "eos" else {256})
+        [warning] = t.core.warnings
+        assert f"{name}_token_id is {id}, the vocabulary has 258 tokens" in warning
+        if name == "bos":
+            assert t.encode("a") == [97]
+            assert tokenizer(sentence_pieces(bos_token_id=9999)).encode("a") == [1, 264]
+        if name == "eos":
+            t = tokenizer(sentence_pieces(eos_token_id=9999))
+            assert t.eos == 2
+            assert t.end_tokens == {2}
+
+    def test_undefined_tokens_are_unused(self) -> None:
+        t = tokenizer(byte_pairs(("<pad>", 0), ("<x>", 0)))
+        assert t.encode("<pad>", parse_special=True) == [*b"<pad>"]
+        assert t.token_bytes(258) == b""
+        assert ["for 2 tokens" in warning for warning in t.core.warnings] == [True]
 
     def test_end_tokens(self) -> None:
         assert tokenizer(byte_pairs()).end_tokens == {256}

@@ -241,7 +241,7 @@ class TestPreTokenizers:
         assert sorted(names.split(", ")) == sorted(CUTS)
 
 
-@pytest.mark.parametrize("pre", ["default", "gpt-4o", "deepseek-v3", "deepseek-llm"])
+@pytest.mark.parametrize("pre", ["default", "gpt-4o", "kimi-k2", "deepseek-v3", "deepseek-llm"])
 def test_every_character(pre: str) -> None:
     """All assigned ones; a newer library may assign more. These depend on every class."""
     both = pair(merging_vocabulary(pre))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, models, normalizers
+from tokenizers import Tokenizer as HuggingFace
 
 from support.original_tokenizers import check, check_bytes, original
 from support.random_search import examples
@@ -46,6 +49,37 @@ def test_random_sentence_pieces(
     check_bytes(ours, theirs)
     for text in texts:
         check(ours, theirs, text)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "phi3"])
+def test_added_tokens_of_sentence_pieces(architecture: str) -> None:
+    """They divide a text before SentencePiece; those of Phi-3 include the white space after them.
+
+    The reference is tokenizers' BPE with a tokenizer.json like that of Llama 2 and Phi-3.
+    """
+    added = [("<|x|>", 3), ("</x>", 4), ("<b>", 4), ("<b>a", 4)]
+    metadata = sentence_pieces(*added) | {"general.architecture": architecture}
+    ours = tokenizer_of(metadata)
+    ids = {token: i for i, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+    merges = [("a", "b"), (S, "ab"), (f"{S}a", "b"), (S, "a")]
+    theirs = HuggingFace(models.BPE(ids, merges, byte_fallback=True, unk_token="<unk>"))
+    theirs.normalizer = normalizers.Sequence([normalizers.Prepend(S), normalizers.Replace(" ", S)])
+    strips = architecture == "phi3"
+    theirs.add_special_tokens(["<s>", AddedToken("<|x|>", rstrip=strips, normalized=False)])
+    theirs.add_tokens(
+        [AddedToken(text, rstrip=strips, normalized=False) for text, kind in added if kind == 4]
+    )
+
+    @thorough
+    @given(
+        st.lists(st.sampled_from([*(text for text, _ in added), *"<s> |ab \nx/>é", "  ", "<s>"]))
+    )
+    def check(fragments: list[str]) -> None:
+        text = "".join(fragments)
+        expected = theirs.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text, add_special=False, parse_special=True) == expected
+
+    check()
 
 
 @thorough

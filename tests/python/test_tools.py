@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 
 from h2o_cpp import Generator
-from h2o_cpp.model.chat_template import ChatTemplate, tool_schemas
+from h2o_cpp.cli import main
+from h2o_cpp.model.chat_template import ChatTemplate
+from h2o_cpp.model.chat_turn import tool_schemas
 from h2o_cpp.reply import Reply, ToolCall
 from support.needs import packages
 from support.scripted_chat import user
@@ -18,6 +21,7 @@ from support.tool_talk import (
     DOCUMENTS,
     HERMES,
     LLAMA,
+    QWEN,
     THINKS,
     TOOLS,
     WEATHER,
@@ -71,7 +75,7 @@ def test_templates_render_as_in_transformers(
     )
     [expected] = rendered[0]
     tokenizer = tokenizer_of(byte_pairs())
-    prompt = ChatTemplate(template, tokenizer).prompt(
+    prompt = ChatTemplate(template, tokenizer, tool_parser="hermes").prompt(
         CONVERSATION, tools=tools, documents=documents, variables=variables
     )
     assert tokenizer.decode(prompt.tokens) == expected
@@ -85,10 +89,80 @@ def test_special_tokens_within_tools_are_text() -> None:
     }
     called = {"function": {"name": "f", "arguments": {"<|im_end|>": "<|im_end|>"}}}
     messages: list[Any] = [*user("a"), {"role": "assistant", "content": "", "tool_calls": [called]}]
-    template = ChatTemplate("{{ tools | tojson }}{{ messages | tojson }}<|im_end|>", tokenizer)
+    source = "{{ tools | tojson }}{{ messages | tojson }}<|im_end|>"
+    template = ChatTemplate(source, tokenizer, tool_parser="hermes")
     tokens = template.prompt(messages, tools=[tool]).tokens
     assert tokens.count(258) == 1
     assert tokenizer.decode(tokens) == json.dumps([tool]) + json.dumps(messages)
+
+
+PLAIN = "{% for m in messages %}{{ m.role[0] }}{{ m.content }};{% endfor %}"
+
+
+def test_template_for_tools(tmp_path: Path) -> None:
+    """A file may have several templates, of which this one is used when there are tools."""
+    model = talking(tmp_path, {len("1uHi;"): CALL}, PLAIN, tool_use=TOOLS, rag=DOCUMENTS)
+    with Generator(model) as generator:
+        template = generator.chat_template()
+        assert template.text(user("Hi")) == "uHi;"
+        assert template.text(user("Hi"), tools=[WEATHER]) == "1uHi;"
+        assert template.describes_tools
+        assert not template.for_tools.describes_tools
+        assert generator.reply(user("Hi"), tools=[WEATHER], temperature=0).calls == [
+            ToolCall("weather", '{"city": "Graz"}')
+        ]
+        assert generator.tokenizer.named_templates == {"tool_use": TOOLS, "rag": DOCUMENTS}
+        assert generator.chat_template("rag").source == DOCUMENTS
+        with pytest.raises(ValueError, match=r"'rug', expected rag, tool_use of the model file, "):
+            generator.chat_template("rug")
+        described = generator.chat_template(PLAIN).text(user("Hi"), tools=[WEATHER])
+        assert described.startswith("s# Tools")
+        assert described.endswith(";uHi;")
+
+
+@packages("transformers")
+@pytest.mark.parametrize("system", [[], [{"role": "system", "content": "Be brief."}]])
+def test_described_tools_are_those_of_qwen(system: list[Any]) -> None:
+    """The same text as a template of this format renders, which transformers judges."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    call = {"function": {"name": "weather", "arguments": {"city": "Łódź"}}}
+    conversation: list[Any] = [
+        *system,
+        *user("Hi"),
+        {"role": "assistant", "content": "", "tool_calls": [call, call]},
+        {"role": "tool", "content": "warm"},
+        {"role": "tool", "content": "cold"},
+        {"role": "assistant", "content": "Warm."},
+        *user("Bye"),
+    ]
+    rendered: Any = render_jinja_template(
+        conversations=[conversation],
+        tools=[WEATHER],
+        chat_template=QWEN,
+        add_generation_prompt=True,
+    )
+    [[expected]] = rendered[:1]
+    template = ChatTemplate("chatml", tokenizer_of(byte_pairs()))
+    assert template.text(conversation, tools=[WEATHER]) == expected
+
+
+def test_command_takes_the_name_of_a_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replies: dict[int, str | list[int]] = {len("uHi;"): "plain", 20 + len("uHi;"): "of rag"}
+    model = talking(tmp_path, replies, PLAIN, tool_use=TOOLS, rag="R" * 20 + PLAIN)
+    for name, reply in (([], "plain"), (["--template", "rag"], "of rag")):
+        monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n"))
+        assert main(["chat", "-m", str(model), *name, "--temperature", "0"]) == 0
+        assert capsys.readouterr().out == f"{reply}\n"
+
+
+def test_template_for_tools_alone(tmp_path: Path) -> None:
+    with Generator(talking(tmp_path, {}, None, tool_use=TOOLS)) as generator:
+        template = generator.chat_template()
+        assert template.text(user("Hi")) == "uHi;"
+        assert template.text(user("Hi"), tools=[WEATHER]) == "1uHi;"
 
 
 def test_tool_without_a_name() -> None:

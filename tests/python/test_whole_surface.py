@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 )
 
 from h2o_cpp import Completion, Engine, Generation, Generator, Snapshot, Stream
+from h2o_cpp.options import Draft
 from support.random_search import examples
 
 LLAMA = Path(__file__).parents[1] / "data" / "golden" / "llama_gqa2_tied.gguf"
@@ -32,8 +33,8 @@ N_VOCAB = 61
 HAS_SIGNALS = hasattr(signal, "SIGUSR1")
 
 
-def open_generator(max_sequences: int) -> Generator:
-    return Generator(LLAMA, hh=12, n_batch=8, max_sequences=max_sequences, threads=1)
+def open_generator(max_sequences: int, draft: Draft | None = None) -> Generator:
+    return Generator(LLAMA, hh=12, n_batch=8, max_sequences=max_sequences, threads=1, draft=draft)
 
 
 @dataclass(frozen=True)
@@ -133,11 +134,12 @@ class WholeSurface(RuleBasedStateMachine):
     completions = Bundle("completions")
     snapshots = Bundle("snapshots")
 
-    @initialize()
-    def open(self) -> None:
+    @initialize(draft=st.sampled_from([None, "lookup"]))
+    def open(self, draft: Draft | None) -> None:
         gc.freeze()  # objects of other tests would slow down each collection
         self.folder = tempfile.TemporaryDirectory()
-        self.generator = open_generator(2)
+        self.draft = draft
+        self.generator = open_generator(2, draft)
         self.engine: Engine | None = None
         self.of_generator: list[Reading] = []
         self.of_engine: list[Reading] = []
@@ -287,7 +289,7 @@ class WholeSurface(RuleBasedStateMachine):
             else:  # pieces already in its queue
                 text = reading.so_far + "".join(reading.source)
                 assert expected(reading.text).text.startswith(text)
-        self.generator, self.engine = open_generator(2), None
+        self.generator, self.engine = open_generator(2, self.draft), None
         self.of_generator, self.of_engine = [], []
 
 

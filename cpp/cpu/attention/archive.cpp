@@ -5,7 +5,7 @@
 namespace h2o {
 namespace {
 
-// Of n keys; consecutive arrays of [head_dim] in `scratch`.
+// Extremes of n keys; consecutive arrays of [head_dim] in `scratch`.
 struct KeyRange {
   float* largest;
   float* smallest;
@@ -68,7 +68,7 @@ void ArchiveWriter::convert(DType from_type, const std::byte* from, DType to_typ
   }
 }
 
-// From the keys as stored.
+// Computes bounds of the keys as stored.
 void ArchiveWriter::bound(int32_t page) const {
   if (archive_.has_grids()) return;
   const int64_t n = cache_.head_dim;

@@ -1,7 +1,9 @@
 #include "cpu/attention/attention.h"
 
 #include <algorithm>
+#include <atomic>
 #include <optional>
+#include <span>
 
 #include "cpu/attention/archive.h"
 #include "cpu/attention/evict.h"
@@ -10,6 +12,7 @@
 #include "cpu/attention/segment_head.h"
 #include "cpu/attention/tile.h"
 #include "cpu/attention/workspace.h"
+#include "kv/journal.h"
 
 namespace h2o {
 namespace {
@@ -23,22 +26,23 @@ constexpr int64_t kUnitsPerThread = 4;
 // Cost of merging one number, in multiply-adds.
 constexpr int64_t kMergeCost = 16;
 
-// One call of attend().
+// One turn of attend().
 class Attend {
  public:
   Attend(const CpuKernels& kernels, ThreadPool& pool, const Attention& attention,
-         const KvView& cache, const Batch& batch)
+         const KvView& cache, std::span<const Segment> segments)
       : kernels_(kernels),
         pool_(pool),
         attention_(attention),
         cache_(cache),
-        batch_(batch),
+        segments_(segments),
         group_(cache.n_heads / cache.n_kv_heads),
         work_(kernels, cache, pool.size()),
         tile_rows_(work_.tile_rows()) {
     if (cache.archive != nullptr) recall_.emplace(kernels, attention, cache, work_, pool.size());
-    for (const Segment& segment : batch.segments) {
+    for (const Segment& segment : segments) {
       const int64_t keys = n_keys(segment);
+      n_rows_ += segment.n_rows;
       n_tiles_ += n_tiles(segment);
       n_logits_ += segment.n_rows * keys * cache.n_heads;
       n_keys_ += keys * cache.n_kv_heads;
@@ -47,7 +51,17 @@ class Attend {
     }
   }
 
-  void run() {
+  // Copies what the rows, drafts, will overwrite.
+  void record(const KvJournal& journal) {
+    parallel(
+        n_keys_, [this](const Segment&) { return cache_.n_kv_heads; },
+        [&](int, const Segment& draft, int64_t kv_head, int64_t) {
+          journal.record(cache_, draft, static_cast<int32_t>(kv_head));
+        });
+  }
+
+  // Returns how many new keys and values were clamped.
+  int64_t run() {
     store();
     if (recalls_) recall();
     const int64_t work = 2 * n_logits_ * cache_.head_dim;
@@ -56,7 +70,8 @@ class Attend {
     } else {
       by_blocks(work);
     }
-    choose();
+    evict();
+    return n_clamped_;
   }
 
  private:
@@ -83,7 +98,7 @@ class Attend {
   void for_range(int64_t begin, int64_t end, const Count& n, const Body& body) const {
     int64_t before = 0;
     int64_t tile = 0;
-    for (const Segment& segment : batch_.segments) {
+    for (const Segment& segment : segments_) {
       const int64_t after = before + n(segment);
       for (int64_t i = std::max(begin, before); i < std::min(end, after); ++i) {
         body(segment, i - before, tile);
@@ -95,7 +110,7 @@ class Attend {
   template <class Count, class Body>
   void parallel(int64_t work, const Count& n, const Body& body) {
     int64_t total = 0;
-    for (const Segment& segment : batch_.segments) total += n(segment);
+    for (const Segment& segment : segments_) total += n(segment);
     pool_.parallel_for(total, work, [&](int thread, int64_t begin, int64_t end) {
       for_range(begin, end, n, [&](const Segment& segment, int64_t i, int64_t tile) {
         body(thread, segment, i, tile);
@@ -114,20 +129,21 @@ class Attend {
 
   // Rotates queries and, except in rolling segments, keys, and stores the new rows.
   void store() {
-    pool_.parallel_for(batch_.n_rows(), attention_.q.rows * attention_.q.cols,
-                       [&](int thread, int64_t begin, int64_t end) {
-                         float* const scratch = reinterpret_cast<float*>(work_.victims(thread));
-                         for_range(
-                             begin, end, [](const Segment& segment) { return segment.n_rows; },
-                             [&](const Segment& segment, int64_t row, int64_t) {
-                               if (attention_.rope.layout != RopeLayout::none) rotate(segment, row);
-                               for (int32_t kv_head = 0; kv_head < cache_.n_kv_heads; ++kv_head) {
-                                 SegmentHead(cache_, segment, kv_head)
-                                     .store(kernels_, attention_, static_cast<int32_t>(row),
-                                            scratch);
-                               }
-                             });
-                       });
+    pool_.parallel_for(
+        n_rows_, n_rows_ * attention_.q.cols, [&](int thread, int64_t begin, int64_t end) {
+          float* const scratch = reinterpret_cast<float*>(work_.victims(thread));
+          int64_t n_clamped = 0;
+          for_range(
+              begin, end, [](const Segment& segment) { return segment.n_rows; },
+              [&](const Segment& segment, int64_t row, int64_t) {
+                if (attention_.rope.layout != RopeLayout::none) rotate(segment, row);
+                for (int32_t kv_head = 0; kv_head < cache_.n_kv_heads; ++kv_head) {
+                  n_clamped += SegmentHead(cache_, segment, kv_head)
+                                   .store(kernels_, attention_, static_cast<int32_t>(row), scratch);
+                }
+              });
+          if (n_clamped > 0) n_clamped_ += n_clamped;
+        });
   }
 
   void rotate(const Segment& segment, int64_t row) const {
@@ -164,7 +180,7 @@ class Attend {
       return recalls(segment) ? n_tiles(segment) / cache_.n_kv_heads * std::ssize(heads) : 0;
     };
     int64_t n_recalling = 0;
-    for (const Segment& segment : batch_.segments) n_recalling += tiles(segment);
+    for (const Segment& segment : segments_) n_recalling += tiles(segment);
     // The workspace has room for the parts of some tiles, counted with those that recall nothing.
     if (divides_evenly(n_recalling) || n_tiles_ > work_.n_tiles()) {
       pool_.for_each(n_recalling, [&](int thread, int64_t index) {
@@ -176,7 +192,7 @@ class Attend {
     }
     int64_t n_recalled = 0;  // tokens
     int64_t n_searched = 0;  // pages
-    for (const Segment& segment : batch_.segments) {
+    for (const Segment& segment : segments_) {
       if (!recalls(segment)) continue;
       n_searched += segment.n_rows * recall_->n_parts(segment) * kPartPages;
       n_recalled += int64_t{segment.n_rows} * cache_.archive->layout().n_recalled *
@@ -208,7 +224,7 @@ class Attend {
   // are read again.
   bool divides_evenly(int64_t n_tiles) const {
     return pool_.size() == 1 || n_tiles >= kTilesPerThread * pool_.size() ||
-           (batch_.segments.size() == 1 && n_tiles % pool_.size() == 0);
+           (segments_.size() == 1 && n_tiles % pool_.size() == 0);
   }
 
   // Each thread processes all keys of a tile.
@@ -273,7 +289,7 @@ class Attend {
       return std::min<int64_t>(tile_rows_, segment.n_rows) * group_;
     };
     int64_t n_units = 0;
-    for (const Segment& segment : batch_.segments) n_units += n_tiles(segment) * n_blocks(segment);
+    for (const Segment& segment : segments_) n_units += n_tiles(segment) * n_blocks(segment);
     const int64_t wanted = std::max<int64_t>(1, kUnitsPerThread * pool_.size() / n_units);
     const auto n_parts = [&](const Segment& segment) {
       return std::min(wanted, (queries(segment) + kMinQueries - 1) / kMinQueries);
@@ -342,7 +358,7 @@ class Attend {
   }
 
   // Evicts the tokens over the budget.
-  void choose() {
+  void evict() {
     parallel(
         n_keys_, [this](const Segment&) { return cache_.n_kv_heads; },
         [this](int thread, const Segment& segment, int64_t kv_head, int64_t) {
@@ -367,14 +383,16 @@ class Attend {
   ThreadPool& pool_;
   const Attention& attention_;
   const KvView& cache_;
-  const Batch& batch_;
+  const std::span<const Segment> segments_;
   const int64_t group_;  // query heads per kv_head
   const Workspace work_;
   const int64_t tile_rows_;
   std::optional<Recall> recall_;  // if there is an archive
+  int64_t n_rows_ = 0;
   int64_t n_tiles_ = 0;
   int64_t n_logits_ = 0;  // maximum
   int64_t n_keys_ = 0;    // over all kv_heads
+  std::atomic<int64_t> n_clamped_ = 0;
   bool scores_ = false;   // does any segment's policy use scores?
   bool recalls_ = false;  // does any segment recall archived tokens?
 };
@@ -387,9 +405,26 @@ size_t attend_workspace(const CpuKernels& kernels, const KvView& shape, int n_th
   return workspace.bytes() + RecallSpace(workspace, shape, n_threads).bytes();
 }
 
-void attend(const CpuKernels& kernels, ThreadPool& pool, const Attention& attention,
-            const KvView& cache, const Batch& batch) {
-  Attend(kernels, pool, attention, cache, batch).run();
+int64_t attend(const CpuKernels& kernels, ThreadPool& pool, const Attention& attention,
+               const KvView& cache, const Batch& batch) {
+  // Consecutive segments of a sequence come one after another too.
+  const auto same_sequence = [](const Segment& a, const Segment& b) {
+    return a.sequence == b.sequence;
+  };
+  const std::span<const Segment> first = batch.turn(0);
+  int64_t n_clamped = 0;
+  for (auto begin = first.begin(); begin != first.end();) {
+    auto end = std::adjacent_find(begin, first.end(), same_sequence);
+    if (end != first.end()) ++end;
+    n_clamped += Attend(kernels, pool, attention, cache, std::span(begin, end)).run();
+    begin = end;
+  }
+  for (int32_t turn = 1; turn < batch.n_turns(); ++turn) {
+    Attend drafts(kernels, pool, attention, cache, batch.turn(turn));
+    drafts.record(*batch.journal);
+    n_clamped += drafts.run();
+  }
+  return n_clamped;
 }
 
 }  // namespace h2o

@@ -122,7 +122,7 @@ void add_values_tile(const AddValues& a, const RoundedExps& exps, const Values& 
   }
 }
 
-// The same for n <= R rows.
+// Computes n <= R rows.
 template <int R, int C, class Values>
 void add_values_tile_of(int64_t n, const AddValues& a, const RoundedExps& exps,
                         const Values& values, int64_t r, int64_t c) {

@@ -13,7 +13,7 @@ Victim victim_of(const KvHead& head, const KvRow& row, int32_t position, int32_t
                  int32_t slot) {
   const float score = row.score != nullptr ? *row.score : 0.0f;
   const float norm = row.value_norm != nullptr ? *row.value_norm : 1.0f;
-  return {head.policy.importance(score, norm, position, next), position, slot};
+  return {head.policy.importance(score, norm, position, next, head.number), position, slot};
 }
 
 // Decrements the ranks of tokens younger than the evicted one in `slot`.
@@ -80,15 +80,18 @@ bool select_next_slot(const CpuKernels& kernels, const KvHead& head, const Segme
     return false;
   }
   const float* importance = head.scores;  // the default importance
-  if (head.scores != nullptr && !head.policy.plain()) {
+  if (head.policy.heavy > 0 && !head.policy.plain()) {
     for (int32_t i = 0; i < used; ++i) {
+      const float score = head.scores != nullptr ? head.scores[i] : 0.0f;
       const float norm = head.value_norms != nullptr ? head.value_norms[i] : 1.0f;
-      importances[i] = head.policy.importance(head.scores[i], norm, head.positions[i], next);
+      importances[i] = head.policy.importance(score, norm, head.positions[i], next, head.number);
     }
     importance = importances;
   }
+  const KvPolicy& policy = head.policy;
   const auto victim = static_cast<int32_t>(kernels.lowest(
-      importance, head.positions, used, head.policy.sinks, head.policy.first_recent(next)));
+      importance, head.positions, used,
+      {policy.sinks, policy.first_recent(next), policy.tail_begin, policy.tail_end}));
   *head.next_slot = victim;
   if (segment.rolling) close_rank(head, victim, used);
   return true;

@@ -125,7 +125,7 @@ void Recall::estimate(const TileRows& rows, const ArchiveHead& head, int64_t beg
   }
 }
 
-// For rows [row, row + n_rows) of a tile.
+// Attends for rows [row, row + n_rows) of a tile.
 void Recall::attend_pages(const TileRows& rows, int64_t row, int64_t n_rows,
                           std::span<const EstimatedPage> pages, int thread) const {
   const ArchiveHead head = cache_.archive->head(cache_.layer, rows.segment.sequence, rows.kv_head);

@@ -84,7 +84,7 @@ class RecallSpace {
            sizeof(float);
   }
 
-  // Per thread.
+  // Memory of a thread.
   float* q(int thread) const {
     return base() + thread * thread_floats();
   }  // [queries, 2, head_dim]
@@ -175,7 +175,7 @@ class Recall {
   // Searches all pages on one thread, and attends to the best.
   void attend(const TileRows& rows, int thread) const;
 
-  // The same in two steps: parts of the pages are searched by any threads first. `tile`: index of
+  // Does it in two steps: parts of the pages are searched by any threads first. `tile`: index of
   // the tile in the batch.
   void search(const TileRows& rows, int64_t tile, int64_t part, int thread) const;
   void attend_found(const TileRows& rows, int64_t tile, int thread) const;

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "kv/range.h"
+
 namespace h2o {
 namespace {
 
@@ -17,6 +19,13 @@ void prefetch(const std::byte* rows, int64_t n_bytes) {
   __asm__ volatile("" : : "r"(rows));
   const int64_t end = std::min(n_bytes, kPrefetched);
   for (int64_t at = 0; at < end; at += kLineBytes) __builtin_prefetch(rows + at, 0, 2);
+}
+
+int64_t clamp_row(DType dtype, float* x, int64_t n) {
+  const float most = most_stored(dtype);
+  int64_t n_clamped = 0;
+  for (int64_t i = 0; i < n; ++i) n_clamped += clamp_to(most, x[i]) ? 1 : 0;
+  return n_clamped;
 }
 
 }  // namespace
@@ -57,13 +66,15 @@ float SegmentHead::value_norm(const CpuKernels& kernels, const float* v, float* 
   return sum < kLargest ? sum : kLargest;
 }
 
-void SegmentHead::store(const CpuKernels& kernels, const Attention& attention, int32_t row,
-                        float* scratch) const {
+int64_t SegmentHead::store(const CpuKernels& kernels, const Attention& attention, int32_t row,
+                           float* scratch) const {
   const KvRow to =
       fits_ ? slot_row(cache_, head_, first_ + row) : chunk_row(cache_, head_, chunk_, row);
   const int64_t column = int64_t{kv_head_} * cache_.head_dim;
-  const float* k = attention.k.floats() + (segment_.row + row) * attention.k.cols + column;
-  const float* v = attention.v.floats() + (segment_.row + row) * attention.v.cols + column;
+  float* k = attention.k.floats() + (segment_.row + row) * attention.k.cols + column;
+  float* v = attention.v.floats() + (segment_.row + row) * attention.v.cols + column;
+  const int64_t n_clamped =
+      clamp_row(cache_.k_dtype, k, cache_.head_dim) + clamp_row(cache_.v_dtype, v, cache_.head_dim);
   kernels.of(cache_.k_dtype).encode(to.k, k, cache_.head_dim);
   kernels.of(cache_.v_dtype).encode(to.v, v, cache_.head_dim);
   if (to.score != nullptr) *to.score = 0.0f;
@@ -72,6 +83,7 @@ void SegmentHead::store(const CpuKernels& kernels, const Attention& attention, i
     head_.positions[first_ + row] = segment_.position + row;
     if (segment_.rolling) head_.ranks[first_ + row] = kept_ + row;
   }
+  return n_clamped;
 }
 
 }  // namespace h2o

@@ -35,7 +35,7 @@ struct KvRows {
 
 class SegmentHead {
  public:
-  // Not affected by store(). next_slot is read here and must not change before the end.
+  // Is not affected by store(). next_slot is read here and must not change before the end.
   SegmentHead(const KvView& cache, const Segment& segment, int32_t kv_head)
       : cache_(cache),
         segment_(segment),
@@ -78,9 +78,10 @@ class SegmentHead {
   // in other pages, where no hardware prefetcher goes.
   void prefetch_next() const;
 
-  // Rounds the new row to the cache's types, for attention to read. `scratch`: [head_dim]
-  void store(const CpuKernels& kernels, const Attention& attention, int32_t row,
-             float* scratch) const;
+  // Rounds the new row to the cache's types, for attention to read, and returns how many numbers
+  // were clamped. `scratch`: [head_dim]
+  int64_t store(const CpuKernels& kernels, const Attention& attention, int32_t row,
+                float* scratch) const;
 
  private:
   float value_norm(const CpuKernels& kernels, const float* v, float* scratch) const;

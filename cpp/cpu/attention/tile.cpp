@@ -45,7 +45,7 @@ Tile::Tile(const CpuKernels& kernels, const Attention& attention, const SegmentH
       first_(first),
       n_(n),
       group_(cache_.n_heads / cache_.n_kv_heads),
-      rounds_(attention.rounds && may_round(kernels, cache_)) {}
+      in_bf16_(attention.allow_bf16 && may_round(kernels, cache_)) {}
 
 float* Tile::row_of(const Tensor& x, int64_t i) const {
   const int64_t column = keys_.kv_head() * group_ * cache_.head_dim;
@@ -78,7 +78,7 @@ void Tile::attend(int64_t block, const TileScratch& scratch, float* exps, const 
   // First the keys visible to all rows, then for each later row the additional ones.
   const int64_t head_dim = cache_.head_dim;
   const int64_t key = block * kKeyBlock;
-  const int64_t together = rounds_ ? 2 : 1;  // see Bf16Attention::add_values
+  const int64_t together = in_bf16_ ? 2 : 1;  // see Bf16Attention::add_values
   const int64_t common = n_keys(block, row) / together * together;
   std::fill(to.out + begin * head_dim, to.out + end * head_dim, 0.0f);
   add_values(key, key + common, end - begin, exps + begin * kExpsStride, to.out + begin * head_dim);
@@ -186,7 +186,7 @@ int64_t Tile::set_beyond_window(int64_t block, int64_t row, float* p, float valu
   return n_old;
 }
 
-// At their ranks.
+// Rotates keys by their ranks.
 void Tile::rotate_keys(const SegmentHead::Parts& parts, float* rotated) const {
   for (const KvRows& part : parts) {
     for (int64_t i = 0; i < part.n; ++i, rotated += cache_.head_dim) {
@@ -200,7 +200,7 @@ void Tile::rotate_keys(const SegmentHead::Parts& parts, float* rotated) const {
 // out [n_queries, head_dim] += exps [n_queries, end - begin] values
 void Tile::add_values(int64_t begin, int64_t end, int64_t n_queries, const float* exps,
                       float* out) const {
-  if (rounds_) {
+  if (in_bf16_) {
     const std::byte* rows[kKeyBlock];
     int64_t n = 0;
     for (const KvRows& part : keys_.keys(begin, end)) {

@@ -79,7 +79,7 @@ class Tile {
 
   void prefetch_next_head() const { keys_.prefetch_next(); }
 
-  // To scratch.q or rounded_q.
+  // Loads the queries to scratch.q or rounded_q.
   void load_queries(const TileScratch& scratch) const;
 
   // Computes the sums of one block for queries [begin, end), which load_queries() has loaded.
@@ -116,7 +116,7 @@ class Tile {
   }
 
   // Are products with keys rounded? Those of rolling segments are rotated, in float.
-  bool rounds_logits() const { return rounds_ && !keys_.segment().rolling; }
+  bool rounds_logits() const { return in_bf16_ && !keys_.segment().rolling; }
 
   // Is attention limited by a window? For a single row the cache already keeps no token outside it.
   bool windowed() const { return attention_.window > 0 && keys_.segment().n_rows > 1; }
@@ -145,7 +145,7 @@ class Tile {
   const int64_t first_;
   const int64_t n_;
   const int64_t group_;  // query heads per kv_head
-  const bool rounds_;
+  const bool in_bf16_;
 };
 
 }  // namespace h2o

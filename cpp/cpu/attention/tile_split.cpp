@@ -76,7 +76,7 @@ class Tile::SplitBlock {
     }
   }
 
-  // The same for at most kSplitRows queries, with some values at a time.
+  // Mixes at most kSplitRows queries, with some values at a time.
   void attend_few(int64_t begin, int64_t end) const {
     if (splits_keys_) {
       tile_.k_kernels_.split->multiply_keys(keys_product(begin, end, n_), keys_.data());
@@ -118,7 +118,7 @@ class Tile::SplitBlock {
             .workspace = workspace_};
   }
 
-  // Of all of n keys; those that a query does not see get 0.
+  // Exponentiates the logits of n keys; those that a query does not see get 0.
   void exponentiate(int64_t begin, int64_t end, int64_t n) const {
     for (int64_t i = begin; i < end; ++i) {
       float* const power = exps_ + i * kExpsStride;

@@ -12,7 +12,7 @@
 
 namespace h2o {
 
-// With fewer tiles per thread the load is unbalanced.
+// The load is unbalanced with fewer tiles per thread.
 constexpr int64_t kTilesPerThread = 8;
 
 // Locations of a tile's sums and of those of its blocks.
@@ -29,7 +29,7 @@ struct TileSpace {
     return {{blocks.softmax.largest + i * queries, blocks.softmax.total + i * sums_step},
             blocks.out + i * sums_step * head_dim};
   }
-  // Of one query and the first n blocks.
+  // Parts of one query, of the first n blocks.
   SoftmaxParts parts(int64_t query, int64_t n) const {
     const TileSums first = block(0);
     return {.largest = first.softmax.largest + query,
@@ -46,7 +46,7 @@ struct TileSpace {
 // Avoids false sharing.
 constexpr int64_t whole_cache_lines(int64_t floats) { return (floats + 15) / 16 * 16; }
 
-// What the rotary table of a row was computed for; zeroed memory is none.
+// Parameters of a row's rotary table; zeroed memory is none.
 struct RopeTag {
   const float* frequencies;
   float magnitude;
@@ -68,8 +68,8 @@ class Workspace {
         scores_(shape.scores != nullptr),
         rolls_(shape.ranks != nullptr),
         splits_(splits(kernels, shape)),
-        rounds_(may_round(kernels, shape)),
-        tile_rows_(Tile::rows(group_, splits_ || rounds_, scores_ ? keys_ : kKeyBlock)),
+        in_bf16_(may_round(kernels, shape)),
+        tile_rows_(Tile::rows(group_, splits_ || in_bf16_, scores_ ? keys_ : kKeyBlock)),
         queries_(tile_rows_ * group_) {
     const int64_t tiles =
         (shape.n_sequences + shape.max_rows / tile_rows_ + 1) * int64_t{shape.n_kv_heads};
@@ -81,7 +81,7 @@ class Workspace {
            sizeof(float);
   }
 
-  // Of a row of the batch. All layers share them, as they share the workspace.
+  // Rotary table of a row of the batch. All layers share it, as they share the workspace.
   RopeTag& rope_tag(int64_t row) const {
     return *reinterpret_cast<RopeTag*>(base_ + row * rope_row_floats());
   }
@@ -94,7 +94,7 @@ class Workspace {
   // Maximum number of tiles whose keys are divided among threads.
   int64_t n_tiles() const { return n_tiles_; }
 
-  // Per thread.
+  // Memory of a thread.
   float* q(int thread) const { return at(thread).q; }  // [queries, head_dim]
   TileScratch scratch(int thread) const { return at(thread); }
   // [keys] victims, importances or ranks
@@ -105,7 +105,7 @@ class Workspace {
     return space(at(thread).rotated + rotated_floats() + victim_floats(), 1);
   }
 
-  // Of a tile whose blocks are divided among threads. Without scores, its exponentials are not read
+  // Space of a tile whose blocks threads divide. Without scores, its exponentials are not read
   // again.
   TileSpace of_tile(int64_t tile, int thread) const {
     float* const tiles = base_ + rope_floats() + n_threads_ * thread_floats();
@@ -127,7 +127,7 @@ class Workspace {
   }
   int64_t rope_floats() const { return max_rows_ * rope_row_floats(); }
   int64_t staged_floats() const {
-    if (rounds_) return whole_cache_lines(queries_ * head_dim_ / 2);  // then nothing is split
+    if (in_bf16_) return whole_cache_lines(queries_ * head_dim_ / 2);  // then nothing is split
     return splits_ ? split_scratch(head_dim_) / int64_t{sizeof(float)} : 0;
   }
   int64_t rotated_floats() const { return rolls_ ? whole_cache_lines(kKeyBlock * head_dim_) : 0; }
@@ -171,7 +171,7 @@ class Workspace {
   bool scores_;
   bool rolls_;
   bool splits_;
-  bool rounds_;
+  bool in_bf16_;
   int64_t tile_rows_;
   int64_t queries_;  // per tile
 };

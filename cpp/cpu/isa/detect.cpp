@@ -210,9 +210,10 @@ const CpuKernels& choose_kernels(const std::string& isa, bool exact) {
     const bool rounds = table->round_rows != nullptr;
     const bool is_skipped = rounds && (exact || (isa.empty() && !gains_from_bf16(*table)));
     if (is_found && !is_skipped) return *table;
-    names += text(names.empty() ? "" : ", ", table->isa);
+    names += concat(names.empty() ? "" : ", ", table->isa);
   }
-  throw InvalidArgument(text("instruction set '", isa, "' is not supported by this CPU: ", names));
+  throw InvalidArgument(
+      concat("instruction set '", isa, "' is not supported by this CPU: ", names));
 }
 
 }  // namespace h2o

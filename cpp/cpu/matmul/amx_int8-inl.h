@@ -61,7 +61,7 @@ struct alignas(64) Buffers {
   int32_t sums[kGroups][kTile * kWidth];
 };
 
-// Up to 16 rows of x and kWidth columns of a panel, group by group.
+// Multiplies up to 16 rows of x and kWidth columns of a panel, group by group.
 template <bool kWhole>
 class Products {
  public:
@@ -145,7 +145,7 @@ void add_whole_tile(const Panel& panel, const Int8Rows& x, float* totals_of_tile
   }
 }
 
-// The same for fewer rows, whose totals are in memory.
+// Computes fewer rows, whose totals are in memory.
 template <bool kMins>
 void add_last_tile(const Panel& panel, const Int8Rows& x, float* totals_of_tile, int64_t n_rows,
                    int64_t n_groups, bool first) {

@@ -131,7 +131,7 @@ void bf16_tile(const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>& co
   }
 }
 
-// The same for n <= R rows.
+// Computes n <= R rows.
 template <class T, int R, int O>
 void bf16_tile_of(int64_t n, const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>& columns,
                   int64_t r, int64_t o, const Terms& terms) {
@@ -201,7 +201,7 @@ void bf16_columns(const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>&
   }
 }
 
-// The same for several tiles of rows. Weights are first copied to the workspace: f16 is rounded
+// Computes several tiles of rows. Weights are first copied to the workspace: f16 is rounded
 // once, and rows of 4096 bytes do not map to the same cache lines. Meanwhile, the next ones are
 // prefetched: during what takes longer, rounding for few rows and multiplying for many.
 template <class T>

@@ -1,5 +1,5 @@
 // Types whose elements come from tables: codebooks (IQ1 to IQ3), powers of three (TQ1_0), NVFP4;
-// and TQ2_0. Compiled once per instruction set (see cpu/kernels-inl.h).
+// and TQ2_0, Q1_0 and Q2_0. Compiled once per instruction set (see cpu/kernels-inl.h).
 //
 // They are multiplied in integers like the other types. Each type defines
 //   quants(&q, source, i)         as in int8_blocks-inl.h, for rows of the file
@@ -298,6 +298,33 @@ struct Int8NVFP4 : UnpackedType<BlockNVFP4, 64, 16, 5, 12> {
   }
   static float factor(const Block&) { return 1; }
   static float step(const Block& b, int64_t g) { return to_float(kNvfp4Scales[b.d[g]]); }
+};
+
+// ---- One or two bits in order ----
+
+struct Int8Q1_0 : UnpackedType<BlockQ1_0, 128, 32, 2, 1> {
+  H2O_INLINE static void quants(Quants* q, const BlocksInRows& source, int i) {
+    Eights all;
+    make_eights<Block>(&all, source, [i](const Block& b, int64_t e) {
+      return kSigns[b.qs[i / 8 + e]] & 2 * kEachByte;
+    });
+    *q = (Quants)all;
+  }
+  static float step(const Block&, int64_t) { return 1; }
+};
+
+struct Int8Q2_0 : UnpackedType<BlockQ2_0, 64, 32, 2, 1> {
+  H2O_INLINE static void quants(Quants* q, const BlocksInRows& source, int i) {
+    Eights all;
+    make_eights<Block>(&all, source, [i](const Block& b, int64_t e) {
+      uint64_t pairs = load_half(b.qs + i / 4 + 2 * e);  // one to a byte, in three steps
+      pairs = (pairs | pairs << 24) & 0x000000ff000000ff;
+      pairs = (pairs | pairs << 12) & 0x000f000f000f000f;
+      return (pairs | pairs << 6) & 3 * kEachByte;
+    });
+    *q = (Quants)all;
+  }
+  static float step(const Block&, int64_t) { return 1; }
 };
 
 }  // namespace

@@ -2,12 +2,13 @@
 
 #include <algorithm>
 
+#include "core/error.h"
 #include "cpu/allocate.h"
 
 namespace h2o {
 namespace {
 
-// Per thread. Unused parts are never touched and take no memory.
+// Bytes per thread. Unused parts are never touched and take no memory.
 constexpr int64_t kWorkspace =
     std::max({kInt8Workspace, kBf16Workspace, kMatmulWorkspace * int64_t{sizeof(float)}});
 
@@ -43,8 +44,15 @@ Tensor rows_of(const Tensor& t, int64_t begin, int64_t n) {
 
 // The weights of one expert of a product.
 Affine expert(const Product& product, int64_t e) {
-  const auto& [y, w] = product;
-  return {rows_of(w.weight, e * y.cols, y.cols), w.bias ? rows_of(w.bias, e, 1) : Tensor{}};
+  const Affine& w = product.w;
+  const int64_t row = product.row(e), n = product.y.cols;
+  Tensor bias;
+  if (w.bias) bias = {reinterpret_cast<std::byte*>(w.bias.floats() + row), DType::f32, 1, n};
+  return {rows_of(w.weight, row, n), bias, {}};
+}
+
+float factor(const Product& product, int64_t e) {
+  return product.w.factor ? product.w.factor.floats()[e] : 1.0f;
 }
 
 }  // namespace
@@ -61,6 +69,9 @@ void CpuMatmul::reserve(const Tensor& weight) {
   int64_t bytes = 0;
   if (type.int8_matmul != nullptr) bytes = int8_bytes(weight.cols);
   if (type.bf16_matmul != nullptr) bytes = bf16_bytes(weight.cols);
+  require(type.int8_matmul != nullptr || type.matmul != nullptr || weight.cols <= kMatmulWorkspace,
+          "exact=True: rows of weights have ", weight.cols, " elements, expected at most ",
+          kMatmulWorkspace);
   if (static_cast<size_t>(bytes) > rounded_.size()) rounded_ = allocate_zeros(bytes);
 }
 
@@ -82,7 +93,10 @@ void CpuMatmul::experts(std::initializer_list<Product> products, const Tensor& x
     const int64_t end = std::min(x.rows, row + kRoundedRows);
     for (auto first = products.begin(); first != products.end();) {
       auto last = first + 1;
-      while (last != products.end() && share_rounding(type(*first), type(*last))) ++last;
+      while (last != products.end() && share_rounding(type(*first), type(*last)) &&
+             !first->w.factor && !last->w.factor) {
+        ++last;
+      }
       find_runs(row, end, offsets);
       // Rows rounded to bf16 come in blocks, which several runs would not fill.
       const int64_t together = type(*first).bf16_matmul == nullptr ? std::ssize(runs_) : 1;
@@ -111,21 +125,24 @@ void CpuMatmul::show(const Product& product, const Tensor& x, std::span<const in
   }
 }
 
-// For types that use the same rounded rows.
+// Multiplies with types that use the same rounded rows.
 void CpuMatmul::multiply(std::span<const Product> products, std::span<const Run> runs,
                          const Tensor& x, bool add) {
-  round(kernels_.of(products[0].w.weight.dtype), runs, x);
+  round(products[0], runs, x);
   parts_.clear();
   for (const Product& product : products) {
     for (const Run& run : runs) {
       const Product part{rows_of(product.y, run.first, run.n), expert(product, run.expert)};
       parts_.push_back(divide(part, rows_of(x, run.first, run.n), run.first - runs[0].first, add));
+      parts_.back().factor = factor(product, run.expert);
     }
   }
   run_parts();
 }
 
-void CpuMatmul::round(const TypeKernels& type, std::span<const Run> runs, const Tensor& x) {
+// The weight's factor, if any, becomes a part of the scales of x.
+void CpuMatmul::round(const Product& product, std::span<const Run> runs, const Tensor& x) {
+  const TypeKernels& type = kernels_.of(product.w.weight.dtype);
   const int64_t before = runs.front().first;
   const int64_t n_rows = runs.back().first + runs.back().n - before;
   const int64_t work = n_rows * x.cols;
@@ -136,8 +153,11 @@ void CpuMatmul::round(const TypeKernels& type, std::span<const Run> runs, const 
         const int64_t from = std::max<int64_t>(begin - first, 0);
         const int64_t to = std::min(end - first, run.n);
         if (from >= to) continue;
-        kernels_.quantize_rows(int8_rows(first, run.n, x.cols, type.int8_group),
-                               rows_of(x, run.first, run.n).floats(), from, to);
+        const Int8Rows rows = int8_rows(first, run.n, x.cols, type.int8_group);
+        kernels_.quantize_rows(rows, rows_of(x, run.first, run.n).floats(), from, to);
+        if (!product.w.factor) continue;
+        kernels_.scale(rows.scales + from * x.cols / 32, (to - from) * x.cols / 32,
+                       factor(product, run.expert));
       }
     });
   } else if (type.bf16_matmul != nullptr) {
@@ -153,7 +173,8 @@ void CpuMatmul::round(const TypeKernels& type, std::span<const Run> runs, const 
 // `first`: index of x's rows among the rows rounded together.
 CpuMatmul::Part CpuMatmul::divide(const Product& product, const Tensor& x, int64_t first,
                                   bool add) const {
-  const auto& [y, w] = product;
+  const Tensor& y = product.y;
+  const Affine& w = product.w;
   const TypeKernels& type = kernels_.of(w.weight.dtype);
   Part part{.m = {.y = y.floats(),
                   .x = x.floats(),
@@ -221,10 +242,12 @@ void CpuMatmul::run(const Part& part, int thread, int64_t begin, int64_t end) {
     } else if (part.type->bf16_matmul != nullptr) {
       part.type->bf16_matmul(part.m, bf16_rows(part.m.n_rows, part.m.n_in), column, end_column,
                              workspace);
-    } else {
+    } else if (part.type->matmul != nullptr && part.factor == 1) {
       Matmul all = part.m;
       all.workspace = reinterpret_cast<float*>(workspace);
       part.type->matmul(all, column, end_column);
+    } else {
+      multiply_decoded(part, reinterpret_cast<float*>(workspace), column, end_column);
     }
   };
   if (part.per_panel == 1) {
@@ -236,6 +259,26 @@ void CpuMatmul::run(const Part& part, int thread, int64_t begin, int64_t end) {
     const int64_t column = i / part.per_panel * part.width;
     multiply(row, std::min(part.n_rows, part.m.n_rows - row), column,
              std::min(column + part.width, part.n_out));
+  }
+}
+
+// Columns [begin, end) of a product, with as many of them decoded at a time as fit.
+void CpuMatmul::multiply_decoded(const Part& part, float* decoded, int64_t begin,
+                                 int64_t end) const {
+  const int64_t n_in = part.m.n_in;
+  const int64_t most = kMatmulWorkspace / n_in;
+  for (int64_t o = begin; o < end; o += most) {
+    const int64_t n = std::min(most, end - o);
+    for (int64_t j = 0; j < n; ++j) {
+      part.type->decode(decoded + j * n_in, part.m.w + (o + j) * part.m.w_row_bytes, n_in);
+    }
+    if (part.factor != 1) kernels_.scale(decoded, n * n_in, part.factor);
+    Matmul some = part.m;
+    some.w = reinterpret_cast<const std::byte*>(decoded);
+    some.w_row_bytes = n_in * static_cast<int64_t>(sizeof(float));
+    some.y += o;
+    if (some.bias != nullptr) some.bias += o;
+    kernels_.f32.matmul(some, 0, n);
   }
 }
 

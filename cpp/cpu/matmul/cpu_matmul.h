@@ -51,6 +51,7 @@ class CpuMatmul {
     int64_t n_rows;  // of a tile
     int64_t n_panels;
     int64_t per_panel;  // number of tiles
+    float factor = 1;   // of the weights, unless rounded rows have it
 
     int64_t n_tiles() const { return n_panels * per_panel; }
   };
@@ -59,10 +60,11 @@ class CpuMatmul {
   void show(const Product& product, const Tensor& x, std::span<const int32_t> offsets);
   void multiply(std::span<const Product> products, std::span<const Run> runs, const Tensor& x,
                 bool add);
-  void round(const TypeKernels& type, std::span<const Run> runs, const Tensor& x);
+  void round(const Product& product, std::span<const Run> runs, const Tensor& x);
   Part divide(const Product& product, const Tensor& x, int64_t first, bool add) const;
   void run_parts();
   void run(const Part& part, int thread, int64_t begin, int64_t end);
+  void multiply_decoded(const Part& part, float* decoded, int64_t begin, int64_t end) const;
 
   Int8Rows int8_rows(int64_t first, int64_t n_rows, int64_t n_in, int64_t group) const;
   Bf16Rows bf16_rows(int64_t n_rows, int64_t n_in) const;

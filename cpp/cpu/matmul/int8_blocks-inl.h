@@ -186,7 +186,7 @@ template <class Type>
 struct ScalesInRows {
   const Ints* words;
 
-  // Of the bytes of the block; `offset` of a word is a multiple of 4.
+  // Bytes of the block; `offset` of a word is a multiple of 4.
   Ints word(int64_t offset) const { return words[Type::packed_at(offset) / 4]; }
   Ints byte(int64_t offset) const {
     const int64_t at = Type::packed_at(offset);
@@ -273,7 +273,7 @@ struct Int8Q3_K : Int8Type<BlockQ3_K, 256, 16, false, 3, 4>, ScalesLast<BlockQ3_
   }
 };
 
-// Of Q4_K and Q5_K, whose blocks begin with d, dmin and 12 bytes of scales and mins.
+// Q4_K and Q5_K, whose blocks begin with d, dmin and 12 bytes of scales and mins.
 template <class BlockType, int kBits>
 struct ScalesAndMins32 : Int8Type<BlockType, 256, 32, true, kBits>, ScalesFirst {
   template <class Source>

@@ -19,7 +19,7 @@ constexpr int64_t interleaved_at(int64_t offset) {
   return sizeof(Block) % kQuad * kInterleaved + offset / kQuad * kQuad * kInterleaved;
 }
 
-// Of 32 elements: the four from `element`, for all columns in Quants.
+// Blocks of 32 elements: the four from `element`, for all columns in Quants.
 template <class Block>
 struct InterleavedBlocks {
   const std::byte* block;  // of the first of these columns

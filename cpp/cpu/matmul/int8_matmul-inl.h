@@ -23,7 +23,7 @@
 namespace h2o {
 namespace {
 
-// Of rows of x: four elements are broadcast to the lanes.
+// A tile of rows of x: four elements are broadcast to the lanes.
 using QuadTile = RowTile<kTileRows, kQuad>;
 static_assert(CpuKernels{}.row_multiple % kTileRows == 0);
 
@@ -34,7 +34,7 @@ void quantize_rows(const Int8Rows& to, const float* x, int64_t begin, int64_t en
   quantize_rows_in_groups<QuadTile, kInt8Group>(to, x, begin, end);
 }
 
-// What a product with a panel depends on: types that agree in it share the code.
+// The form of a panel that a product depends on: types that agree in it share the code.
 template <int64_t kGroupElements, bool kHasMins, bool kIsSigned>
 struct PanelForm {
   static constexpr int64_t kGroup = kGroupElements;
@@ -52,7 +52,7 @@ struct PanelWeights {
   const Panel& panel;
   int32_t offset;
 
-  // Of vector j of columns: the four elements from e of group g, and what they are scaled by.
+  // Four elements from e of group g in vector j of columns, and their scales.
   H2O_INLINE Ints quads(int64_t g, int e, int j) const {
     return load_quads(panel.q + (g * Form::kGroup + e) * kColumns + j * kWidth * kQuad);
   }
@@ -64,7 +64,7 @@ struct PanelWeights {
   }
 };
 
-// The same for interleaved columns in place. Those past `end` repeat the first; their sums are
+// Reads interleaved columns in place. Those past `end` repeat the first; their sums are
 // unused.
 template <class Type>
 struct InterleavedWeights {
@@ -164,7 +164,7 @@ void int8_tile(const Weights& weights, const Int8Rows& x, float* sums_of_tile, i
   }
 }
 
-// The same for n_rows <= R.
+// Computes n_rows <= R rows.
 template <int R, class Weights>
 void int8_tile_of(int64_t n_rows, const Weights& weights, const Int8Rows& x, float* sums, int64_t n,
                   bool first) {

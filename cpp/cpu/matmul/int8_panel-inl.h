@@ -91,7 +91,7 @@ H2O_INLINE void unpack_quads(int8_t* to, int64_t stride, const std::byte* block,
   }
 }
 
-// The same for kInterleaved interleaved columns: bytes are already in order, and only need
+// Packs kInterleaved interleaved columns: bytes are already in order, and only need
 // unpacking.
 template <class Type>
 void pack_interleaved(const Panel& panel, const Matmul& m, int64_t begin, int64_t end, int64_t k,

@@ -33,7 +33,7 @@ struct InterleavedCodebook
     return add(shift_left(half, ints(1)), ints(1));
   }
 
-  // For a single block.
+  // Scales of a single block.
   static float factor(const Block& b) { return to_float(b.d); }
   static float step(const Block& b, int64_t g) {
     return static_cast<float>(2 * half_byte(b.scales, g) + 1) * Values::kStep;

@@ -74,7 +74,7 @@ void matmul_tile(const Matmul& m, int64_t r, int64_t o, const Terms& terms, int6
 
 constexpr int64_t kShortRowsAhead = 24;
 
-// The same for n <= R rows.
+// Computes n <= R rows.
 template <class Type, int R, int O>
 void matmul_tile_of(int64_t n, const Matmul& m, int64_t r, int64_t o, const Terms& terms) {
   if constexpr (R > 1) {

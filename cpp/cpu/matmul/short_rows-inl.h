@@ -82,7 +82,7 @@ void short_tile(float* y, const float* w, const float* x, int64_t n_in) {
   }
 }
 
-// Up to V * kWidth rows of m.
+// Multiplies up to V * kWidth rows of m.
 template <class Type, class Rows, int V>
 void short_rows(const Matmul& m, int64_t row, int64_t begin, int64_t end) {
   constexpr int64_t kRows = V * kWidth;
@@ -125,7 +125,7 @@ void short_rows(const Matmul& m, int64_t row, int64_t begin, int64_t end) {
   }
 }
 
-// The same with as few vectors as hold the rows.
+// Takes as few vectors as hold the rows.
 template <class Type, class Rows, int V>
 void short_rows_of(const Matmul& m, int64_t row, int64_t begin, int64_t end) {
   if constexpr (V > 1) {

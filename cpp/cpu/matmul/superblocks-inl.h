@@ -24,7 +24,7 @@ void scale_bytes(float* y, float d, Words bytes, int32_t offset) {
   }
 }
 
-// Of each byte, (byte >> shift) & mask.
+// Returns (byte >> shift) & mask of each byte.
 Ints bits(const uint8_t* p, Ints shift, int32_t mask) {
   return bit_and(shift_right(load_bytes(p), shift), ints(mask));
 }

@@ -4,17 +4,22 @@
 #include <optional>
 
 #include "core/error.h"
+#include "core/utf8.h"
 #include "text/tokenizer/merge.h"
-#include "text/tokenizer/utf8.h"
 
 namespace h2o {
 namespace {
 
-const PreTokenizer& pre_tokenizer_of(const GgufFile& file) {
+const PreTokenizer& pre_tokenizer_of(const GgufFile& file, std::vector<std::string>& warnings) {
   constexpr std::string_view kKey = "tokenizer.ggml.pre";
-  std::optional<std::string_view> name;
-  if (file.find(kKey) != nullptr) name = file.string(kKey);
-  return pre_tokenizer(name, file.string_or("general.architecture", ""));
+  const std::string_view name = file.string_or(kKey, "");
+  if (!name.empty()) return pre_tokenizer(name);
+  const std::string_view architecture = file.string_or("general.architecture", "");
+  if (const PreTokenizer* only = only_pre_tokenizer(architecture)) return *only;
+  warnings.push_back(concat(
+      kKey, " is missing: text is divided as by 'default', which may not be the model's way; ",
+      "a file that was converted later says which one is"));
+  return pre_tokenizer("default");
 }
 
 // GPT-2's byte-to-unicode mapping, inverted: printable bytes map to themselves, the others to
@@ -47,7 +52,7 @@ std::optional<std::string> spelled_bytes(std::string_view token) {
 }  // namespace
 
 BytePairs::BytePairs(const GgufFile& file, int32_t n_vocab)
-    : TokenizerModel(Vocabulary(file, n_vocab, -1, -1)), pre_(pre_tokenizer_of(file)) {
+    : TokenizerModel(file, n_vocab, -1, -1), pre_(pre_tokenizer_of(file, warnings)) {
   add_bos = file.boolean_or("tokenizer.ggml.add_bos_token", pre_.add_bos);
   read_bytes();
   read_merges(file);
@@ -101,7 +106,7 @@ void BytePairs::read_bytes() {
     bytes.emplace_back();
     if (vocabulary.has_no_text(i)) continue;  // never produced from text
     if (!is_utf8(token))
-      throw FormatError(text("tokenizer.ggml.tokens: token ", i, " is not valid UTF-8"));
+      throw FormatError(concat("tokenizer.ggml.tokens: token ", i, " is not valid UTF-8"));
     const std::optional<std::string> spelled = spelled_bytes(token);
     if (spelled) by_bytes.push_back({keep(*spelled), i});
     if (vocabulary.types[i] == TokenType::user_defined) {
@@ -133,7 +138,7 @@ void BytePairs::read_merges(const GgufFile& file) {
     const int32_t token = tokens.find(part);
     if (token < 0 && silent.find(part) < 0) {
       throw FormatError(
-          text("tokenizer.ggml.merges makes ", quoted(part), ", which is not a token"));
+          concat("tokenizer.ggml.merges makes ", quoted(part), ", which is not a token"));
     }
     return token;
   };
@@ -143,7 +148,7 @@ void BytePairs::read_merges(const GgufFile& file) {
     const size_t at = merge.find(' ', 1);  // a part may be a space
     if (at == merge.npos || at + 1 == merge.size()) {
       throw FormatError(
-          text("tokenizer.ggml.merges has ", quoted(merge), ", expected two parts and a space"));
+          concat("tokenizer.ggml.merges has ", quoted(merge), ", expected two parts and a space"));
     }
     const std::string_view left = merge.substr(0, at), right = merge.substr(at + 1);
     both.assign(left).append(right);

@@ -1,6 +1,7 @@
 #include "text/tokenizer/pre_tokenizer.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/error.h"
 #include "text/tokenizer/deepseek_cuts.h"
@@ -60,31 +61,58 @@ size_t llama_3(Text text) {
   return newlines ? run(text, end, is_newline) : end;
 }
 
+// \p{Han}, of Unicode 16
+bool is_han(const CodePoint& c) {
+  constexpr std::pair<char32_t, char32_t> kRanges[] = {
+      {0x2e80, 0x2e99},   {0x2e9b, 0x2ef3},   {0x2f00, 0x2fd5},   {0x3005, 0x3005},
+      {0x3007, 0x3007},   {0x3021, 0x3029},   {0x3038, 0x303b},   {0x3400, 0x4dbf},
+      {0x4e00, 0x9fff},   {0xf900, 0xfa6d},   {0xfa70, 0xfad9},   {0x16fe2, 0x16fe3},
+      {0x16ff0, 0x16ff1}, {0x20000, 0x2a6df}, {0x2a700, 0x2b739}, {0x2b740, 0x2b81d},
+      {0x2b820, 0x2cea1}, {0x2ceb0, 0x2ebe0}, {0x2ebf0, 0x2ee5d}, {0x2f800, 0x2fa1d},
+      {0x30000, 0x3134a}, {0x31350, 0x323af}};
+  return std::ranges::any_of(
+      kRanges, [&](const auto& range) { return c.code >= range.first && c.code <= range.second; });
+}
+
 // Parts of words, divided at capitals: B = [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}], E =
-// [\p{Ll}\p{Lm}\p{Lo}\p{M}].
-bool begins(const CodePoint& c) { return (c.kind == letter || c.is_mark()) && !c.is_lower(); }
-bool goes_on(const CodePoint& c) { return (c.kind == letter || c.is_mark()) && !c.is_upper(); }
+// [\p{Ll}\p{Lm}\p{Lo}\p{M}]; of Kimi both without \p{Han}.
+template <bool kimi>
+bool in_word(const CodePoint& c) {
+  return (c.kind == letter || c.is_mark()) && !(kimi && is_han(c));
+}
+template <bool kimi>
+bool can_begin(const CodePoint& c) {
+  return in_word<kimi>(c) && !c.is_lower();
+}
+template <bool kimi>
+bool can_follow(const CodePoint& c) {
+  return in_word<kimi>(c) && !c.is_upper();
+}
 
 // The end of B*E+ from `at`; 0 if there is no match. B* may have to give back its last character to
 // E.
+template <bool kimi>
 size_t word_in_lower_case(Text text, size_t at) {
-  for (size_t i = run(text, at, begins);; --i) {
-    if (i < text.size() && goes_on(text[i])) return run(text, i, goes_on);
+  for (size_t i = run(text, at, can_begin<kimi>);; --i) {
+    if (i < text.size() && can_follow<kimi>(text[i])) return run(text, i, can_follow<kimi>);
     if (i == at) return 0;
   }
 }
 // B+E*
+template <bool kimi>
 size_t word_in_capitals(Text text, size_t at) {
-  const size_t end = run(text, at, begins);
-  return end > at ? run(text, end, goes_on) : 0;
+  const size_t end = run(text, at, can_begin<kimi>);
+  return end > at ? run(text, end, can_follow<kimi>) : 0;
 }
 
 // [^\r\n\p{L}\p{N}]?B*E+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?B+E*(?i:...)?
 // |\p{N}{1,most_digits}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+
-template <size_t most_digits, bool contractions>
+// kimi: before these \p{Han}+, and [\r\n]* instead of [\r\n/]*.
+template <size_t most_digits, bool contractions, bool kimi = false>
 size_t gpt_4o(Text text) {
+  if (kimi && is_han(text[0])) return run(text, 0, is_han);
   const bool prefix = !is_newline(text[0]) && !is(text, 0, letter) && !is(text, 0, number);
-  for (const auto word : {word_in_lower_case, word_in_capitals}) {
+  for (const auto word : {word_in_lower_case<kimi>, word_in_capitals<kimi>}) {
     size_t end = prefix ? word(text, 1) : 0;
     if (end == 0) end = word(text, 0);
     if (end > 0) return end + (contractions ? contraction<true>(text.subspan(end)) : 0);
@@ -93,7 +121,7 @@ size_t gpt_4o(Text text) {
   const size_t begin = is(text, 0, U' ') ? 1 : 0;
   if (is(text, begin, other)) {
     return run(text, run(text, begin, other),
-               [](const CodePoint& c) { return is_newline(c) || c.code == '/'; });
+               [](const CodePoint& c) { return is_newline(c) || (!kimi && c.code == '/'); });
   }
   return lines(text);
 }
@@ -136,7 +164,7 @@ size_t punctuation(Text text) {
   });
 }
 
-// The same with a backtick.
+// Matches them with a backtick too.
 size_t falcon_punctuation(Text text) {
   return run(text, 0, [](const CodePoint& c) {
     constexpr std::u32string_view kMore = U"$+<=>^~|`";
@@ -152,6 +180,29 @@ size_t bloom(Text text) {
     return c.kind != space && kNot.find(c.code) == kNot.npos;
   });
   return end > begin ? end : 0;
+}
+
+// Divides runs of digits into groups of three from the right. isolated: \d{1,3}(?=(?:\d{3})*\b), so
+// only runs before a boundary of words, and a group is a piece; else (?=(\d{3})+(?!\d)), so a piece
+// begins with a group.
+template <bool isolated>
+void by_thousands(Text text, const std::function<void(Text)>& sink) {
+  size_t begin = 0;
+  const auto piece_until = [&](size_t end) {
+    if (begin < end) sink(text.subspan(begin, end - begin));
+    begin = end;
+  };
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = run(text, at, &CodePoint::is_decimal);
+    const bool counts = !isolated || end == text.size() || !text[end].is_word();
+    if (end > at && counts) {
+      if (isolated) piece_until(at);
+      for (size_t group = at + (end - at) % 3; group < end; group += 3) piece_until(group);
+      if (isolated) piece_until(end);
+    }
+    at = std::max(end, at + 1);
+  }
+  piece_until(text.size());
 }
 
 void apply(std::span<const Cut> cuts, Text text, const std::function<void(Text)>& sink) {
@@ -181,6 +232,8 @@ constexpr Cut kSeedCuts[] = {llama_3<1, false>};
 constexpr Cut kMiniCpm5Cuts[] = {numbers<3>, llama_3<SIZE_MAX>};
 constexpr Cut kQwen35Cuts[] = {llama_3<1, true, true>};
 constexpr Cut kGpt4oCuts[] = {gpt_4o<3, true>};
+constexpr Cut kKimiCuts[] = {gpt_4o<3, true, true>};
+constexpr Cut kSuperBpeCuts[] = {numbers<SIZE_MAX>};
 constexpr Cut kTekkenCuts[] = {gpt_4o<1, false>};
 constexpr Cut kDigitsCuts[] = {numbers<1>, gpt_2};
 constexpr Cut kBloomCuts[] = {bloom};
@@ -199,6 +252,7 @@ constexpr PreTokenizer kGpt2 = {.cuts = kGpt2Cuts};
 constexpr PreTokenizer kGptNeoX = {.cuts = kGpt2Cuts, .nfc = true};
 constexpr PreTokenizer kLlamaBpe = {.cuts = kLlama3Cuts, .ignore_merges = true, .add_bos = true};
 constexpr PreTokenizer kDbrx = {.cuts = kLlama3Cuts};
+constexpr PreTokenizer kGlm4 = {.cuts = kLlama3Cuts, .ignore_merges = true};
 constexpr PreTokenizer kTekken = {.cuts = kTekkenCuts, .ignore_merges = true, .add_bos = true};
 constexpr PreTokenizer kStableLm2 = {.cuts = kQwen2Cuts};
 constexpr PreTokenizer kQwen2 = {.cuts = kQwen2Cuts, .nfc = true};
@@ -206,6 +260,9 @@ constexpr PreTokenizer kSeed = {.cuts = kSeedCuts};
 constexpr PreTokenizer kMiniCpm5 = {.cuts = kMiniCpm5Cuts, .ignore_merges = true};
 constexpr PreTokenizer kQwen35 = {.cuts = kQwen35Cuts, .nfc = true};
 constexpr PreTokenizer kGpt4o = {.cuts = kGpt4oCuts};
+constexpr PreTokenizer kKimi = {.cuts = kKimiCuts};
+constexpr PreTokenizer kTinyAya = {.cuts = kGpt4oCuts, .divide = by_thousands<true>};
+constexpr PreTokenizer kSuperBpe = {.cuts = kSuperBpeCuts, .divide = by_thousands<false>};
 constexpr PreTokenizer kDigits = {.cuts = kDigitsCuts};
 constexpr PreTokenizer kCommandR = {.cuts = kDigitsCuts, .nfc = true};
 constexpr PreTokenizer kBloom = {.cuts = kBloomCuts};
@@ -240,18 +297,22 @@ constexpr Named kByName[] = {
     {"falcon3", kLlamaBpe},
     {"midm-2.0", kLlamaBpe},
     {"lfm2", kLlamaBpe},
+    {"falcon-h1", kLlamaBpe},
     {"dbrx", kDbrx},
     {"smaug-bpe", kDbrx},
-    {"glm4", kDbrx},
+    {"glm4", kGlm4},
+    {"glm5", kGlm4},
     {"chatglm-bpe", kDbrx},
     {"minicpm5", kMiniCpm5},
     {"qwen2", kQwen2},
+    {"f2llmv2", kQwen2},
     {"deepseek-r1-qwen", kQwen2},
     {"hunyuan", kQwen2},
     {"stablelm2", kStableLm2},
     {"qwen35", kQwen35},
     {"bailingmoe", kStableLm2},
     {"bailingmoe2", kStableLm2},
+    {"llada-moe", kStableLm2},
     {"megrez", kStableLm2},
     {"kormo", kStableLm2},
     {"solar-open", kStableLm2},
@@ -263,9 +324,16 @@ constexpr Named kByName[] = {
     {"exaone", kDigits},
     {"minerva-7b", kDigits},
     {"codeshell", kDigits},
+    {"mellum2", kDigits},
     {"command-r", kCommandR},
     {"gpt-4o", kGpt4o},
     {"minimax-m2", kGpt4o},
+    {"llama4", kGpt4o},
+    {"kanana2", kGpt4o},
+    {"kimi-k2", kKimi},
+    {"tiny_aya", kTinyAya},
+    {"cohere2moe", kTinyAya},
+    {"superbpe", kSuperBpe},
     {"tekken", kTekken},
     {"bloom", kBloom},
     {"poro-chat", kBloom},
@@ -274,6 +342,7 @@ constexpr Named kByName[] = {
     {"falcon", kFalcon},
     {"deepseek-v3", kDeepSeek3},
     {"hunyuan-dense", kDeepSeek3},
+    {"joyai-llm", kDeepSeek3},
     {"deepseek-coder", kDeepSeekCoder},
     {"deepseek-llm", kDeepSeekLlm},
     {"exaone-moe", kExaoneMoe},
@@ -282,23 +351,24 @@ constexpr Named kByName[] = {
 }  // namespace
 
 void PreTokenizer::pieces(Text text, const std::function<void(Text)>& sink) const {
-  if (!text.empty()) apply(cuts, text, sink);
+  if (text.empty()) return;
+  if (divide == nullptr) return apply(cuts, text, sink);
+  divide(text, [&](Text part) { apply(cuts, part, sink); });
 }
 
-const PreTokenizer& pre_tokenizer(std::optional<std::string_view> name,
-                                  std::string_view architecture) {
-  if (!name) {
-    // These architectures have a single pre-tokenizer.
-    if (architecture == "gpt2") return kGpt2;
-    if (architecture == "gptneox" || architecture == "mpt") return kGptNeoX;
-    throw FormatError("tokenizer.ggml.pre is missing");
-  }
+const PreTokenizer& pre_tokenizer(std::string_view name) {
   std::string names;
   for (const auto& [known, pre] : kByName) {
-    if (known == *name) return pre;
-    names += text(names.empty() ? "" : ", ", known);
+    if (known == name) return pre;
+    names += concat(names.empty() ? "" : ", ", known);
   }
-  throw FormatError(text("tokenizer.ggml.pre is ", quoted(*name), ", supported: ", names));
+  throw FormatError(concat("tokenizer.ggml.pre is ", quoted(name), ", supported: ", names));
+}
+
+const PreTokenizer* only_pre_tokenizer(std::string_view architecture) {
+  if (architecture == "gpt2") return &kGpt2;
+  if (architecture == "gptneox" || architecture == "mpt") return &kGptNeoX;
+  return nullptr;
 }
 
 }  // namespace h2o

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <functional>
-#include <optional>
 #include <span>
 #include <string_view>
 
@@ -11,7 +10,8 @@
 namespace h2o {
 
 struct PreTokenizer {
-  std::span<const Cut> cuts;   // each splits the pieces of the previous one further
+  std::span<const Cut> cuts;  // each splits the pieces of the previous one further
+  void (*divide)(Text text, const std::function<void(Text)>& sink) = nullptr;  // before the cuts
   bool nfc = false;            // apply NFC first, as the model's own tokenizer does
   bool ignore_merges = false;  // a piece that is a token becomes that token without merging
   bool add_bos = false;        // default if the file does not say
@@ -20,9 +20,10 @@ struct PreTokenizer {
   void pieces(Text text, const std::function<void(Text)>& sink) const;
 };
 
-// The pre-tokenizer of that name; in old files without one, by architecture. Throws FormatError if
-// it is unknown or ambiguous.
-const PreTokenizer& pre_tokenizer(std::optional<std::string_view> name,
-                                  std::string_view architecture);
+// Throws FormatError for an unknown name.
+const PreTokenizer& pre_tokenizer(std::string_view name);
+
+// Returns the architecture's, for old files that name none; null if it has several.
+const PreTokenizer* only_pre_tokenizer(std::string_view architecture);
 
 }  // namespace h2o

@@ -6,8 +6,9 @@
 #include <optional>
 
 #include "core/error.h"
+#include "core/utf8.h"
 #include "text/tokenizer/merge.h"
-#include "text/tokenizer/utf8.h"
+#include "text/tokenizer/unicode.h"
 
 namespace h2o {
 namespace {
@@ -25,7 +26,7 @@ std::string replaced(std::string_view text, std::string_view from, std::string_v
 
 std::string byte_piece(int byte) {
   constexpr std::string_view kDigits = "0123456789ABCDEF";
-  return text("<0x", kDigits[byte / 16], kDigits[byte % 16], ">");
+  return concat("<0x", kDigits[byte / 16], kDigits[byte % 16], ">");
 }
 
 // SentencePiece requires exactly one unknown token: the one that the file names, else the first of
@@ -43,7 +44,8 @@ std::vector<TokenType> with_one_unknown(std::vector<TokenType> types, int32_t& u
 }  // namespace
 
 SentencePieces::SentencePieces(const GgufFile& file, int32_t n_vocab)
-    : TokenizerModel(Vocabulary(file, n_vocab, 1, 2)) {
+    : TokenizerModel(file, n_vocab, 1, 2),
+      phi3_(file.string_or("general.architecture", "") == "phi3") {
   add_bos = file.boolean_or("tokenizer.ggml.add_bos_token", true);
   begins_with_space = file.boolean_or("tokenizer.ggml.add_space_prefix", true);
   one_space_ = file.boolean_or("tokenizer.ggml.remove_extra_whitespaces", false);
@@ -54,13 +56,14 @@ SentencePieces::SentencePieces(const GgufFile& file, int32_t n_vocab)
   }
   for (const double score : file.numbers("tokenizer.ggml.scores")) {
     if (!(std::abs(score) <= std::numeric_limits<float>::max())) {  // NaN too
-      throw FormatError(text("tokenizer.ggml.scores has ", score));
+      throw FormatError(concat("tokenizer.ggml.scores has ", score));
     }
     scores_.push_back(static_cast<float>(score));
   }
+  if (has_tokens_of_images(file) && std::ssize(scores_) > n_vocab) scores_.resize(n_vocab);
   if (std::ssize(scores_) != n_vocab) {
     throw FormatError(
-        text("tokenizer.ggml.scores has ", scores_.size(), " entries, the model has ", n_vocab));
+        concat("tokenizer.ggml.scores has ", scores_.size(), " entries, the model has ", n_vocab));
   }
   if (file.find("tokenizer.ggml.token_type") == nullptr) {
     // required, or byte tokens would be text
@@ -71,8 +74,33 @@ SentencePieces::SentencePieces(const GgufFile& file, int32_t n_vocab)
   read_pieces();
 }
 
+// The text after an added token begins as a text does.
 bool SentencePieces::encode(std::string_view text, bool begins, size_t max_tokens,
                             std::vector<int32_t>& tokens) const {
+  bool fits = true, strips = false;
+  const auto on_text = [&](std::string_view part) {
+    if (strips) part = without_leading_space(part);
+    fits = fits && encode_pieces(part, begins, max_tokens, tokens);
+    begins = false;
+  };
+  const auto on_token = [&](int32_t token) {
+    if (fits) tokens.push_back(token);
+    fits = fits && tokens.size() <= max_tokens;
+    begins = true;
+    strips = takes_space(token);
+  };
+  split(text, added_, on_text, on_token);
+  return fits && tokens.size() <= max_tokens;
+}
+
+// Hugging Face's rstrip of Phi-3, which files do not have; llama.cpp has the same exceptions.
+bool SentencePieces::takes_space(int32_t token) const {
+  constexpr std::string_view kExceptions[] = {"<unk>", "<s>", "<|endoftext|>"};
+  return phi3_ && std::ranges::find(kExceptions, vocabulary.tokens[token]) == std::end(kExceptions);
+}
+
+bool SentencePieces::encode_pieces(std::string_view text, bool begins, size_t max_tokens,
+                                   std::vector<int32_t>& tokens) const {
   const std::string normal = normalized(text, begins);
   const std::string_view view = normal;
   if (exceeds(view.size(), max_tokens - std::min(max_tokens, tokens.size()))) return false;
@@ -171,26 +199,33 @@ std::vector<std::string_view> SentencePieces::parts(std::string_view piece,
 
 // Rejects what the sentencepiece library rejects.
 void SentencePieces::read_pieces() {
-  std::vector<TokenTable::Entry> all, pieces, whole;
+  std::vector<TokenTable::Entry> all, pieces, added, whole;
+  ptrdiff_t n_empty = 0;              // such tokens are never the result of text
   texts_.reserve(vocabulary.size());  // prevents reallocation, which would invalidate views
   for (int32_t i = 0; i < vocabulary.size(); ++i) {
     const std::string& piece = texts_.emplace_back(replaced(vocabulary.tokens[i], " ", kSpace));
-    if (piece.empty() || !is_utf8(piece)) {
-      throw FormatError(text("tokenizer.ggml.tokens: token ", i, " is empty or not valid UTF-8"));
+    if (!is_utf8(piece)) {
+      throw FormatError(concat("tokenizer.ggml.tokens: token ", i, " is not valid UTF-8"));
     }
+    if (piece.empty()) ++n_empty;
     const TokenType type = types_[i];
     const bool merges =
         type == TokenType::normal || type == TokenType::user_defined || type == TokenType::unused;
     all.push_back({piece, i});
     if (merges) pieces.push_back({piece, i});
-    if (type == TokenType::user_defined) whole.push_back({piece, i});
+    if (type == TokenType::user_defined) {
+      const std::string_view token = vocabulary.tokens[i];
+      if (token.find(kSpace) == token.npos) added.push_back({token, i});
+      whole.push_back({piece, i});
+    }
     has_bytes_ = has_bytes_ || type == TokenType::byte;
   }
   const TokenTable by_text(std::move(all));
-  if (std::ssize(texts_) != static_cast<ptrdiff_t>(by_text.size())) {
+  if (std::ssize(texts_) - n_empty != static_cast<ptrdiff_t>(by_text.size())) {
     throw FormatError("tokenizer.ggml.tokens has a piece twice");
   }
   pieces_ = TokenTable(std::move(pieces));
+  added_ = TokenTable(std::move(added));
   user_defined_ = TokenTable(std::move(whole));
   read_pairs();
   read_bytes(by_text);

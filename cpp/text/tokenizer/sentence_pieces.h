@@ -16,11 +16,15 @@ class SentencePieces final : public TokenizerModel {
 
   bool encode(std::string_view text, bool begins, size_t max_tokens,
               std::vector<int32_t>& tokens) const override;
+  bool takes_space(int32_t token) const override;
 
  private:
   // For unused pieces: the two pieces each was merged from, by text.
   using Halves = std::map<std::string_view, std::pair<std::string_view, std::string_view>>;
 
+  // Does what encode() does for text without added tokens.
+  bool encode_pieces(std::string_view text, bool begins, size_t max_tokens,
+                     std::vector<int32_t>& tokens) const;
   void read_pieces();
   void read_bytes(const TokenTable& by_text);
   void read_pairs();
@@ -32,10 +36,12 @@ class SentencePieces final : public TokenizerModel {
   std::vector<std::string> texts_;  // of the tokens, in SentencePiece's spelling
   std::vector<TokenType> types_;    // exactly one is unknown
   std::vector<float> scores_;
+  bool phi3_;
   bool one_space_;  // collapse runs of spaces and strip the ends
   int32_t unknown_;
   TokenTable pieces_;        // candidates for merging
-  TokenTable user_defined_;  // user-defined tokens
+  TokenTable added_;         // user-defined tokens that divide a text before it is normalized
+  TokenTable user_defined_;  // those that are pieces, also in the text between
   PairTable pairs_;          // short pairs of pieces_: faster than looking up text
   bool has_bytes_ = false;
   std::array<int32_t, 256> byte_tokens_;

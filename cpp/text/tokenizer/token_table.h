@@ -20,7 +20,7 @@ class TokenTable {
 
   TokenTable() = default;
 
-  // Of entries with equal text the last is kept. Empty texts are ignored.
+  // The last of entries with equal text is kept. Empty texts are ignored.
   explicit TokenTable(std::vector<Entry> entries);
 
   // The token with this text; -1 if there is none.

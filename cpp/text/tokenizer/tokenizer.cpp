@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/utf8.h"
 #include "text/tokenizer/byte_pairs.h"
 #include "text/tokenizer/sentence_pieces.h"
-#include "text/tokenizer/utf8.h"
 
 namespace h2o {
 namespace {
@@ -17,20 +17,20 @@ std::unique_ptr<const TokenizerModel> make_kind(const GgufFile& file, int32_t n_
   if (model == "gpt2") return std::make_unique<BytePairs>(file, n_vocab);
   if (model == "llama") return std::make_unique<SentencePieces>(file, n_vocab);
   throw FormatError(
-      text("tokenizer.ggml.model is ", quoted(model), ", supported: 'gpt2', 'llama'"));
+      concat("tokenizer.ggml.model is ", quoted(model), ", supported: 'gpt2', 'llama'"));
 }
 
 std::vector<int32_t> added(bool add, std::string_view name, int32_t token) {
   if (!add) return {};
   if (token < 0) {
     throw FormatError(
-        text("tokenizer.ggml.add_", name, "_token is true but ", name, "_token_id is missing"));
+        concat("tokenizer.ggml.add_", name, "_token is true but ", name, "_token_id is missing"));
   }
   return {token};
 }
 
 [[noreturn]] void throw_too_many(size_t max_tokens) {
-  throw ContextFull(text("the text has more than ", max_tokens, " tokens"));
+  throw ContextFull(concat("the text has more than ", max_tokens, " tokens"));
 }
 
 }  // namespace
@@ -39,11 +39,15 @@ Tokenizer::Tokenizer(const GgufFile& file, int32_t n_vocab)
     : kind_(make_kind(file, n_vocab)),
       special_(kind_->vocabulary.table({TokenType::unknown, TokenType::control})),
       before_(added(kind_->add_bos, "bos", bos())),
-      after_(added(file.boolean_or("tokenizer.ggml.add_eos_token", false), "eos", eos())),
-      phi3_(file.string_or("general.architecture", "") == "phi3" &&
-            file.string("tokenizer.ggml.model") == "llama") {
+      after_(added(file.boolean_or("tokenizer.ggml.add_eos_token", false), "eos", eos())) {
   constexpr std::string_view kTemplate = "tokenizer.chat_template";
   if (file.find(kTemplate) != nullptr) chat_template_ = file.string(kTemplate);
+  for (const auto& [key, value] : file.metadata()) {
+    std::string_view name = key;
+    if (!name.starts_with(kTemplate) || value.type != GgufType::string) continue;
+    name.remove_prefix(kTemplate.size());
+    if (name.starts_with('.')) named_templates_.emplace(name.substr(1), file.string(key));
+  }
 }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, const Options& options) const {
@@ -95,12 +99,6 @@ std::string_view Tokenizer::spelling(int32_t token) const {
 
 bool Tokenizer::has_text(std::span<const int32_t> tokens) const {
   return std::ranges::any_of(tokens, [this](int32_t token) { return !token_bytes(token).empty(); });
-}
-
-// Hugging Face's rstrip of Phi-3, which files do not have; llama.cpp has the same exceptions.
-bool Tokenizer::takes_space(int32_t token) const {
-  constexpr std::string_view kExceptions[] = {"<unk>", "<s>", "<|endoftext|>"};
-  return phi3_ && std::ranges::find(kExceptions, spelling(token)) == std::end(kExceptions);
 }
 
 bool Tokenizer::ends(int32_t token) const {

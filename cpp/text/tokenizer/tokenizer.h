@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -60,11 +61,12 @@ class Tokenizer {
     };
     split(text, special_, on_part, [&](int32_t token) {
       on_token(token);
-      strips = takes_space(token);
+      strips = kind_->takes_space(token);
     });
   }
 
   const Vocabulary& vocabulary() const { return kind_->vocabulary; }
+  const std::vector<std::string>& warnings() const { return kind_->warnings; }
   int32_t bos() const { return vocabulary().bos; }  // -1 if there is none
   int32_t eos() const { return vocabulary().eos; }
   std::span<const int32_t> beginning() const {
@@ -72,17 +74,18 @@ class Tokenizer {
   }  // tokens that add_special prepends
   const TokenTable& special() const { return special_; }  // matched only with parse_special
   std::optional<std::string_view> chat_template() const { return chat_template_; }  // Jinja2
+  // Further templates by name, such as "tool_use".
+  const std::map<std::string_view, std::string_view>& named_templates() const {
+    return named_templates_;
+  }
 
  private:
-  // Does a special token include the white space after it?
-  bool takes_space(int32_t token) const;
-
   std::unique_ptr<const TokenizerModel> kind_;
   TokenTable special_;           // matched only with parse_special
   std::vector<int32_t> before_;  // prepended to a text
   std::vector<int32_t> after_;
-  bool phi3_ = false;
   std::optional<std::string_view> chat_template_;
+  std::map<std::string_view, std::string_view> named_templates_;
 };
 
 }  // namespace h2o

@@ -12,7 +12,9 @@ namespace h2o {
 
 class TokenizerModel {
  public:
-  explicit TokenizerModel(Vocabulary of) : vocabulary(std::move(of)) {}
+  // The defaults apply if the file has no id; -1: none. Throws FormatError.
+  TokenizerModel(const GgufFile& file, int32_t n_vocab, int32_t default_bos, int32_t default_eos)
+      : vocabulary(file, n_vocab, default_bos, default_eos, warnings) {}
   virtual ~TokenizerModel() = default;
 
   // Appends the tokens of `text`, valid UTF-8; begins: at the start of the text. Returns false,
@@ -20,6 +22,10 @@ class TokenizerModel {
   virtual bool encode(std::string_view text, bool begins, size_t max_tokens,
                       std::vector<int32_t>& tokens) const = 0;
 
+  // Does a token include the white space after it?
+  virtual bool takes_space(int32_t) const { return false; }
+
+  std::vector<std::string> warnings;  // what of the file is ignored or assumed
   const Vocabulary vocabulary;
   bool add_bos = false;            // prepend BOS
   bool begins_with_space = false;  // prepend a space to the text

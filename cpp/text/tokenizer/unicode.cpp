@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "core/utf8.h"
 #include "text/tokenizer/unicode_tables.h"
-#include "text/tokenizer/utf8.h"
 
 namespace h2o {
 namespace {
@@ -112,6 +112,11 @@ bool CodePoint::is_symbol() const { return find_range(unicode::symbols, code) !=
 bool CodePoint::is_upper() const { return find_range(unicode::upper, code) != nullptr; }
 bool CodePoint::is_lower() const { return find_range(unicode::lower, code) != nullptr; }
 bool CodePoint::is_mark() const { return find_range(unicode::marks, code) != nullptr; }
+bool CodePoint::is_decimal() const { return find_range(unicode::decimals, code) != nullptr; }
+bool CodePoint::is_word() const {
+  return kind == letter || is_mark() || is_decimal() ||
+         find_range(unicode::more_words, code) != nullptr;
+}
 
 std::vector<CodePoint> code_points(std::string_view text) {
   std::vector<CodePoint> out;

@@ -20,6 +20,8 @@ struct CodePoint {
   bool is_upper() const;        // [\p{Lu}\p{Lt}]
   bool is_lower() const;        // \p{Ll}
   bool is_mark() const;         // \p{M}
+  bool is_decimal() const;      // \d
+  bool is_word() const;         // \w
 };
 
 // `text` must be UTF-8 of less than 4 GiB.

@@ -24,6 +24,8 @@ extern const std::span<const Range> upper;                   // [\p{Lu}\p{Lt}]
 extern const std::span<const Range> lower;                   // \p{Ll}
 extern const std::span<const Range> marks;                   // \p{M}
 extern const std::span<const Range> numbers;                 // \p{N}
+extern const std::span<const Range> decimals;                // \d
+extern const std::span<const Range> more_words;              // \w without \p{L}, \p{M} and \d
 extern const std::span<const Range> punctuation;             // \p{P}
 extern const std::span<const Range> symbols;                 // \p{S}
 extern const std::span<const CombiningRange> combining;      // those whose class is not 0

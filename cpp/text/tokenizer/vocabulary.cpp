@@ -15,15 +15,34 @@ constexpr std::string_view kEnds[] = {"<|eot_id|>",      "<|eom_id|>",    "<|im_
                                       "<|end_of_text|>", "<end_of_turn>", "<end_of_utterance>",
                                       "<EOT>",           "_<EOT>"};
 
-std::vector<TokenType> read_types(const GgufFile& file, size_t n_tokens) {
+// Type 0, which old converters gave to padding, is treated as unused.
+std::vector<TokenType> read_types(const GgufFile& file, size_t n_tokens,
+                                  std::vector<std::string>& warnings) {
   constexpr std::string_view kKey = "tokenizer.ggml.token_type";
   if (file.find(kKey) == nullptr) return std::vector(n_tokens, TokenType::normal);
   std::vector<TokenType> types;
+  size_t n_undefined = 0;
   for (const int64_t type : file.integers(kKey)) {
-    if (type < 1 || type > 6) throw FormatError(text(kKey, " has ", type, ", expected 1 to 6"));
-    types.push_back(static_cast<TokenType>(type));
+    if (type < 0 || type > 6) throw FormatError(concat(kKey, " has ", type, ", expected 1 to 6"));
+    types.push_back(type == 0 ? TokenType::unused : static_cast<TokenType>(type));
+    if (type == 0) ++n_undefined;
+  }
+  if (n_undefined > 0) {
+    warnings.push_back(concat(kKey, " is 0 for ", n_undefined,
+                              " tokens, expected 1 to 6: they are ", "treated as unused"));
   }
   return types;
+}
+
+// Returns what token_id() does, but ignores an id beyond the vocabulary, as some converters wrote.
+int32_t checked_token_id(const GgufFile& file, std::string_view name, int32_t n_vocab,
+                         int32_t fallback, std::vector<std::string>& warnings) {
+  const std::string key = concat("tokenizer.ggml.", name, "_token_id");
+  const int64_t token = file.integer_or(key, -1);
+  if (token < n_vocab || token > UINT32_MAX) return token_id(file, name, n_vocab, fallback);
+  warnings.push_back(
+      concat(key, " is ", token, ", the vocabulary has ", n_vocab, " tokens: it is ignored"));
+  return fallback < n_vocab ? fallback : -1;
 }
 
 // In the harmony format (gpt-oss) and Solar Open's, <|end|> ends a message, after which the
@@ -46,15 +65,21 @@ void correct_message_ends(Vocabulary& v) {
 }  // namespace
 
 Vocabulary::Vocabulary(const GgufFile& file, int32_t n_vocab, int32_t default_bos,
-                       int32_t default_eos)
+                       int32_t default_eos, std::vector<std::string>& warnings)
     : tokens(file.strings("tokenizer.ggml.tokens")),
-      types(read_types(file, tokens.size())),
-      bos(token_id(file, "bos", n_vocab, default_bos)),
-      eos(token_id(file, "eos", n_vocab, default_eos)),
-      end_tokens{eos, token_id(file, "eot", n_vocab, -1), token_id(file, "eom", n_vocab, -1)} {
+      types(read_types(file, tokens.size(), warnings)),
+      bos(checked_token_id(file, "bos", n_vocab, default_bos, warnings)),
+      eos(checked_token_id(file, "eos", n_vocab, default_eos, warnings)),
+      end_tokens{eos, checked_token_id(file, "eot", n_vocab, -1, warnings),
+                 checked_token_id(file, "eom", n_vocab, -1, warnings)} {
+  if (has_tokens_of_images(file) && std::min(std::ssize(tokens), std::ssize(types)) >= n_vocab) {
+    tokens.resize(n_vocab);
+    types.resize(n_vocab);
+  }
   if (std::ssize(tokens) != n_vocab || std::ssize(types) != n_vocab) {
-    throw FormatError(text("tokenizer.ggml.tokens has ", tokens.size(), " entries and token_type ",
-                           types.size(), ", the model has ", n_vocab));
+    throw FormatError(concat("tokenizer.ggml.tokens has ", tokens.size(),
+                             " entries and token_type ", types.size(), ", the model has ",
+                             n_vocab));
   }
   for (int32_t i = 0; i < n_vocab; ++i) {
     if (std::ranges::find(kEnds, tokens[i]) == std::end(kEnds)) continue;
@@ -80,12 +105,17 @@ TokenTable Vocabulary::table(std::initializer_list<TokenType> of) const {
   return TokenTable(std::move(entries));
 }
 
+bool has_tokens_of_images(const GgufFile& file) {  // Ollama's, with the encoder inside
+  const std::string_view architecture = file.string_or("general.architecture", "");
+  return file.find(concat(architecture, ".vision.block_count")) != nullptr;
+}
+
 int32_t token_id(const GgufFile& file, std::string_view name, int32_t n_vocab, int32_t fallback) {
-  const std::string key = text("tokenizer.ggml.", name, "_token_id");
+  const std::string key = concat("tokenizer.ggml.", name, "_token_id");
   if (fallback < 0 && file.find(key) == nullptr) return -1;
   const int64_t token = file.integer_or(key, fallback);
   if (token < 0 || token >= n_vocab) {
-    throw FormatError(text(key, " is ", token, ", the vocabulary has ", n_vocab, " tokens"));
+    throw FormatError(concat(key, " is ", token, ", the vocabulary has ", n_vocab, " tokens"));
   }
   return static_cast<int32_t>(token);
 }

@@ -17,7 +17,7 @@ enum class TokenType : int8_t {
   unknown,
   control,       // no text; matched in input only if parse_special
   user_defined,  // always matched in input
-  unused,
+  unused,        // never the result of text
   byte
 };
 
@@ -27,8 +27,10 @@ struct Vocabulary {
   int32_t bos, eos;                 // -1 if there is none
   std::vector<int32_t> end_tokens;  // tokens that end a turn; sorted
 
-  // The defaults apply if the file has no id; -1: none. Throws FormatError.
-  Vocabulary(const GgufFile& file, int32_t n_vocab, int32_t default_bos, int32_t default_eos);
+  // The defaults apply if the file has no id; -1: none. Adds to `warnings` what it ignores. Throws
+  // FormatError.
+  Vocabulary(const GgufFile& file, int32_t n_vocab, int32_t default_bos, int32_t default_eos,
+             std::vector<std::string>& warnings);
 
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }
 
@@ -38,6 +40,9 @@ struct Vocabulary {
   // The tokens of the given types, by text.
   TokenTable table(std::initializer_list<TokenType> of) const;
 };
+
+// May the file have further tokens, of images, that the model's embedding lacks?
+bool has_tokens_of_images(const GgufFile& file);
 
 // tokenizer.ggml.`name`_token_id; `fallback`, a token or -1, if the file has none.
 // Throws FormatError.

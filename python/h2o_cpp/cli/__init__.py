@@ -11,6 +11,7 @@ from types import ModuleType
 from h2o_cpp import __version__
 from h2o_cpp.cli.files import error_text
 from h2o_cpp.cli.option_names import with_option_names
+from h2o_cpp.cli.output import tell, tell_error
 from h2o_cpp.cli.parser import Parser
 
 # The summary and an example of each command, by group.
@@ -70,10 +71,6 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "this machine": {
         "bench": ("measure the speed of a model", "bench -m model.gguf --hh 0.2 --json"),
-        "plan": (
-            "plan how many sequences run, and which weights stay in memory",
-            "plan model.gguf --memory 4GiB -p 512 -n 512 --hh 0.2",
-        ),
         "completion": (
             "print a shell completion script",
             "completion bash > ~/.local/share/bash-completion/completions/h2o-cpp",
@@ -93,6 +90,22 @@ exit status:
   130  interrupted by Ctrl-C"""
 
 
+# Other programs' names of commands, and what is meant.
+_MEANT = {
+    **dict.fromkeys(("list", "ls"), "h2o-cpp models"),
+    **dict.fromkeys(("rm", "remove", "delete"), "rm FILE, a path of h2o-cpp models --json"),
+    "version": "h2o-cpp --version",
+    "help": "h2o-cpp --help",
+    "show": "h2o-cpp info MODEL",
+    "ps": "GET /api/ps of h2o-cpp serve",
+    "stop": "Ctrl-C in h2o-cpp serve",
+    "create": "h2o-cpp convert CHECKPOINT -o MODEL.gguf",
+    "complete": "h2o-cpp run PROMPT",
+    **dict.fromkeys(("server", "start"), "h2o-cpp serve -m MODEL"),
+    **dict.fromkeys(("download", "get"), "h2o-cpp pull hf://OWNER/REPO"),
+}
+
+
 def make_parser(command: str | None = None) -> Parser:
     """The parser with the arguments of one command, or of all, which take longer to import."""
     parser = Parser(
@@ -101,6 +114,7 @@ def make_parser(command: str | None = None) -> Parser:
         epilog=f"{_list_commands()}\n\n{_EPILOG}",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parser.meant = _MEANT
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for group in _GROUPS.values():
         for name, (summary, example) in group.items():
@@ -118,6 +132,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Arguments that cannot be parsed exit with 2.
     """
     argv = sys.argv[1:] if argv is None else argv
+    if not argv:
+        make_parser("").print_help(sys.stderr)
+        sys.exit(2)
     command = next((word for word in argv if not word.startswith("-")), "")
     args = None
     try:
@@ -130,15 +147,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except (OSError, ValueError, MemoryError, ImportError) as error:  # an extra is missing
         text, wrong_argument = error_text(error), False
-        if args and isinstance(error, (OSError, ValueError)):  # a MemoryError mentions the options
+        if args and not isinstance(error, ImportError):
             parser = Parser()
             _module(args.command).add_arguments(parser)
             text, wrong_argument = with_option_names(text, parser, argv)
-        print(f"error: {text}", file=sys.stderr)
+        tell_error(text)
         _discard_output()
         return 2 if wrong_argument and isinstance(error, ValueError) else 1
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        tell("interrupted")
         return 130
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from h2o_cpp.model.stored_budget import Budget
+from h2o_cpp.budget.stored_budget import Budget
 
 
 def names(text: str) -> list[str]:
@@ -17,7 +18,7 @@ def names(text: str) -> list[str]:
 
 def fractions(text: str) -> list[float]:
     try:
-        return [*dict.fromkeys(float(part) for part in text.split(","))]
+        return [*dict.fromkeys(_fraction(part) for part in text.split(","))]
     except ValueError:
         raise argparse.ArgumentTypeError("expected fractions such as 0.1,0.2") from None
 
@@ -27,10 +28,31 @@ def shares(text: str) -> list[float] | Literal["auto"]:
     return "auto" if text == "auto" else fractions(text)
 
 
+def _fraction(text: str) -> float:
+    return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+
+
 def kv_types(text: str) -> str | tuple[str, str]:
     """One type ("q8_0") or a pair of types for K and V ("q8_0,q4_0")."""
-    k, comma, v = text.partition(",")
+    k, comma, v = text.lower().partition(",")
     return (k, v) if comma else k
+
+
+def protected(text: str) -> str | int | tuple[int, int]:
+    """ "prompt", "system", or numbers of first and last tokens ("64", "64,16")."""
+    if text in ("prompt", "system"):
+        return text
+    first, comma, last = text.partition(",")
+    return (integer(first), integer(last)) if comma else integer(first)
+
+
+def draft_source(text: str) -> str | None:
+    """The source of drafts: a name, or llama.cpp's for the same; "none"."""
+    if text in ("lookup", "ngram-simple"):
+        return "lookup"
+    if text == "none":
+        return None
+    raise argparse.ArgumentTypeError(f"{text!r}, expected lookup or none")
 
 
 def gguf_output(text: str) -> Path:
@@ -46,11 +68,25 @@ def seed(text: str) -> int | None:
     return None if given == -1 else given
 
 
+def json_object(text: str) -> dict[str, Any]:
+    with suppress(ValueError):
+        found = json.loads(text)
+        if isinstance(found, dict):
+            return found
+    raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}")
+
+
 def integer(text: str) -> int:
     try:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected an integer, got {text!r}") from None
+
+
+def context(text: str) -> int:
+    """A number of tokens; "8k" is 8192."""
+    thousands = text[:-1] if text[-1:] in ("k", "K") else ""
+    return int(thousands) * 1024 if thousands.isdecimal() else integer(text)
 
 
 def number(text: str) -> float:
@@ -66,8 +102,8 @@ def budget(text: str) -> Budget:
 
 
 def amount(text: str) -> float:
-    """A number of tokens ("400") or a fraction ("0.2")."""
-    for kind in (int, float):
+    """A number of tokens ("400") or a fraction ("0.2", "20%")."""
+    for kind in (int, _fraction):
         with suppress(ValueError):
             return kind(text)
     raise argparse.ArgumentTypeError(

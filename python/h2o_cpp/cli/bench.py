@@ -7,15 +7,16 @@ reading" compares this rate with reading a large array by as many threads.
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 
 from h2o_cpp.cli.argument_types import integer
-from h2o_cpp.cli.cache_options import add_cache, cache_options
+from h2o_cpp.cli.cache_options import add_cache, options_of
 from h2o_cpp.cli.options import add_json, add_machine, add_max_tokens, add_model
+from h2o_cpp.cli.output import put, put_json
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.tables import mebibytes, print_table
-from h2o_cpp.measure.speed import Measurement, measure
+from h2o_cpp.measure.speed import Measurement, Workload, measure
+from h2o_cpp.options import CacheOptions
 
 
 def add_arguments(parser: Parser) -> None:
@@ -41,19 +42,15 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     found = measure(
         args.model,
-        prompt=args.prompt_tokens,
-        context=args.depth,
-        n=args.max_tokens,
-        rounds=args.rounds,
+        Workload(args.prompt_tokens, args.depth, args.max_tokens, args.rounds),
         device=args.device,
         threads=args.threads,
-        n_batch=args.n_batch,
-        **cache_options(args),
+        cache=options_of(args, CacheOptions),
     )
     if args.json:
-        print(json.dumps(asdict(found), indent=2))
+        put_json(asdict(found))
         return 0
-    print(f"{found.model} on {found.machine}, {found.backend}")
+    put(f"{found.model} on {found.machine}, {found.backend}")
     print_table(_rows(found))
     return 0
 

@@ -6,18 +6,15 @@ import argparse
 from typing import Any
 
 from h2o_cpp import _core
-from h2o_cpp.cli.argument_types import amount, budget, integer, kv_types, number, shares
+from h2o_cpp.budget.policy import POLICIES
+from h2o_cpp.cli.argument_types import amount, budget, context, integer, kv_types, number, shares
 from h2o_cpp.cli.parser import Arguments, Parser
-from h2o_cpp.model.policy import POLICIES
-from h2o_cpp.model.runtime import USEFUL_SEQUENCES
-
-# Arguments of Generator that add_cache() always adds, except n_batch.
-CACHE = ("hh", "recent", "policy", "n_ctx", "positions", "kv_dtype")
+from h2o_cpp.options import USEFUL_SEQUENCES, Kind, option_names
 
 
 def add_n_ctx(parser: Arguments, meaning: str, default: str, *aliases: str) -> None:
     parser.add_argument(
-        "-c", "--n-ctx", "--ctx-size", *aliases, type=integer, metavar="N",
+        "-c", "--n-ctx", "--ctx-size", *aliases, type=context, metavar="N",
         help=f"{meaning}; 0: the trained length (default: {default})",
     )  # fmt: skip
 
@@ -104,9 +101,10 @@ def add_cache(parser: Parser, *, n_batch: int = 512, memory: bool = False) -> No
         )
 
 
-def cache_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments named by CACHE."""
-    return {name: getattr(args, name) for name in CACHE}
+def options_of(args: argparse.Namespace, kind: type[Kind]) -> Kind:
+    """The options that the command has, as one value."""
+    names = option_names(kind)
+    return kind(**{name: value for name, value in vars(args).items() if name in names})
 
 
 def add_sequences(parser: Parser | argparse._ArgumentGroup, meaning: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from h2o_cpp import BUNDLED_MODEL
+from h2o_cpp.budget.policy import Policy
 from h2o_cpp.chat import Chat
 from h2o_cpp.cli.argument_types import budget
 from h2o_cpp.cli.files import error_text
@@ -29,14 +30,19 @@ from h2o_cpp.cli.options import (
     read_template,
     stream_options,
 )
+from h2o_cpp.cli.output import put_styled, tell, tell_error
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.run import cache_size, show
 from h2o_cpp.cli.token_colors import color_wanted, marked
+from h2o_cpp.files.atomic import check_output
 from h2o_cpp.generation.request import ContextFullError
 from h2o_cpp.generation.stream import Stream
-from h2o_cpp.measure.inspection import VisiblePieces
-from h2o_cpp.model.atomic import check_output
-from h2o_cpp.model.policy import Policy
+from h2o_cpp.model.visible_pieces import VisiblePieces
+
+_MESSAGES = (
+    "messages are lines of stdin: echo MESSAGE | h2o-cpp chat -m MODEL; h2o-cpp run continues a "
+    "text"
+)
 
 
 def add_arguments(parser: Parser) -> None:
@@ -49,6 +55,11 @@ def add_arguments(parser: Parser) -> None:
         help="the system prompt (default: none)",
     )
     add_template(parser)
+    parser.add_argument(
+        "--truncation", choices=("error", "auto"), default="error",
+        help="auto: where the context ends, drop the oldest turns, but not the system prompt "
+        "(default: an error)",
+    )  # fmt: skip
     history = parser.add_mutually_exclusive_group()
     history.add_argument(
         "--history", type=Path, metavar="FILE",
@@ -58,6 +69,14 @@ def add_arguments(parser: Parser) -> None:
         "--no-history", action="store_true", help="do not store them (default: store)"
     )
     add_generation(parser, max_tokens=None)
+
+    def check(args: argparse.Namespace, extras: Sequence[str]) -> None:
+        for word in extras:
+            if word in ("-p", "--prompt", "-f", "--file"):
+                raise ValueError(f"unrecognized arguments: {word}; {_MESSAGES}")
+
+    parser.add_check(check)
+    parser.hint = _MESSAGES
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,27 +101,38 @@ def run(args: argparse.Namespace) -> int:
         except EOFError:  # /exit
             pass
         except ValueError as error:  # an unterminated message
-            _print(f"error: {error}")
+            tell_error(str(error))
             return 1
     return status
 
 
 def _run_or_answer(conversation: Conversation, text: str) -> bool:
-    """Whether the command or message succeeded."""
+    """Whether the command or message succeeded, or was only mistyped."""
     try:
         if not is_quoted(text) and text.lstrip().startswith("/"):
             conversation.command(text)
         else:
-            show(conversation.generator, conversation.say(unquoted(text)))
+            stream = conversation.say(unquoted(text))
+            show(conversation.generator, stream)
+            if not conversation.generator.endless and stream.finish_message:
+                tell(f"note: {conversation.ways_on}")
     except ContextFullError as error:
-        _print(f"error: {with_limit_names(str(error))}: send a shorter message, or /reset")
+        ways = f"send a shorter message, {conversation.ways_on}"
+        tell_error(f"{with_limit_names(str(error))}: {ways}")
     except BrokenPipeError:
         raise
+    except _UnknownCommandError as error:
+        tell_error(str(error))
+        return True
     except (OSError, RuntimeError, ValueError, MemoryError) as error:
-        _print(f"error: {error_text(error)}")
+        tell_error(error_text(error))
     else:
         return True
     return False
+
+
+class _UnknownCommandError(ValueError):
+    pass
 
 
 class _Command(NamedTuple):
@@ -119,16 +149,30 @@ class Conversation:
         self._args = args
         self._template = read_template(args.template)
         self._options = stream_options(args)
+        self._options.pop("protect")  # of the conversation
         self.generator = open_generator(args)
         self.generator.request([0], **self._options)  # checks them
         self._chat = self._new_chat()
         self._file: Path | None = None  # where the conversation was last saved, or loaded from
 
+    @property
+    def ways_on(self) -> str:
+        """Ways to go on after the end of the context."""
+        if self._args.positions != "original" and self.generator._runtime().model.can_roll:
+            return "/budget 0.2 to go on without a limit, or /reset"
+        return "or /reset; with --truncation auto, the oldest turns are dropped"
+
     def close(self) -> None:
         self.generator.close()
 
     def _new_chat(self) -> Chat:
-        return Chat(self.generator, system=self._args.system, template=self._template)
+        return Chat(
+            self.generator,
+            system=self._args.system,
+            template=self._template,
+            protect=self._args.protect,
+            truncation=self._args.truncation,
+        )
 
     def say(self, text: str) -> Stream:
         return self._chat.say(text, **self._options)
@@ -136,13 +180,13 @@ class Conversation:
     def command(self, line: str) -> None:
         """Run a line that begins with /.
 
-        Raises EOFError for /exit; OSError, RuntimeError and ValueError if it fails, and then
-        leaves the conversation unchanged.
+        Raises EOFError for /exit; OSError, RuntimeError and ValueError (_UnknownCommandError) if it
+        fails, and then leaves the conversation unchanged.
         """
         name, _, argument = line.strip().partition(" ")
-        found = COMMANDS.get(name)
+        found = COMMANDS.get(_ALIASES.get(name, name))
         if found is None:
-            raise ValueError(
+            raise _UnknownCommandError(
                 f"{name} is not a command (/help lists them); "
                 'a message that begins so needs """ around it'
             )
@@ -157,13 +201,13 @@ class Conversation:
         rows = {f"{name} {each.argument}": each.meaning for name, each in COMMANDS.items()}
         width = max(map(len, rows))
         for row, meaning in rows.items():
-            _print(f"{row:{width}}  {meaning}")
-        _print('"""  begins and ends a message of several lines; Ctrl-C stops an answer')
+            tell(f"{row:{width}}  {meaning}")
+        tell('"""  begins and ends a message of several lines; Ctrl-C stops an answer')
 
     def _budget(self, argument: str) -> None:
         if argument:
             self._reopen(*argument.split())
-        _print(f"[{cache_size(self.generator.stats())} | {self.generator.policy}]")
+        tell(f"[{cache_size(self.generator.stats())} | {self.generator.policy}]")
 
     def _reopen(self, hh: str, policy: str | None = None, *more: str) -> None:
         if more:
@@ -186,18 +230,20 @@ class Conversation:
         check_output(file, overwrite=path != argument or file == self._file)
         self._chat.save(file)
         self._file = file
-        _print(f"wrote {path}")
+        tell(f"wrote {path}")
 
     def _load(self, path: str) -> None:
         file = Path(path).expanduser()
-        self._chat = Chat.load(self.generator, file, template=self._template)
+        self._chat = Chat.load(
+            self.generator, file, template=self._template, protect=self._args.protect
+        )
         self._file = file
         for message in self._chat.messages:
-            _print(f"{message['role']}: {message['content']}")
+            tell(f"{message['role']}: {message['content']}", lines=True)
 
     def _stats(self, _: str) -> None:
         stats = self.generator.stats()
-        _print(
+        tell(
             f"[{stats.tokens_seen} tokens seen, {stats.tokens_kept} kept, {stats.evictions} evicted"
             f" | {cache_size(stats)} | {stats.backend}]"
         )
@@ -214,7 +260,7 @@ class Conversation:
         policy = policy if isinstance(policy, Policy) else policy[0]
         pieces = map(VisiblePieces(self.generator.tokenizer).push, tokens)
         for part in marked(kept, pieces, policy, color=color_wanted(sys.stderr)):
-            _print(part)
+            put_styled(part, to_stderr=True)
 
     def _reset(self, _: str) -> None:
         self._chat = self._new_chat()
@@ -222,10 +268,6 @@ class Conversation:
 
     def _exit(self, _: str) -> None:
         raise EOFError
-
-
-def _print(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 COMMANDS = {
@@ -244,3 +286,5 @@ COMMANDS = {
     "/reset": _Command(Conversation._reset, "", "start a new conversation"),
     "/exit": _Command(Conversation._exit, "", "end; so does Ctrl-D"),
 }
+# Names in other programs.
+_ALIASES = {"/clear": "/reset", "/new": "/reset", "/bye": "/exit", "/quit": "/exit", "/?": "/help"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -15,13 +14,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from h2o_cpp.budget.policy import POLICIES
 from h2o_cpp.cli.argument_types import fractions, names
-from h2o_cpp.cli.cache_options import add_archive, add_kv_dtype
+from h2o_cpp.cli.cache_options import add_archive, add_kv_dtype, options_of
 from h2o_cpp.cli.files import STANDARD, check_outputs
 from h2o_cpp.cli.options import add_json, add_threads
+from h2o_cpp.cli.output import put_json
 from h2o_cpp.cli.parser import Arguments
+from h2o_cpp.measure.budgets import Comparison
 from h2o_cpp.measure.plots import new_figure
-from h2o_cpp.model.policy import POLICIES
+from h2o_cpp.options import ArchiveOptions
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -72,12 +74,15 @@ def open_figure(args: argparse.Namespace, width: float) -> Figure | None:
     Raises an error if an output of the command cannot be written.
     """
     check_outputs(csv=args.csv, plot=args.plot, json=STANDARD if args.json else None)
-    if args.plot is None:
-        return None
+    return None if args.plot is None else figure_for(args.plot, width)
+
+
+def figure_for(path: Path, width: float) -> Figure:
+    """The figure to write to the path of --plot, `width` inches wide."""
     figure = new_figure(width, 4)
-    known, ending = figure.canvas.get_supported_filetypes(), args.plot.suffix[1:].lower()
+    known, ending = figure.canvas.get_supported_filetypes(), path.suffix[1:].lower()
     if ending not in known:
-        raise ValueError(f"--plot {args.plot}: expected an ending of {', '.join(sorted(known))}")
+        raise ValueError(f"--plot {path}: expected an ending of {', '.join(sorted(known))}")
     return figure
 
 
@@ -86,18 +91,17 @@ def shows_table(args: argparse.Namespace) -> bool:
     return not args.json and args.csv != STANDARD
 
 
-def comparison_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The common arguments of `measure` in measure.perplexity and measure.retrieval."""
-    return {
-        "policies": args.policy,
-        "budgets": args.budget,
-        "n_batch": args.n_batch,
-        "kv_dtype": args.kv_dtype,
-        "equal_bytes": args.equal_bytes,
-        "archive": args.archive,
-        "archive_pages": args.archive_pages,
-        "archive_heads": args.archive_heads,
-    }
+def comparison_of(args: argparse.Namespace, n_ctx: int) -> Comparison:
+    """The caches that the command compares."""
+    return Comparison.of(
+        args.policy,
+        args.budget,
+        equal_bytes=args.equal_bytes,
+        n_ctx=n_ctx,
+        n_batch=args.n_batch,
+        kv_dtype=args.kv_dtype,
+        **vars(options_of(args, ArchiveOptions)),
+    )
 
 
 def show_rows(
@@ -124,7 +128,7 @@ def show_rows(
             tqdm.write(f"| {' | '.join(cells(row))} |")
     if args.json:
         found = {**settings, "measured": [_numbers(asdict(row)) for row in measured]}
-        print(json.dumps(found, indent=2, allow_nan=False))
+        put_json(found)
     if args.csv is not None:
         _write_csv(args.csv, [csv_row(row) for row in measured])
     return measured

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from h2o_cpp.cli.output import put
 from h2o_cpp.cli.parser import Parser
 
 _SHELLS = ("bash", "zsh", "fish")
@@ -27,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
 
     parser = make_parser()
     _complete_files(parser, shtab)
-    print(shtab.complete(parser, shell=args.shell))
+    put(shtab.complete(parser, shell=args.shell), lines=True)
     return 0
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from h2o_cpp.cli.argument_types import gguf_output
 from h2o_cpp.cli.options import add_force
+from h2o_cpp.cli.output import tell
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.tables import mebibytes
 from h2o_cpp.convert import OUTTYPES, convert
@@ -39,9 +39,14 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     checkpoint: Path = args.checkpoint
     outtype: str = args.outtype
+    if checkpoint.is_file() and checkpoint.suffix == ".gguf":
+        raise ValueError(
+            f"{checkpoint}: GGUF already, expected a checkpoint's directory; run it with h2o-cpp "
+            f"run -m {checkpoint}, or make it smaller with h2o-cpp quantize {checkpoint}"
+        )
     output: Path = args.output or Path(f"{checkpoint.resolve().name}-{outtype.upper()}.gguf")
     notes = convert(checkpoint, output, outtype, overwrite=args.force)
-    print(f"wrote {output} ({mebibytes(output.stat().st_size)})", file=sys.stderr)
+    tell(f"wrote {output} ({mebibytes(output.stat().st_size)})")
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+        tell(f"note: {note}")
     return 0

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 from dataclasses import asdict
 from pathlib import Path
 
+from h2o_cpp.budget.policy import POLICIES
 from h2o_cpp.cli.argument_types import integer, number
 from h2o_cpp.cli.cache_options import add_kv_dtype, add_n_batch, add_n_ctx
 from h2o_cpp.cli.files import STANDARD, check_outputs, write_text
 from h2o_cpp.cli.options import add_machine, add_model
+from h2o_cpp.cli.output import put
 from h2o_cpp.cli.parser import Parser
-from h2o_cpp.model.model_files import find_model
-from h2o_cpp.model.policy import POLICIES
+from h2o_cpp.files.model_file import ModelFile
+from h2o_cpp.files.visible_text import visible_json
 
 
 def add_arguments(parser: Parser) -> None:
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise ValueError(f"{error}: `pip install lm-eval`, or the extra `eval`") from None
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns about its own tasks
-    file = find_model(args.model)
+    file = ModelFile.find(args.model)
     model = H2oModel(
         file,
         hh=args.hh,
@@ -85,21 +86,20 @@ def run(args: argparse.Namespace) -> int:
     )
     table = args.json != STANDARD
     if table:
-        print("| task | metric | value | ± | n | kept | cache | truncated |")
-        print("|---|---|---|---|---|---|---|---|")
+        put("| task | metric | value | ± | n | kept | cache | truncated |")
+        put("|---|---|---|---|---|---|---|---|")
     rows = []
     for row in scores:
         rows.append(asdict(row))
         stderr = "" if row.stderr is None else f"{row.stderr:.4f}"
         if table:
-            print(
+            put(
                 f"| {row.task} | {row.metric} | {row.value:.4f} | {stderr} | {row.n} "
                 f"| {row.kept:.1f} | {row.cache_bytes / 2**10:.1f} KiB | {row.truncated} |",
-                flush=True,
             )
     if args.json is not None:
         settings = {
-            "model": Path(file).name,
+            "model": Path(file.path).name,
             "hh": args.hh,
             "policy": args.policy,
             "num_fewshot": args.num_fewshot,
@@ -108,6 +108,6 @@ def run(args: argparse.Namespace) -> int:
             "n_batch": args.n_batch,
             "kv_dtype": args.kv_dtype,
         }
-        text = json.dumps({"settings": settings, "scores": rows}, indent=2)
+        text = visible_json({"settings": settings, "scores": rows}, indent=2)
         write_text(args.json, text + "\n")
     return 0

@@ -6,8 +6,9 @@ import sys
 from io import TextIOWrapper
 from pathlib import Path
 
-from h2o_cpp.model import text_files
-from h2o_cpp.model.atomic import check_parent, check_writable
+from h2o_cpp.cli.output import put_text
+from h2o_cpp.files import text_files
+from h2o_cpp.files.atomic import check_parent, check_writable
 
 STANDARD = Path("-")  # stdin or stdout
 
@@ -27,7 +28,7 @@ def read_text(file: Path) -> str:
 def write_text(file: Path, text: str) -> None:
     """Write a text to a file or to stdout."""
     if file == STANDARD:
-        sys.stdout.write(text)
+        put_text(text)
     else:
         file.write_text(text, encoding="utf-8")
 

@@ -10,7 +10,6 @@ skipped, and the exit status is then 1.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -20,18 +19,20 @@ from time import perf_counter
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp import Generator
-from h2o_cpp.cli.cache_options import CACHE, add_sequences
+from h2o_cpp.cli.cache_options import add_sequences
 from h2o_cpp.cli.files import STANDARD
 from h2o_cpp.cli.options import add_generation, add_model, open_generator, stream_options
+from h2o_cpp.cli.output import put_json, tell
 from h2o_cpp.cli.parser import Parser
-from h2o_cpp.cli.sampling import changed_sampling
+from h2o_cpp.cli.sampling import changed_sampling, form_options
+from h2o_cpp.files.visible_text import message_line
 from h2o_cpp.jobs import Output, StdoutOutput, generate_lines
+from h2o_cpp.options import CacheOptions, option_names
 
-# What an output depends on, besides its line and the model.
+# An output depends on these, besides its line, the model and options of the cache.
 _SETTINGS = (
-    *(*CACHE, "cache_memory", "n_batch", "archive", "archive_pages", "archive_heads", "field"),
-    *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n"),
-    *("seed", "stop", "ignore_eos"),
+    *("field", "max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty"),
+    *("repeat_last_n", "seed", "stop", "ignore_eos", "protect"),
 )
 
 
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     def report(number: int, reason: str) -> None:
         nonlocal n_bad
         n_bad += 1
-        tqdm.write(f"{name}:{number}: {reason}", file=sys.stderr)
+        tqdm.write(message_line(f"{name}:{number}: {reason}"), file=sys.stderr)
         bar.update()
 
     with (
@@ -107,12 +108,11 @@ def run(args: argparse.Namespace) -> int:
             "tokens": n_tokens,
             "seconds": seconds,
         }
-        print(json.dumps(document))
+        put_json(document, indent=None)
         return status
-    print(
+    tell(
         f"[{n_written} outputs written, {n_found} already done, {n_bad} bad lines | "
         f"{n_tokens} tokens, {n_tokens / seconds:.0f}/s]",
-        file=sys.stderr,
     )
     return status
 
@@ -132,11 +132,12 @@ def _open_input(path: Path) -> AbstractContextManager[Iterable[bytes]]:
 def _open_output(args: argparse.Namespace, generator: Generator) -> Output | StdoutOutput:
     if args.output == STANDARD:
         return StdoutOutput()
-    settings = {name: getattr(args, name) for name in _SETTINGS}
+    cache = {*option_names(CacheOptions)} - {"archive_dir"}
+    settings = {name: getattr(args, name) for name in (*cache, *_SETTINGS)}
     if args.exact:
         settings["exact"] = True
     return Output(
         args.output,
-        {"model": generator.path.name, **settings, **changed_sampling(args)},
-        allow_other_settings=args.allow_other_options,
+        {"model": generator.path.name, **settings, **changed_sampling(args), **form_options(args)},
+        allow_other_options=args.allow_other_options,
     )

@@ -8,20 +8,19 @@ the model file.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from dataclasses import asdict
 
+from h2o_cpp.arguments import check_context, check_int
 from h2o_cpp.cli.argument_types import integer
 from h2o_cpp.cli.cache_options import add_n_ctx
 from h2o_cpp.cli.options import add_json, add_model, add_store, add_threads, stores
+from h2o_cpp.cli.output import put, put_json, tell
 from h2o_cpp.cli.parser import Parser
+from h2o_cpp.files.model_file import ModelFile
+from h2o_cpp.files.stored_metadata import store_metadata
 from h2o_cpp.measure.heads import RETRIEVAL_HEADS, TASKS, rank_heads
 from h2o_cpp.measure.retrieval.tasks import make_samples
-from h2o_cpp.model.arguments import check_context, check_int
-from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.session import open_model
-from h2o_cpp.model.stored_metadata import store_metadata
 from h2o_cpp.model.tokenizer import Tokenizer
 
 _LENGTH = 1000
@@ -44,10 +43,10 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    path = find_model(args.model)
-    stored = stores(args, path)
+    file = ModelFile.find(args.model)
+    stored = stores(args, file.path)
     n_samples = check_int("samples", args.samples, 1)
-    model = open_model(path, device="cpu", threads=args.threads)
+    model = open_model(file, device="cpu", threads=args.threads)
     length = check_context(args.n_ctx, model.n_ctx_train, _LENGTH)
     tokenizer = Tokenizer.of_model(model)
     samples = [
@@ -61,21 +60,22 @@ def run(args: argparse.Namespace) -> int:
     with tqdm(total=n_tokens, desc="prompts", unit="token", disable=None, leave=False) as bar:
         heads = rank_heads(model, samples, n_ctx=length, progress=bar.update)
     if args.json:
-        print(json.dumps([asdict(head) for head in heads], indent=2))
+        put_json([asdict(head) for head in heads])
     else:
-        print("| | layer | KV head | share | in all |")
-        print("|---|---|---|---|---|")
+        put("| | layer | KV head | share | in all |")
+        put("|---|---|---|---|---|")
         total = 0.0
         for i, head in enumerate(heads[:_SHOWN], 1):
             total += head.share
-            print(f"| {i} | {head.layer} | {head.kv_head} | {head.share:.1%} | {total:.1%} |")
-        print(
-            f"\n{min(len(heads), _SHOWN)} of {len(heads)} heads, by their share of the attention "
+            put(f"| {i} | {head.layer} | {head.kv_head} | {head.share:.1%} | {total:.1%} |")
+        put()
+        put(
+            f"{min(len(heads), _SHOWN)} of {len(heads)} heads, by their share of the attention "
             f"to the facts of {len(samples)} prompts of up to {length} tokens, while the answers "
             "are written"
         )
     if stored:
         ranked = [head.layer * model.n_kv_heads + head.kv_head for head in heads]
-        store_metadata(path, args.output, {RETRIEVAL_HEADS: ranked})
-        print(f"wrote {args.output or path}, for --archive-heads", file=sys.stderr)
+        store_metadata(file.path, args.output, {RETRIEVAL_HEADS: ranked})
+        tell(f"wrote {args.output or file.path}, for --archive-heads")
     return 0

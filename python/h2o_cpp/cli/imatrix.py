@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from h2o_cpp.cli.argument_types import gguf_output, integer
 from h2o_cpp.cli.cache_options import add_n_ctx
 from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.options import add_force, add_model, add_text, add_threads
+from h2o_cpp.cli.output import tell
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.quantize import make_imatrix
 
@@ -40,5 +40,5 @@ def run(args: argparse.Namespace) -> int:
         threads=args.threads,
         overwrite=args.force,
     )
-    print(f"wrote {args.output}, of {n_tokens} tokens", file=sys.stderr)
+    tell(f"wrote {args.output}, of {n_tokens} tokens")
     return 0

@@ -10,13 +10,18 @@ from math import prod
 from typing import Any
 
 from h2o_cpp import _core
+from h2o_cpp.arguments import bytes_of, check_context
+from h2o_cpp.budget.cache_memory import ModelShape, slab_bytes
+from h2o_cpp.budget.policy import budget_policy
+from h2o_cpp.budget.stored_budget import stored_budget
+from h2o_cpp.cli.cache_options import add_n_ctx
 from h2o_cpp.cli.options import add_model
+from h2o_cpp.cli.output import put, put_json
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.tables import mebibytes, print_table
-from h2o_cpp.model.cache_memory import ModelShape, capacity, slab_bytes
-from h2o_cpp.model.model_files import find_model
-from h2o_cpp.model.policy import budget_policy
-from h2o_cpp.model.stored_budget import stored_budget
+from h2o_cpp.files.model_file import ModelFile
+from h2o_cpp.files.model_files import find_model
+from h2o_cpp.options import CacheOptions
 
 _LONG = 8  # longer arrays are counted, not shown
 _CACHE_TOKENS = 1000
@@ -30,8 +35,9 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--memory",
         metavar="SIZE",
-        help="show how many sequences fit in SIZE of cache memory, such as 4GiB",
+        help="show how many sequences fit in SIZE of memory, such as 4GiB",
     )
+    add_n_ctx(parser, "sequences of N tokens", "the trained context, up to 4096")
     parser.add_argument("--json", action="store_true", help="print all of it as JSON")
 
 
@@ -41,18 +47,14 @@ def run(args: argparse.Namespace) -> int:
     metadata, tensors = file.metadata(), file.tensors()
     summary = _summarize(metadata, tensors, _shape(path))
     if args.memory is not None:
-        summary["sequences"] = {
-            "memory": args.memory,
-            **{name: capacity(path, args.memory, hh=hh) for name, hh in _BUDGETS.items()},
-            "n_ctx": min(summary["context_length"], _core.DEFAULT_N_CTX),
-        }
+        summary["sequences"] = _fitting(path, args.memory, args.n_ctx, summary)
     short = {key: _short(value) for key, value in metadata.items()}
     if args.json:
         names = ("name", "type", "shape", "bytes")
         document = {"file": path, "gguf_version": file.version, **summary}
         document["metadata"] = short
         document["tensors"] = [dict(zip(names, tensor, strict=True)) for tensor in tensors]
-        print(json.dumps(document, indent=2))
+        put_json(document)
         return 0
 
     match metadata.get("split.no", 0), metadata.get("split.count", 1):
@@ -60,16 +62,37 @@ def run(args: argparse.Namespace) -> int:
             part = f", file {number + 1} of {count}"
         case _:
             part = ""
-    print(f"{path}: GGUF v{file.version}, {len(tensors)} tensors{part}")
+    put(f"{path}: GGUF v{file.version}, {len(tensors)} tensors{part}")
     print_table({key.replace("_", " "): _text(key, value) for key, value in summary.items()})
     if args.metadata:
-        print("\nmetadata")
+        put("\nmetadata", lines=True)
         print_table({key: json.dumps(value) for key, value in short.items()})
     if args.tensors:
-        print("\ntensors")
+        put("\ntensors", lines=True)
         for name, dtype, shape, nbytes in tensors:
-            print(f"  {name:32} {dtype:6} {'x'.join(map(str, shape)):>16} {mebibytes(nbytes):>12}")
+            put(f"  {name:32} {dtype:6} {'x'.join(map(str, shape)):>16} {mebibytes(nbytes):>12}")
     return 0
+
+
+def _fitting(
+    path: str, memory: str, n_ctx: int | None, summary: Mapping[str, Any]
+) -> dict[str, Any]:
+    """How many sequences fit in memory, alone and beside all weights, with each of _BUDGETS."""
+    file = ModelFile.find(path)
+
+    def fit(n_bytes: int) -> dict[str, int]:
+        return {
+            name: max(0, n_bytes) // CacheOptions(hh=hh, n_ctx=n_ctx).slab_bytes(file)
+            for name, hh in _BUDGETS.items()
+        }
+
+    n_bytes = bytes_of("memory", memory)
+    return {
+        "memory": memory,
+        **fit(n_bytes),
+        "beside_weights": fit(n_bytes - summary["bytes"]),
+        "n_ctx": check_context(n_ctx, summary["context_length"]),
+    }
 
 
 def _shape(path: str) -> ModelShape | None:
@@ -138,9 +161,13 @@ def _text(key: str, value: Any) -> str:
         return f"{full} for {value['n_tokens']} tokens, {small} with --hh 0.2"
     if key == "sequences":
         what = f"of {value['n_ctx']} tokens in {value['memory']}"
-        return f"{value['full']:,} {what}, {value['hh_20']:,} with --hh 0.2"
+        beside = value["beside_weights"]
+        return (
+            f"{value['full']:,} {what}, {value['hh_20']:,} with --hh 0.2; beside the weights "
+            f"{beside['full']:,}, {beside['hh_20']:,} with --hh 0.2"
+        )
     if key == "budget":
-        return _budget_text(**value)
+        return _budget_text(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -150,24 +177,18 @@ def _text(key: str, value: Any) -> str:
     return str(value)
 
 
-def _budget_text(
-    hh: object,
-    policy: object,
-    n_ctx: object,
-    loss: object,
-    kv_dtype: object,
-    archive: object = None,
-    archive_pages: object = None,
-    archive_heads: object = None,
-) -> str:
+def _budget_text(budget: Mapping[str, Any]) -> str:
     """The budget for --hh auto, and its measured cost."""
+    hh, loss, heads = budget["hh"], budget["loss"], budget.get("archive_heads")
     text = f"--hh auto is {hh:g}" if isinstance(hh, float) else f"--hh auto is {hh!r}"
-    text += f" by {policy}" if policy is not None else ""
-    text += f" in {kv_dtype}" if kv_dtype is not None else ""
-    text += f", archive in {archive}" if archive is not None else ""
-    text += f" of {archive_heads:.0%} of the heads" if isinstance(archive_heads, float) else ""
-    text += f", {archive_pages} pages" if archive_pages is not None else ""
+    for form, name in (
+        (" by {}", "policy"), (" in {}", "kv_dtype"), (", archive in {}", "archive")
+    ):  # fmt: skip
+        text += "" if budget.get(name) is None else form.format(budget[name])
+    text += f" of {heads:.0%} of the heads" if isinstance(heads, float) else ""
+    text += f", {budget['archive_pages']} pages" if budget.get("archive_pages") is not None else ""
     if isinstance(loss, float):
+        n_ctx = budget["n_ctx"]
         text += f", which costs {loss:.2%}" + (f" at {n_ctx} tokens" if n_ctx is not None else "")
     return text
 

@@ -6,25 +6,26 @@ The text is read one token at a time (--n-batch) and may be continued greedily (
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from h2o_cpp.arguments import check_int
 from h2o_cpp.cli.argument_types import integer
-from h2o_cpp.cli.cache_options import add_cache, cache_options
+from h2o_cpp.cli.cache_options import add_cache, options_of
 from h2o_cpp.cli.files import STANDARD, check_outputs, write_text
 from h2o_cpp.cli.options import add_machine, add_max_tokens, add_prompt, read_prompt
+from h2o_cpp.cli.output import put, put_styled
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.token_colors import color_wanted, marked
+from h2o_cpp.files.model_file import ModelFile
+from h2o_cpp.files.visible_text import visible_json
 from h2o_cpp.measure.inspection import Inspection, inspect
-from h2o_cpp.model.arguments import check_context, check_int
-from h2o_cpp.model.cache_memory import ModelShape, choose_cache
 from h2o_cpp.model.device import model_and_cache_bytes, open_on_device
-from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import open_model
 from h2o_cpp.model.tokenizer import Tokenizer
+from h2o_cpp.options import CacheOptions
 
 
 def add_arguments(parser: Parser) -> None:
@@ -54,13 +55,17 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the text with the kept tokens marked, and a table; write the requested files."""
-    needed = partial(model_and_cache_bytes, args.model, **cache_options(args))
     check_outputs(html=args.html, json=args.json)
-    found = open_on_device(args.device, partial(_inspected, args, read_prompt(args)), needed)
+    file, cache = ModelFile.find(args.model), options_of(args, CacheOptions)
+    found = open_on_device(
+        args.device,
+        partial(_inspected, args, file, cache.for_model(file), read_prompt(args)),
+        partial(model_and_cache_bytes, file, cache),
+    )
     if args.html is not None:
         write_text(args.html, found.to_html())
     if args.json is not None:
-        write_text(args.json, json.dumps(found.to_dict()) + "\n")
+        write_text(args.json, visible_json(found.to_dict()) + "\n")
     if STANDARD in (args.html, args.json):
         return 0
     color = args.color == "always" or (args.color == "auto" and color_wanted(sys.stdout))
@@ -71,33 +76,23 @@ def run(args: argparse.Namespace) -> int:
     if args.head is not None:
         kept = kept[:, args.head : args.head + 1]
     for part in marked(kept, found.pieces, found.policy, color=color, one_head=one_head):
-        print(part, end="\n\n")
+        put_styled(part + "\n")
     for line in _table(found, args.layer, args.head):
-        print(line)
+        put(line)
     return 0
 
 
-def _inspected(args: argparse.Namespace, text: str, device: str) -> Inspection:
-    model = open_model(args.model, device=device, threads=args.threads)
+def _inspected(
+    args: argparse.Namespace, file: ModelFile, cache: CacheOptions, text: str, device: str
+) -> Inspection:
+    model = open_model(file, device=device, threads=args.threads)
     if args.layer is not None:
         check_int("layer", args.layer, 0, model.n_layers - 1)
     if args.head is not None:
         check_int("head", args.head, 0, model.n_kv_heads - 1)
-    cache = cache_options(args) | {"n_ctx": check_context(args.n_ctx, model.n_ctx_train)}
-    policy, kv_dtype = choose_cache(model.file, ModelShape.of(model), **cache)
-    assert isinstance(policy, Policy)  # of one name
     tokenizer = Tokenizer.of_model(model)
-    return inspect(
-        model,
-        tokenizer,
-        tokenizer.encode(text),
-        policy,
-        n_ctx=cache["n_ctx"],
-        positions=args.positions,
-        n_batch=args.n_batch,
-        max_tokens=args.max_tokens,
-        kv_dtype=kv_dtype,
-    )
+    tokens = tokenizer.encode(text)
+    return inspect(model, tokenizer, tokens, max_tokens=args.max_tokens, **vars(cache))
 
 
 def _table(found: Inspection, layer: int | None, kv_head: int | None) -> Iterator[str]:

@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from io import TextIOWrapper
 from pathlib import Path
 
+from h2o_cpp.cli.output import put
+
 _QUOTES = '"""'
 _MAX_ENTRIES = 1000  # of the history file
 
@@ -36,12 +38,12 @@ def messages() -> Iterator[str]:
                         raise ValueError(f"the message has no closing {_QUOTES}") from None
         except EOFError:
             if on_terminal:
-                print()
+                put()
             return
         except KeyboardInterrupt:
             if not on_terminal:
                 raise
-            print("\n(Ctrl-D or /exit ends)")
+            put("\n(Ctrl-D or /exit ends)", lines=True)
             continue
         yield text
 

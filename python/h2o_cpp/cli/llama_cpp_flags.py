@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Container, Sequence
 from typing import Final
+
+from h2o_cpp.cli.output import tell
 
 _ANSWERS = {
     "-cnv --conversation -no-cnv --no-conversation -st --single-turn -i --interactive "
@@ -12,7 +13,7 @@ _ANSWERS = {
     "-ub --ubatch-size": "prompts are read --n-batch tokens at a time",
     "-tb --threads-batch": "--threads applies to prompts too",
     "-r --reverse-prompt": "--stop TEXT ends a text before TEXT",
-    "-sys --system-prompt -sysf --system-prompt-file": "h2o-cpp chat has --system TEXT",
+    "-sys --system --system-prompt -sysf --system-prompt-file": "h2o-cpp chat has --system TEXT",
     "--in-prefix --in-prefix-bos --in-suffix": "h2o-cpp chat puts messages into --template",
     "--chat-template --chat-template-file": "h2o-cpp chat and serve have it",
     "--chat-template-kwargs --reasoning-format --reasoning-budget": "requests to h2o-cpp serve "
@@ -21,7 +22,6 @@ _ANSWERS = {
     "-ns --sequences": "h2o-cpp generate continues many prompts",
     "-e --escape --no-escape": "texts are taken as they are, write $'one\\ntwo' in the shell",
     "-bf --binary-file": "--file takes UTF-8 text",
-    "--no-display-prompt": "h2o-cpp run --json has the text without the prompt",
     "-sp --special": "special tokens are never printed",
     "--prompt-cache --prompt-cache-all --prompt-cache-ro --slot-save-path": "h2o-cpp chat has "
     "/save and /load, h2o-cpp serve has --prefix-cache-disk",
@@ -43,31 +43,42 @@ _ANSWERS = {
     "-mu --model-url": "give a file that you downloaded, or -m hf://OWNER/REPO",
     "--keep --context-shift --no-context-shift": "--hh and --policy say what the cache keeps",
     "-sm --split-mode -ts --tensor-split -mg --main-gpu": "one device computes all of it: --device",
-    "-fa --flash-attn --mlock --mmap --no-mmap -nkvo --no-kv-offload -kvu --kv-unified "
-    "-cb --cont-batching -nocb --no-cont-batching --jinja --no-jinja --warmup --no-warmup "
-    "--metrics --slots --no-slots --props -v --verbose --log-verbose -lv --verbosity "
-    "--log-verbosity --verbose-prompt --log-disable --log-file --log-colors --log-prefix "
-    "--log-timestamps -co --color --simple-io -mli --multiline-input --no-perf --no-webui "
-    "-nr --no-repack --offline --check-tensors --threads-http -ptc --print-token-count "
-    "--swa-full --no-op-offload -dt --defrag-thold -dkvc --dump-kv-cache": "there is no such "
-    "option here; omit it",
+    "-nkvo --no-kv-offload -nocb --no-cont-batching --no-jinja --no-slots -lv --verbosity "
+    "--log-verbosity --verbose-prompt --log-file --log-colors -co --color -mli --multiline-input "
+    "--no-webui -nr --no-repack --threads-http -ptc --print-token-count --no-op-offload -dt "
+    "--defrag-thold -dkvc --dump-kv-cache": "there is no such option here; omit it",
     "--lora --lora-scaled": "merge the adapter into its checkpoint, then use h2o-cpp convert",
-    "-md --model-draft --draft --draft-max --draft-min": "there is no speculative decoding",
+    "-md --model-draft --draft-min": "there are no draft models; --draft lookup needs none",
     "--mmproj -mm --image": "only text models are supported",
     "--embedding --embeddings": "h2o-cpp embed prints embeddings, h2o-cpp serve has /v1/embeddings",
-    "--rerank --reranking": "there is no reranking",
+    "--rerank --reranking": "h2o-cpp serve has /v1/rerank without a flag",
     "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx "
     "--yarn-ext-factor --yarn-attn-factor": "the file determines the rotation",
 }
 
 ANSWERS: Final = {flag: answer for flags, answer in _ANSWERS.items() for flag in flags.split()}
 
+# These flags ask for what happens anyway.
+_USUAL = {
+    "-fa --flash-attn": "attention never stores its scores",
+    "--mmap --no-mmap --mlock": "weights are mapped, and --max-resident says how many stay",
+    "-v --verbose --log-verbose": "there is no log to make longer",
+    "--log-disable --log-prefix --log-timestamps": "there is no log to change",
+    "--metrics --slots --props": "the server has them",
+    "-cb --cont-batching -kvu --kv-unified --jinja --warmup --no-warmup --no-perf --simple-io "
+    "--offline --check-tensors --swa-full": "it works without",
+}
+REASONS: Final = {flag: reason for flags, reason in _USUAL.items() for flag in flags.split()}
+_SWITCHES = ("-fa", "--flash-attn")  # with or without one of these
+_ON_OR_OFF = ("on", "off", "auto", "1", "0", "true", "false", "enabled", "disabled")
+
 _REPOSITORY = ("-hf", "-hfr", "--hf-repo")
 _GPU_LAYERS = ("-ngl", "--n-gpu-layers", "--gpu-layers")
 
 
 def translate(words: Sequence[str], known: Container[str]) -> list[str]:
-    """Replace -hf OWNER/REPO by --model=hf://OWNER/REPO, and omit -ngl N with a note on stderr.
+    """Replace -hf OWNER/REPO by --model=hf://OWNER/REPO; omit flags without effect, such as -ngl N,
+    with a note on stderr.
 
     known: the command's options.
 
@@ -75,6 +86,7 @@ def translate(words: Sequence[str], known: Container[str]) -> list[str]:
     """
     end = words.index("--") if "--" in words else len(words)
     following = iter(words[:end])
+    previous = ""
     result: list[str] = []
 
     def value_of(flag: str, given: str, expected: str) -> str:
@@ -85,16 +97,21 @@ def translate(words: Sequence[str], known: Container[str]) -> list[str]:
 
     for word in following:
         flag, _, given = word.partition("=")
+        is_switch = previous in _SWITCHES and word in _ON_OR_OFF
+        previous = word
+        if is_switch:
+            continue
         if flag in ANSWERS and flag not in known:
             raise ValueError(f"{flag} is a llama.cpp flag: {ANSWERS[flag]}")
         if flag in _REPOSITORY and "--model" in known:
             result.append(f"--model=hf://{value_of(flag, given, 'OWNER/REPO')}")
         elif flag in _GPU_LAYERS and "--device" in known:
-            print(
+            tell(
                 f"note: {flag} {value_of(flag, given, 'a number')} has no effect: --device (auto, "
                 "cpu, cuda or cuda:N) chooses where all layers are computed",
-                file=sys.stderr,
             )
+        elif flag in REASONS and flag not in known:
+            tell(f"note: {flag} has no effect: {REASONS[flag]}")
         else:
             result.append(word)
     return [*result, *words[end:]]

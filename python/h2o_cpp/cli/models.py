@@ -6,17 +6,17 @@ Every command takes a model by its name or the beginning of its name: -m NAME.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 from h2o_cpp import _core
 from h2o_cpp.cli.options import add_json
+from h2o_cpp.cli.output import put, put_json, tell, tell_error
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.tables import mebibytes
-from h2o_cpp.model.model_files import models_directory, pulled_models
+from h2o_cpp.files.model_files import models_directory, pulled_models
+from h2o_cpp.files.visible_text import visible
 
 
 class Described(NamedTuple):
@@ -43,22 +43,20 @@ def run(args: argparse.Namespace) -> int:
         try:
             models.append(describe(name, path))
         except (OSError, ValueError) as error:
-            print(f"error: {error}", file=sys.stderr)
+            tell_error(str(error))
             status = 1
     if args.json:
-        print(json.dumps([model._asdict() for model in models], indent=2))
+        put_json([model._asdict() for model in models])
         return status
     if not models and status == 0:
-        print(
+        tell(
             f"no models in {models_directory()}; get one by: h2o-cpp pull hf://OWNER/REPO",
-            file=sys.stderr,
         )
-    rows = [("NAME", "SIZE", "ARCHITECTURE", "TYPE"), *map(_row, models)]
+    rows = [["NAME", "SIZE", "ARCHITECTURE", "TYPE"]]
+    rows += ([visible(cell) for cell in _row(model)] for model in models)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows if models else ():
-        print(
-            "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        )
+        put("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
     return status
 
 

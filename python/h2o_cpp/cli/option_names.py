@@ -42,6 +42,7 @@ def with_option_names(
     before, text = r"(?<![\w./'\"-])", message
     for pattern, after in (
         (rf"{before}{_any(names)}=(?=[\s,;:)]|$)", ""),
+        (rf"{before}{_any(names)}=True\b", ""),
         (rf"{before}{_any(names)}=", " "),
         (rf"^{_any(names)}(?= (?:is|are|has|needs|cannot)\b)", ""),
         (r"^(grammar|schema)(?=: )", ""),
@@ -54,7 +55,8 @@ def with_option_names(
 
 def with_limit_names(message: str) -> str:
     """A message about the end of the context, with --n-ctx and --max-tokens."""
-    return message.replace("n_ctx", "--n-ctx").replace("max_tokens", "--max-tokens")
+    named = message.replace("n_ctx", "--n-ctx").replace("max_tokens", "--max-tokens")
+    return named.replace("--max-tokens=", "--max-tokens ")
 
 
 def _any(names: Iterable[str]) -> str:

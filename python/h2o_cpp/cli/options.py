@@ -4,35 +4,32 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import Any, cast
+from typing import cast
 
-from h2o_cpp import BUNDLED_MODEL, Generator
-from h2o_cpp.cli.argument_types import gguf_output, integer
-from h2o_cpp.cli.cache_options import CACHE, add_cache
+from h2o_cpp import BUNDLED_MODEL, Generator, _core
+from h2o_cpp.cli.argument_types import draft_source, gguf_output, integer, protected
+from h2o_cpp.cli.cache_options import add_cache, options_of
 from h2o_cpp.cli.files import STANDARD, read_text
+from h2o_cpp.cli.output import tell
 from h2o_cpp.cli.parser import Arguments, Once, Parser
-from h2o_cpp.cli.sampling import add_sampling, sampling_options
+from h2o_cpp.cli.sampling import add_form, add_sampling, form_options, sampling_options
+from h2o_cpp.files.model_files import find_model, pulled_models
+from h2o_cpp.files.stored_metadata import metadata_output
 from h2o_cpp.generation.request import ENDLESS, StreamOptions
 from h2o_cpp.model import chat_template
 from h2o_cpp.model.builtin_templates import BUILTIN_TEMPLATES
-from h2o_cpp.model.model_files import find_model, pulled_models
-from h2o_cpp.model.stored_metadata import metadata_output
+from h2o_cpp.options import GeneratorOptions
 
 # The inputs of find_model.
 _MODEL = "GGUF file, a directory with one, the name of a pulled model, or hf://org/name"
 _OR_BUNDLED = f"{_MODEL} (default: the bundled tiny model)"
 
-# Arguments of Generator that commands have options for.
-_OF_GENERATOR = (
-    *(*CACHE, "cache_memory", "n_batch", "device", "threads", "max_resident", "exact"),
-    *("archive", "archive_pages", "archive_dir", "archive_heads", "max_sequences", "memory"),
-    *("prefix_cache", "prefix_cache_disk", "prefix_cache_disk_bytes", "prefix_ends"),
-)
+_FEW_TOKENS = 32  # less than people mean by a number of tokens
 
 
 def add_generation(parser: Parser, *, max_tokens: int | None = 128) -> None:
@@ -53,6 +50,7 @@ def add_generation(parser: Parser, *, max_tokens: int | None = 128) -> None:
 
     sampling = parser.add_argument_group("sampling")
     add_sampling(sampling)
+    add_form(sampling)
     sampling.add_argument(
         "--stop",
         action="append",
@@ -65,8 +63,38 @@ def add_generation(parser: Parser, *, max_tokens: int | None = 128) -> None:
         action="store_true",
         help="continue after the end-of-text token (default: end there)",
     )
+    parser.add_argument(
+        "--protect",
+        type=protected,
+        metavar="N",
+        help="never evict these tokens of the prompt: prompt, all of them; N, the first; N,M, the "
+        "first and the last; in chat: system, its system prompt (default: none)",
+    )
 
+    add_drafts(parser)
     add_machine(parser, resident=True)
+
+
+def add_drafts(parser: Parser) -> None:
+    """Add the options of drafts, for open_generator."""
+    drafts = parser.add_argument_group("drafts")
+    drafts.add_argument(
+        "--draft",
+        "--spec-type",
+        type=draft_source,
+        metavar="NAME",
+        help="lookup: guess the next tokens from earlier occurrences of the last ones, and verify "
+        "them at once, with the same output (default: none)",
+    )
+    drafts.add_argument(
+        "--draft-max",
+        "--draft-n",
+        "--spec-draft-n-max",
+        type=integer,
+        default=16,
+        metavar="N",
+        help="guess at most N tokens at once (default: %(default)s)",
+    )
 
 
 def add_model(parser: Parser, *, bundled: bool = False) -> None:
@@ -142,8 +170,8 @@ def add_template(parser: Arguments) -> None:
         "--chat-template",
         "--chat-template-file",
         metavar="NAME",
-        help=f"chat template: one of {', '.join(BUILTIN_TEMPLATES)}; or a Jinja2 file, or its text "
-        "(default: the model's own)",
+        help=f"chat template: one of {', '.join(BUILTIN_TEMPLATES)}; one that the model has beside "
+        "its own, such as rag; or a Jinja2 file, or its text (default: the model's own)",
     )
 
 
@@ -166,8 +194,8 @@ def add_machine(parser: Parser, *, resident: bool = False) -> None:
         machine.add_argument(
             "--exact",
             action="store_true",
-            help="multiply F16 and BF16 weights, and in attention, in float32, more slowly "
-            "(default: in bf16 where it is faster)",
+            help="multiply with weights and in attention in float32, more slowly (default: in 8 "
+            "bits with quantized weights, in bf16 with others where it is faster)",
         )
     add_threads(machine)
 
@@ -213,29 +241,52 @@ def stores(args: argparse.Namespace, model: str) -> bool:
     return True
 
 
-def generator_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of Generator that the command has."""
-    options = {name: value for name, value in vars(args).items() if name in _OF_GENERATOR}
-    # Commands without this option have no use for a prompt's state after its end.
-    options.setdefault("prefix_cache", 0)
-    return options
+def generator_options(args: argparse.Namespace) -> GeneratorOptions:
+    """The options of Generator that the command has; --seed is that of the output."""
+    options = options_of(args, GeneratorOptions)
+    # Commands without --prefix-cache have no use for a prompt's state after its end.
+    return replace(options, seed=None, prefix_cache=getattr(args, "prefix_cache", 0))
 
 
 def open_generator(args: argparse.Namespace) -> Generator:
     """Open the model, for one sequence or as many as add_sequences allows."""
-    generator = Generator(args.model, **generator_options(args))
+    try:
+        generator = Generator(args.model, **vars(generator_options(args)))
+    except ValueError as error:
+        if args.n_ctx is None or "trained length" not in str(error):
+            raise
+        more = "outputs of a rotary model go past it with --hh X and --endless"
+        raise ValueError(f"{error}; {more}") from None
+    _note_budget(args, generator)
     if args.n_ctx is None and generator.n_ctx < generator.n_ctx_train:
-        print(
+        tell(
             f"note: the context is {generator.n_ctx} of the {generator.n_ctx_train} tokens that "
             "the model was trained for; -c N sets it, -c 0 uses all",
-            file=sys.stderr,
         )
     return generator
 
 
+def _note_budget(args: argparse.Namespace, generator: Generator) -> None:
+    """A note about a budget that is probably not what was meant."""
+    hh = args.hh
+    is_mistaken = type(hh) is int and 0 < hh <= _FEW_TOKENS and args.recent is None
+    if is_mistaken and not getattr(args, "json", False):
+        tell(f"note: --hh {hh} keeps {hh} tokens; {hh}% is --hh {hh / 100}")
+    if hh == "auto":
+        found = _core.GgufFile(str(generator.path)).metadata().get("h2o.n_ctx")
+        if isinstance(found, int) and found != generator.n_ctx:
+            tell(
+                f"note: --hh auto was measured in a context of {found} tokens, not "
+                f"{generator.n_ctx}: h2o-cpp advise -c {generator.n_ctx} measures it there"
+            )
+
+
+_STREAM = ("max_tokens", "stop", "ignore_eos", "protect")
+
+
 def stream_options(args: argparse.Namespace) -> StreamOptions:
-    options = {name: getattr(args, name) for name in ("max_tokens", "stop", "ignore_eos")}
-    return cast(StreamOptions, options | sampling_options(args))
+    options = {name: getattr(args, name) for name in _STREAM}
+    return cast(StreamOptions, options | sampling_options(args) | form_options(args))
 
 
 def read_prompt(args: argparse.Namespace) -> str:
@@ -249,7 +300,8 @@ def read_prompt(args: argparse.Namespace) -> str:
 
 
 def read_template(given: str | None) -> str | None:
-    """The text of a template: given as such, by its name or as a file (FILE, @FILE).
+    """The text of a template: given as such, by its name or as a file (FILE, @FILE); a name that
+    may be one of the model's templates stays as it is.
 
     Raises OSError for a file that cannot be read, and ValueError.
     """
@@ -257,6 +309,8 @@ def read_template(given: str | None) -> str | None:
         return None
     if given.startswith("@"):
         return read_text(Path(given[1:]))
+    if given.isidentifier() and not os.path.exists(given):
+        return given
     return chat_template.read_template(given)
 
 

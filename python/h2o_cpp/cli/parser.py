@@ -6,12 +6,14 @@ import argparse
 import copy
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import takewhile
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from h2o_cpp.cli.llama_cpp_flags import translate
+from h2o_cpp.cli.output import put_styled
+from h2o_cpp.files.visible_text import message_line
 
 # Checks the parsed and the remaining arguments; raises ValueError.
 Check = Callable[[argparse.Namespace, Sequence[str]], None]
@@ -39,6 +41,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=Help, allow_abbrev=False, **options)
         self._either: list[_Either] = []
         self._checks: list[Check] = []
+        self.meant: Mapping[str, str] = {}  # by a word that is no choice
+        self.hint = ""  # after unknown words
 
     def add_either(self, *names: str, metavar: str, help: str, **options: Any) -> None:
         """Add an argument that is given by position or by one of these names.
@@ -78,7 +82,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """As in ArgumentParser, but remaining arguments are an error, with a suggestion."""
+        """Parses as ArgumentParser, but remaining arguments are an error, with a suggestion."""
         words = sys.argv[1:] if args is None else list(args)
         if self._subparsers is None:  # in a command
             try:
@@ -123,12 +127,17 @@ class Parser(argparse.ArgumentParser):
             given = " and ".join(str(positional.metavar) for positional, _ in by_option)
             names = [option.option_strings[0] for _, option in by_option]
             return f"{given} given twice: by {' and '.join(names)}, and by position"
-        return f"unrecognized arguments: {' '.join(extras)}"
+        hint = f"; {self.hint}" if self.hint else ""
+        return f"unrecognized arguments: {' '.join(extras)}{hint}"
+
+    def error(self, message: str) -> NoReturn:
+        """Reports as ArgumentParser does, in one visible line."""
+        super().error(message_line(message))
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """As in ArgumentParser, but raises an error if stdout does not take the help."""
+        """Prints as ArgumentParser does, but raises an error if stdout does not take the help."""
         if file is sys.stdout:
-            print(message, end="", flush=True)
+            put_styled(message.removesuffix("\n"))
         else:
             super()._print_message(message, file)
 
@@ -136,9 +145,11 @@ class Parser(argparse.ArgumentParser):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            error.message += _suggest(
-                [str(value)], [str(choice) for choice in action.choices or ()]
-            )
+            if value in self.meant:
+                error.message = f"there is no {value}; did you mean: {self.meant[value]}"
+            else:
+                choices = [str(choice) for choice in action.choices or ()]
+                error.message += _suggest([str(value)], choices)
             raise
 
 

@@ -6,23 +6,24 @@ import argparse
 from dataclasses import asdict
 from math import isnan, nan
 
+from h2o_cpp.arguments import check_context, check_int
 from h2o_cpp.cli.argument_types import integer
 from h2o_cpp.cli.cache_options import add_n_batch, add_n_ctx
 from h2o_cpp.cli.comparison import (
     add_budgets,
     add_comparison,
-    comparison_options,
+    comparison_of,
     open_figure,
     show_rows,
     shows_table,
 )
 from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.options import add_model, add_text, add_text_tokens
+from h2o_cpp.cli.output import put
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.tables import cache_text
 from h2o_cpp.measure.perplexity import N_SEGMENTS, Measurement, measure
 from h2o_cpp.measure.plots import draw_budgets
-from h2o_cpp.model.arguments import check_context, check_int
 from h2o_cpp.model.session import open_model
 from h2o_cpp.model.tokenizer import Tokenizer
 
@@ -45,6 +46,11 @@ def add_arguments(parser: Parser) -> None:
         "--streaming", action="store_true",
         help="read the text in one pass, and show each tenth of it (default: in windows)",
     )  # fmt: skip
+    parser.add_argument(
+        "--agreement", action="store_true",
+        help="also compare all predictions with the full cache: the share with the same most "
+        "likely token, and the overlap of the probabilities, the sum of min(p, q) (default: no)",
+    )  # fmt: skip
     add_comparison(parser, "plot perplexity against budget (default: no)")
 
 
@@ -60,11 +66,11 @@ def run(args: argparse.Namespace) -> int:
     rows = measure(
         model,
         tokenizer.encode(text, add_special=False)[: args.text_tokens],
-        n_ctx=n_ctx,
+        comparison_of(args, n_ctx),
         beginning=tokenizer.encode(""),
         stride=args.stride,
         streaming=args.streaming,
-        **comparison_options(args),
+        agreement=args.agreement,
     )
     full = nan  # until it is measured, unless it cannot be
 
@@ -75,10 +81,12 @@ def run(args: argparse.Namespace) -> int:
         return [
             *(row.policy, f"{row.budget:g}", str(row.kept), f"{row.perplexity:.3f}"),
             *(of_full, cache_text(row.cache_bytes, row.archive_bytes)),
+            *(f"{value:.3f}" for value in row.agreement or ()),
             *(f"{value:.3f}" for value in row.segments),
         ]
 
     columns = ["policy", "budget", "kept", "perplexity", "of full", "cache"]
+    columns += ["same token", "overlap"] if args.agreement else []
     measured = show_rows(
         args,
         rows,
@@ -90,9 +98,10 @@ def run(args: argparse.Namespace) -> int:
     )
     if shows_table(args):
         how = "one pass; 1 to 10 are its tenths" if args.streaming else f"windows of {n_ctx}"
-        print(f"\n{measured[0].tokens} tokens predicted, in {how}, {args.n_batch} at a time")
+        put()
+        put(f"{measured[0].tokens} tokens predicted, in {how}, {args.n_batch} at a time")
         if isnan(full):
-            print(f"the full cache is not measured: the text is longer than n-ctx, {n_ctx}")
+            put(f"the full cache is not measured: the text is longer than n-ctx, {n_ctx}")
     if figure is not None:
         axes = figure.subplots()
         evicting = [row for row in measured if row.policy != "full"]
@@ -104,7 +113,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _flat(row: Measurement) -> dict[str, object]:
-    """A row of the CSV file, with a column for each segment."""
+    """A row of the CSV file, with a column for each segment and kind of agreement."""
     flat = asdict(row)
-    segments = flat.pop("segments")
+    segments, agreement = flat.pop("segments"), flat.pop("agreement")
+    flat |= {} if agreement is None else agreement._asdict()
     return flat | {f"segment_{i + 1}": value for i, value in enumerate(segments)}

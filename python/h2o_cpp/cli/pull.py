@@ -1,6 +1,7 @@
 """Download a model from the Hugging Face Hub; every command then takes it by name.
 
-SOURCE is hf://OWNER/REPO, with /FILE or :TYPE to choose one of several models (otherwise Q4_K_M).
+SOURCE is hf://OWNER/REPO, with /FILE or :TYPE to choose one of several models (otherwise Q4_K_M),
+or the address of its page.
 Repeat the command to continue an interrupted download. Models are stored in $H2O_MODELS, by default
 ~/.cache/h2o-cpp/models. Needs the extra `pull`.
 """
@@ -8,14 +9,15 @@ Repeat the command to continue an interrupted download. Models are stored in $H2
 from __future__ import annotations
 
 import argparse
-import sys
 
 from h2o_cpp import _core
 from h2o_cpp.cli.models import Described, describe
+from h2o_cpp.cli.output import put, tell
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.tables import mebibytes
-from h2o_cpp.model.model_files import pulled_models
-from h2o_cpp.model.pull import pull
+from h2o_cpp.files.hub import is_page
+from h2o_cpp.files.model_files import pulled_models
+from h2o_cpp.files.pull import pull
 
 
 def add_arguments(parser: Parser) -> None:
@@ -24,12 +26,14 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Download; the name goes to stdout, everything else to stderr."""
-    source = args.source if args.source.startswith("hf:") else f"hf://{args.source}"
+    is_source = args.source.startswith("hf:") or is_page(args.source)
+    source = args.source if is_source else f"hf://{args.source}"
     path = pull(source)
-    name = next(name for name, found in pulled_models().items() if found == path)
+    # A file that is no model has no name.
+    name = next((name for name, found in pulled_models().items() if found == path), str(path))
     model = describe(name, path)
-    print(f"pulled {mebibytes(model.n_bytes)}: {_what_next(model)}", file=sys.stderr)
-    print(name)
+    tell(f"pulled {mebibytes(model.n_bytes)}: {_what_next(model)}")
+    put(name)
     return 0
 
 

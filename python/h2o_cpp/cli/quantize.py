@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from h2o_cpp.cli.argument_types import gguf_output
 from h2o_cpp.cli.options import add_force, add_threads
+from h2o_cpp.cli.output import tell
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.tables import mebibytes
 from h2o_cpp.quantize import MIXES, quantize
@@ -47,5 +47,5 @@ def run(args: argparse.Namespace) -> int:
         imatrix=args.imatrix,
         overwrite=args.force,
     )
-    print(f"wrote {args.output} ({mebibytes(args.output.stat().st_size)})", file=sys.stderr)
+    tell(f"wrote {args.output} ({mebibytes(args.output.stat().st_size)})")
     return 0

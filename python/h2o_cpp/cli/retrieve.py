@@ -6,23 +6,24 @@ import argparse
 from math import isnan
 from pathlib import Path
 
+from h2o_cpp.arguments import check_context, check_int
 from h2o_cpp.cli.argument_types import integer, names
 from h2o_cpp.cli.cache_options import add_n_batch, add_n_ctx
 from h2o_cpp.cli.comparison import (
     add_budgets,
     add_comparison,
-    comparison_options,
+    comparison_of,
     open_figure,
     show_rows,
     shows_table,
 )
 from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.options import add_model
+from h2o_cpp.cli.output import put
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.plots import draw_budgets
 from h2o_cpp.measure.retrieval.measurement import Measurement, measure
 from h2o_cpp.measure.retrieval.tasks import FILLER, TASKS, make_samples, read_samples
-from h2o_cpp.model.arguments import check_context, check_int
 from h2o_cpp.model.session import open_model
 from h2o_cpp.model.tokenizer import Tokenizer
 
@@ -89,13 +90,7 @@ def run(args: argparse.Namespace) -> int:
         )
         for task in args.tasks
     }
-    rows = measure(
-        model,
-        tasks,
-        n_ctx=length,
-        question_apart=args.question_apart,
-        **comparison_options(args),
-    )
+    rows = measure(model, tasks, comparison_of(args, length), question_apart=args.question_apart)
     measured = show_rows(
         args,
         rows,
@@ -108,8 +103,9 @@ def run(args: argparse.Namespace) -> int:
         settings={"length": length, "n_batch": args.n_batch},
     )
     if shows_table(args):
-        print(
-            f"\nprompts of up to {length} tokens, read {args.n_batch} at a time; "
+        put()
+        put(
+            f"prompts of up to {length} tokens, read {args.n_batch} at a time; "
             "log-likelihood of a token of the answer, in nats"
         )
     if figure is not None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Callable
-from functools import partial
 
 from h2o_cpp import Generator
 from h2o_cpp.cli.option_names import with_limit_names
@@ -17,7 +14,9 @@ from h2o_cpp.cli.options import (
     read_prompt,
     stream_options,
 )
+from h2o_cpp.cli.output import put, put_json, put_text, tell
 from h2o_cpp.cli.parser import Parser
+from h2o_cpp.cli.progress import reading
 from h2o_cpp.cli.tables import mebibytes
 from h2o_cpp.generation.request import StreamOptions
 from h2o_cpp.generation.stats import Stats
@@ -30,6 +29,11 @@ def add_arguments(parser: Parser) -> None:
         "--parse-special",
         action="store_true",
         help='parse special tokens in the text, such as "</s>" (default: they are ordinary text)',
+    )
+    parser.add_argument(
+        "--no-display-prompt",
+        action="store_true",
+        help="print only what follows PROMPT (default: PROMPT too)",
     )
     parser.add_argument(
         "--json", action="store_true",
@@ -46,18 +50,22 @@ def run(args: argparse.Namespace) -> int:
     with open_generator(args) as generator:
         stream = generator.stream(prompt, **options)
         if args.json:
-            status = _read(stream)
-            print(json.dumps(_document(generator, stream, prompt), indent=2))
+            status = _read(generator, stream)
+            put_json(_document(generator, stream, prompt))
             return status
-        print(prompt, end="", flush=True)
+        if not args.no_display_prompt:
+            put_text(prompt)
         return show(generator, stream)
 
 
-def _read(stream: Stream, write: Callable[[str], object] = lambda piece: None) -> int:
+def _read(
+    generator: Generator, stream: Stream, write: Callable[[str], object] = lambda piece: None
+) -> int:
     """Read a stream to its end; Ctrl-C ends it with status 130."""
-    with stream:
+    with stream, reading(generator, stream.prompt_tokens) as ended:
         try:
             for piece in stream:
+                ended()
                 write(piece)
         except KeyboardInterrupt:
             return 130
@@ -80,14 +88,15 @@ def _document(generator: Generator, stream: Stream, prompt: str) -> dict[str, ob
         "archive_bytes": stats.archive_bytes,
         "tokens_seen": stats.tokens_seen,
         "evictions": stats.evictions,
+        "clamped": stats.clamped,
     }
 
 
 def show(generator: Generator, stream: Stream) -> int:
     """Print a stream and a summary; Ctrl-C ends it with status 130."""
-    status = _read(stream, partial(print, end="", flush=True))
-    print(flush=True)
-    print(summary(generator, stream), file=sys.stderr)
+    status = _read(generator, stream, put_text)
+    put()
+    tell(summary(generator, stream))
     return status
 
 
@@ -98,13 +107,17 @@ def cache_size(stats: Stats) -> str:
 
 
 def summary(generator: Generator, stream: Stream) -> str:
-    """One line: speed of prompt and generation, bytes of the cache and of a full one, evictions."""
+    """One line: speed of prompt and generation, bytes of the cache and of a full one, evictions,
+    and numbers that the cache could not store.
+    """
     stats = generator.stats()
     end = with_limit_names(stream.finish_message or str(stream.finish_reason))
     archive = f", archive {mebibytes(stats.archive_bytes)}" if stats.archive_bytes else ""
+    clamped = f", {stats.clamped} too large for --kv-dtype" if stats.clamped else ""
     return (
         f"[prompt {stream.prompt_tokens} tokens, {stream.prompt_tokens_per_second:.0f}/s | "
         f"generated {len(stream.tokens)} tokens, {stream.tokens_per_second:.0f}/s | "
-        f"{cache_size(stats)}{archive} | {stats.evictions} evicted of {stats.tokens_seen} | "
+        f"{cache_size(stats)}{archive}{clamped} | "
+        f"{stats.evictions} evicted of {stats.tokens_seen} | "
         f"end: {end}]"
     )

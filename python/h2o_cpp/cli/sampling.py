@@ -6,11 +6,12 @@ import argparse
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from h2o_cpp import _core
 from h2o_cpp.cli.argument_types import integer, number, seed
 from h2o_cpp.cli.files import read_text
+from h2o_cpp.generation.request import StreamOptions
 from h2o_cpp.generation.sampling import INTEGERS, NUMBERS, default
 
 # Aliases and help of each option.
@@ -102,6 +103,17 @@ def add_sampling(group: argparse._ArgumentGroup) -> None:
         metavar="LETTERS",
         help="--samplers as llama.cpp's letters, such as edskypmxt (default: --samplers)",
     )
+    group.add_argument(
+        "-s",
+        "--seed",
+        type=seed,
+        metavar="N",
+        help="the same seed gives the same output; -1: different each time (default: -1)",
+    )
+
+
+def add_form(group: argparse._ArgumentGroup) -> None:
+    """Add the options of an output's form."""
     form = group.add_mutually_exclusive_group()
     form.add_argument(
         "-j",
@@ -128,13 +140,6 @@ def add_sampling(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         help="--grammar from a file (default: none)",
     )
-    group.add_argument(
-        "-s",
-        "--seed",
-        type=seed,
-        metavar="N",
-        help="the same seed gives the same output; -1: different each time (default: -1)",
-    )
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -145,6 +150,12 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     if args.dry_sequence_breakers is not None:
         texts = args.dry_sequence_breakers
         options["dry_sequence_breakers"] = [] if texts == ["none"] else texts
+    return options
+
+
+def form_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The form as an option of Generator.stream, if one is given."""
+    options = {}
     for name, text, file in (
         ("schema", args.json_schema, args.json_schema_file),
         ("grammar", args.grammar, args.grammar_file),
@@ -154,14 +165,15 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     return options
 
 
-def changed_sampling(args: argparse.Namespace) -> dict[str, Any]:
+def changed_sampling(args: argparse.Namespace) -> StreamOptions:
     """The options that differ from the default, except the seed."""
     defaults = {name: default(name) for name in NUMBERS}
-    return {
+    changed = {
         name: value
         for name, value in sampling_options(args).items()
         if name != "seed" and value != defaults.get(name)
     }
+    return cast(StreamOptions, changed)
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from h2o_cpp import BUNDLED_MODEL
-from h2o_cpp.cli.argument_types import integer
+from h2o_cpp.arguments import bytes_of, check_int
+from h2o_cpp.cli.argument_types import integer, json_object
 from h2o_cpp.cli.cache_options import add_cache, add_sequences
 from h2o_cpp.cli.options import (
+    add_drafts,
     add_machine,
     add_max_tokens,
     add_model,
@@ -27,11 +29,16 @@ from h2o_cpp.cli.options import (
     open_generator,
     read_template,
 )
+from h2o_cpp.cli.output import tell, tell_error
 from h2o_cpp.cli.parser import Parser
+from h2o_cpp.cli.sampling import add_sampling, changed_sampling
 from h2o_cpp.cli.tables import mebibytes, print_table
-from h2o_cpp.model.arguments import bytes_of, check_int
+from h2o_cpp.files.visible_text import visible_log
+from h2o_cpp.generation.grammar import prepare_grammars
 from h2o_cpp.model.chat_template import is_jinja
 from h2o_cpp.reply import FORMATS
+
+Say = Callable[[dict[str, str]], None]
 
 if TYPE_CHECKING:
     from h2o_cpp.serve.catalog import Catalog
@@ -55,10 +62,18 @@ def add_arguments(parser: Parser) -> None:
         "-a",
         "--name",
         "--alias",
-        metavar="NAME",
-        help="name of the model in requests (default: its file's, without .gguf)",
+        metavar="NAME[,NAME]",
+        help="name of the model in requests, and aliases (default: its file's, without .gguf)",
     )
+    server.add_argument(
+        "--strict-model", action="store_true",
+        help="requests for a model of another name get status 404 (default: an only model answers)",
+    )  # fmt: skip
     add_template(server)
+    server.add_argument(
+        "--chat-template-kwargs", type=json_object, default={}, metavar="JSON",
+        help='variables of the chat template, such as {"enable_thinking": false} (default: {})',
+    )  # fmt: skip
     server.add_argument(
         "--tool-parser", choices=tuple(FORMATS), metavar="NAME",
         help=f"format of the model's tool calls: {', '.join(FORMATS)} (default: recognized from "
@@ -95,9 +110,29 @@ def add_arguments(parser: Parser) -> None:
         help="time for requests in progress at shutdown (default: %(default)s)",
     )  # fmt: skip
 
+    server.add_argument(
+        "--drain", type=integer, default=0, metavar="SECONDS",
+        help="time at shutdown in which /ready says so, but requests are still taken (default: "
+        "%(default)s)",
+    )  # fmt: skip
+    server.add_argument(
+        "--log-format", choices=("text", "json"), default="text",
+        help="format of the log's lines (default: %(default)s)",
+    )  # fmt: skip
+
     limits = parser.add_argument_group("limits")
     add_sequences(limits, "sequences decoded at once")
     add_max_tokens(limits, None, "most tokens of an output")
+    limits.add_argument(
+        "--protect", choices=("system",),
+        help="system: the system prompt of every conversation is never evicted, inside the budget, "
+        "unless a request has protect (default: evicted as other tokens)",
+    )  # fmt: skip
+    limits.add_argument(
+        "--truncation", choices=("error", "auto"), default="error",
+        help="what happens to a longer prompt, unless a request says it: status 400, or auto: "
+        "conversations lose their oldest turns, texts their oldest tokens (default: %(default)s)",
+    )  # fmt: skip
     limits.add_argument(
         "--prefix-cache", default="256MiB", metavar="SIZE",
         help="most memory for states of prompts; a prompt that begins like an earlier one "
@@ -124,13 +159,14 @@ def add_arguments(parser: Parser) -> None:
         ("max-requests-per-key", "N", None, "most requests of one key in progress; others get "
          "status 429 (default: no limit)"),
         ("max-queue", "N", 64, "most requests that wait; others get status 429"),
-        ("max-prompt", "N", None, "most tokens of a prompt (default: the context)"),
+        ("max-prompt", "N", None, "most tokens of a prompt (default: the context; with a budget "
+         "and positions that roll, any number)"),
         ("max-connections", "N", None, "most connections (default: 512, or half of the open files "
          "allowed)"),
         ("header-timeout", "SECONDS", 10, "time for the headers of a request"),
         ("body-timeout", "SECONDS", 60, "time for the body of a request"),
         ("write-timeout", "SECONDS", 60, "time in which a client must read something"),
-        ("keep-alive", "SECONDS", 5, "idle time between requests of a connection"),
+        ("keep-alive", "SECONDS", 75, "idle time between requests of a connection"),
         ("max-body", "SIZE", "4MiB", "most bytes of a request"),
         ("max-bodies", "SIZE", "64MiB", "most bytes of all requests in progress"),
     ):  # fmt: skip
@@ -140,6 +176,8 @@ def add_arguments(parser: Parser) -> None:
             f"--{name}", type=kind, default=default, metavar=metavar, help=what + shown
         )
     add_cache(parser, memory=True)
+    add_sampling(parser.add_argument_group("sampling, unless a request says otherwise"))
+    add_drafts(parser)
     add_machine(parser, resident=True)
 
 
@@ -150,7 +188,7 @@ def run(args: argparse.Namespace) -> int:
         from h2o_cpp.serve.catalog import Catalog
         from h2o_cpp.serve.model_list import read_models
         from h2o_cpp.serve.server import Server
-        from h2o_cpp.serve.service import Service
+        from h2o_cpp.serve.service import Defaults, Service
     except ImportError as error:
         raise ValueError(f"{error}: install the extra, pip install 'h2o-cpp[serve]'") from None
     _check_one_or_many(args)
@@ -160,27 +198,42 @@ def run(args: argparse.Namespace) -> int:
         "max_queue": args.max_queue,
         "max_tokens": args.max_tokens,
         "max_prompt": args.max_prompt,
+        "truncation": args.truncation,
+        "defaults": Defaults(
+            changed_sampling(args) | {"seed": args.seed},
+            args.chat_template_kwargs,
+            args.protect,
+        ),
     }
+    say = _print if args.log_format == "text" else _log_rows
     with ExitStack() as opened:
         on_hangup: Callable[[], Awaitable[None]] | None = None
         if args.models is None:
             generator = opened.enter_context(open_generator(args))
-            service = Service(generator, name=args.name or generator.path.stem, **limits)
-            catalog = Catalog.of(service)
-            announce = partial(_print_model, service, args.template)
+            name, *aliases = args.name.split(",") if args.name else [generator.path.stem]
+            service = Service(generator, name=name, **limits)
+            catalog = Catalog.of(service, any_name=not args.strict_model, aliases=aliases)
+            announce = partial(_print_model, say, service, args.template)
+            # Not in the way of the first requests, and not waited for at the end.
+            Thread(target=prepare_grammars, args=[generator.tokenizer], daemon=True).start()
         else:
             options = generator_options(args)
             entries = read_models(args.models, options, limits)
-            catalog = Catalog(entries, max_loaded=args.max_models, idle=args.idle_timeout)
+            catalog = Catalog(
+                entries,
+                max_loaded=args.max_models,
+                idle=args.idle_timeout,
+                any_name=not args.strict_model,
+            )
 
             async def on_hangup() -> None:
                 try:
                     await catalog.replace(read_models(args.models, options, limits))
-                    _print({"models": ", ".join(catalog.entries)})
+                    say({"models": ", ".join(catalog.entries)})
                 except (OSError, ValueError) as error:
-                    print(f"error: {error}; the models stay as they were", file=sys.stderr)
+                    tell_error(f"{error}; the models stay as they were")
 
-            announce = partial(_print_models, catalog)
+            announce = partial(_print_models, say, catalog)
         app = create_app_of(
             catalog,
             api_key=args.api_key or os.environ.get("H2O_API_KEY"),
@@ -196,10 +249,12 @@ def run(args: argparse.Namespace) -> int:
             host=args.host,
             port=args.port,
             grace=args.grace,
+            drain=args.drain,
             max_connections=args.max_connections,
             header_timeout=args.header_timeout,
             write_timeout=args.write_timeout,
             keep_alive=args.keep_alive,
+            log_format=args.log_format,
             tls_cert=args.tls_cert,
             tls_key=args.tls_key,
             on_hangup=on_hangup,
@@ -225,19 +280,19 @@ def _check_one_or_many(args: argparse.Namespace) -> None:
         raise ValueError("--models lists the models, expected no --model")
 
 
-def _print_models(catalog: Catalog, address: str) -> None:
-    _print({"models": ", ".join(catalog.entries), "page": address, "API": f"{address}/v1"})
+def _print_models(say: Say, catalog: Catalog, address: str) -> None:
+    say({"models": ", ".join(catalog.entries), "page": address, "API": f"{address}/v1"})
 
 
-def _print_model(service: Service, template: str | None, address: str) -> None:
+def _print_model(say: Say, service: Service, template: str | None, address: str) -> None:
     """Print the model, the memory of its caches and the address."""
     generator = service.generator
     limits = service.limits
     context = f"{generator.n_ctx} tokens"
     if service.max_tokens > generator.n_ctx and generator.endless:
-        context += f", which outputs of up to {service.max_tokens} tokens (max_tokens) go past"
+        context += f", which prompts and outputs of {service.max_tokens} tokens go past"
     elif generator.endless:
-        context += ", which outputs go past if --max-tokens is larger"
+        context += ", which prompts go past, and outputs if --max-tokens is larger"
     if template is None:
         own = generator.tokenizer.chat_template is not None
         template = (
@@ -255,8 +310,12 @@ def _print_model(service: Service, template: str | None, address: str) -> None:
         "page": address,
         "API": f"{address}/v1",
     }
-    _print(rows)
+    say(rows)
+
+
+def _log_rows(rows: dict[str, str]) -> None:
+    visible_log("uvicorn.error").info("; ".join(f"{key}: {text}" for key, text in rows.items()))
 
 
 def _print(rows: dict[str, str]) -> None:
-    print_table(rows, width=len("chat template"), file=sys.stderr)
+    print_table(rows, width=len("chat template"), write=tell)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TextIO
+from collections.abc import Callable, Mapping
+
+from h2o_cpp.cli.output import put
+from h2o_cpp.files.visible_text import visible
 
 
 def mebibytes(n: int) -> str:
@@ -16,8 +18,11 @@ def cache_text(cache_bytes: int, archive_bytes: int) -> str:
     return mebibytes(cache_bytes) + archive
 
 
-def print_table(rows: Mapping[str, str], *, width: int = 0, file: TextIO | None = None) -> None:
+def print_table(
+    rows: Mapping[str, str], *, width: int = 0, write: Callable[[str], None] = put
+) -> None:
     """Print names and values; width: the least of the names' column."""
-    width = max([width, *map(len, rows)])
-    for name, value in rows.items():
-        print(f"  {name:{width}}  {value}", file=file)
+    names = [visible(name) for name in rows]
+    width = max([width, *map(len, names)])
+    for name, value in zip(names, rows.values(), strict=True):
+        write(f"  {name:{width}}  {value}")

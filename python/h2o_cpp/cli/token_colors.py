@@ -12,7 +12,7 @@ from typing import TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from h2o_cpp.model.policy import Policy
+from h2o_cpp.budget.policy import Policy
 
 
 class TokenStyle(Enum):

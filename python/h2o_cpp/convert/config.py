@@ -5,7 +5,7 @@ from typing import Any
 
 Config = Mapping[str, Any]
 
-Value = bool | int | float | str | list[bool] | list[int]
+Value = bool | int | float | str | list[bool] | list[int] | list[float]
 Metadata = dict[str, Value]
 """Values by key without the architecture, or with `h2o.` for keys of our own."""
 
@@ -21,9 +21,13 @@ def found_key(config: Config, keys: Sequence[str]) -> str:
 def dimension(config: Config, key: str, default: int | None = None) -> int:
     """A size such as hidden_size; default: for a missing key or null.
 
+    It may be a list with one value for every layer, if they are the same.
     Raises ValueError unless it is an integer from 1 to 2^31 - 1.
     """
     value = default if config.get(key) is None else config[key]
+    match value:
+        case [first, *others] if all(other == first for other in others):
+            value = first
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
         raise ValueError(
             f"config.json: {key} must be an integer from 1 to 2^31 - 1, found {value!r}"

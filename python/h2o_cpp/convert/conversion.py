@@ -1,27 +1,51 @@
 """Converts a Hugging Face checkpoint to one GGUF file."""
 
+import json
 import re
+import struct
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, GGUFWriter, LlamaFileType
+from gguf import (
+    GGML_QUANT_VERSION,
+    GGMLQuantizationType,
+    GGUFValueType,
+    GGUFWriter,
+    LlamaFileType,
+    PoolingType,
+)
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from h2o_cpp.convert import gpt, gpt_oss, layernorm, lfm2, llama, mixtures, qwen35
-from h2o_cpp.convert.checkpoint import SourceTensor, open_tensors, read_json
+from h2o_cpp.convert import (
+    gpt,
+    gpt_oss,
+    latent,
+    layernorm,
+    lfm2,
+    llama,
+    llama_likes,
+    mixtures,
+    qwen35,
+    reranker,
+)
+from h2o_cpp.convert.checkpoint import SourceTensor, open_tensors, read_json, read_optional_json
 from h2o_cpp.convert.config import Config, Value, dimension
 from h2o_cpp.convert.family import Family
+from h2o_cpp.convert.quantized import dequantized, quantization_of
 from h2o_cpp.convert.tensors import PlannedTensor, plan_tensors
 from h2o_cpp.convert.vocabulary import read_vocabulary
-from h2o_cpp.model.atomic import atomic_output, check_output
+from h2o_cpp.files.atomic import atomic_output, check_output
 
 # config.json's architectures[0] -> family
 FAMILIES: dict[str, Family] = {
     **gpt.FAMILIES,
     **llama.FAMILIES,
+    **llama_likes.FAMILIES,
     **mixtures.FAMILIES,
+    **latent.FAMILIES,
     **layernorm.FAMILIES,
     **gpt_oss.FAMILIES,
     **qwen35.FAMILIES,
@@ -37,12 +61,18 @@ _UNSUPPORTED = {
     ),
     r"KimiLinear": f"layers of linear attention, {_STATE}",
     r"Rwkv|RWKV": f"layers of linear attention (RWKV), {_STATE}",
-    r"DeepseekV[23]|MiniCPM3|KimiK2|GlmMoeDsa|Plm": (
+    r"Deepseek|GlmMoeDsa|Plm": (
         "multi-head latent attention (MLA), whose cache holds one compressed row for all heads"
     ),
+    r"Gemma4": (
+        "heads whose size differs between layers, layers that share keys and values, and embeddings"
+        " of each layer"
+    ),
+    r"Gemma3n": (
+        "several residual streams (AltUp), layers that share keys and values, and embeddings of"
+        " each layer"
+    ),
     r"Llama4": "attention in chunks and temperatures of queries by position",
-    r"HunYuan": "norms of q and k after their rotation",
-    r"Apertus": "an activation with parameters of each layer (xIELU)",
     r"PhimoeFor|PhiMoE": "a router that drops experts far below the best (SparseMixer)",
     r"ConditionalGeneration|VLFor|VisionFor": "an encoder of pictures or sound, or of the prompt",
     r"Bert|RobertaFor|MaskedLM": "attention to later tokens (an encoder)",
@@ -91,18 +121,35 @@ def convert(
     if outtype not in OUTTYPES:
         raise ValueError(f"unknown outtype {outtype!r}; choose from {', '.join(OUTTYPES)}")
     weight_type, file_type = OUTTYPES[outtype]
+    if checkpoint.is_file():
+        raise ValueError(f"{checkpoint}: a file, expected the directory that it is in")
     if not checkpoint.is_dir():
-        raise FileNotFoundError(f"{checkpoint}: no such directory")
+        of_hub = re.match(r"(hf|https?):/|[\w.-]+/[\w.-]+$", str(checkpoint)) is not None
+        hint = "; one of the Hub is downloaded before, by: hf download OWNER/REPO --local-dir DIR"
+        raise FileNotFoundError(f"{checkpoint}: no such directory{hint * of_hub}")
     _check_output(output, checkpoint)
     check_output(output, overwrite=overwrite)
-    config: Config = read_json(checkpoint / "config.json")
+    if (checkpoint / "adapter_config.json").is_file() and not (checkpoint / "config.json").exists():
+        raise ValueError(
+            f"{checkpoint}: a LoRA adapter; merge it into its base model (merge_and_unload of peft)"
+            " and convert the result"
+        )
+    config: Config = _plain(read_json(checkpoint / "config.json"))
     family = _family(config)
     has_encoder = isinstance(config.get("vision_config"), dict)
     config = {**family.absent, **(_text_config(config) if has_encoder else config)}
     metadata = family.metadata(config)
     source = open_tensors(checkpoint)
+    quantization = quantization_of(checkpoint, config)
+    if quantization is not None and not _keeps_mxfp4(family, quantization):
+        source = dequantized(source, quantization)
     if has_encoder:
         source = _text_tensors(source)
+    notes = []
+    if not _has_head(family, config, source):
+        config = {**config, family.tied_keys[0]: True}
+        notes.append("the checkpoint has no head, so logits are those of the embedding")
+    metadata |= family.of_weights(source, family.sizes(config)["layers"])
     tensors = plan_tensors(family, config, source, weight_type)
     vocabulary = read_vocabulary(
         checkpoint,
@@ -112,19 +159,85 @@ def convert(
         control_tokens=family.control_tokens,
     )
 
-    with atomic_output(output) as path, closing(GGUFWriter(path, family.architecture)) as writer:
+    scores = reranker.is_reranker(checkpoint, config)
+    if scores:
+        vocabulary = reranker.with_template(vocabulary)
+        tensors.append(reranker.labels(family, config, source, vocabulary, weight_type))
+
+    with atomic_output(output) as path, closing(_Writer(path, family.architecture)) as writer:
         writer.add_type("model")
         writer.add_name(_name(checkpoint, config))
         writer.add_file_type(file_type)
         if weight_type is GGMLQuantizationType.Q8_0:
             writer.add_quantization_version(GGML_QUANT_VERSION)
         for key, value in metadata.items():
-            full_key = key if key.startswith("h2o.") else f"{family.architecture}.{key}"
+            full_key = key if key.startswith(("h2o.", "xielu.")) else f"{family.architecture}.{key}"
             add_value(writer, full_key, value)
+        if scores:
+            reranker.write(writer, family.architecture)
+        elif (pooling := _pooling_type(checkpoint)) is not None:
+            writer.add_uint32(f"{family.architecture}.pooling_type", pooling)
         vocabulary.write(writer)
         _write_tensors(writer, tensors, progress)
-    note = "only the model of text is converted, not the encoder of images"
-    return [*([note] if has_encoder else []), *vocabulary.notes]
+    if has_encoder:
+        notes.append("only the model of text is converted, not the encoder of images")
+    if further := _further_modules(checkpoint):
+        notes.append(
+            f"embeddings of the checkpoint also pass {', '.join(further)}, which the file lacks"
+        )
+    return [*notes, *vocabulary.notes]
+
+
+class _Writer(GGUFWriter):
+    """A writer that can write empty arrays, too."""
+
+    def _pack_val(
+        self,
+        val: Any,
+        vtype: GGUFValueType,
+        add_vtype: bool,
+        sub_type: GGUFValueType | None = None,
+    ) -> bytes:
+        if vtype is GGUFValueType.ARRAY and not val and sub_type is not None:
+            return struct.pack("<IIQ", vtype, sub_type, 0)
+        return super()._pack_val(val, vtype, add_vtype, sub_type)
+
+
+_POOLINGS = {"mean": PoolingType.MEAN, "cls": PoolingType.CLS, "lasttoken": PoolingType.LAST}
+# Their names before sentence-transformers 6.
+_OLD_MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+
+
+def _pooling_type(checkpoint: Path) -> PoolingType | None:
+    """Which hidden state is the embedding, by the files of sentence-transformers.
+
+    Raises ValueError for one that GGUF cannot express, such as the largest of each dimension.
+    """
+    path = checkpoint / "1_Pooling" / "config.json"
+    config = read_optional_json(path)
+    given = config.get("pooling_mode")
+    modes = [given] if isinstance(given, str) else given
+    if not isinstance(modes, list):
+        chosen = [key for key, value in config.items() if value is True]
+        old = [key for key in chosen if key.startswith("pooling_mode_")]
+        modes = [_OLD_MODES.get(key, key.removeprefix("pooling_mode_")) for key in old]
+    if not modes:
+        return None
+    if len(modes) > 1 or modes[0] not in _POOLINGS:
+        raise ValueError(
+            f"{path}: pooling by {', '.join(map(str, modes))}; a GGUF file has mean, cls or last"
+        )
+    return _POOLINGS[modes[0]]
+
+
+def _further_modules(checkpoint: Path) -> list[str]:
+    """Modules that change an embedding after pooling, by the files of sentence-transformers."""
+    try:
+        modules = json.loads((checkpoint / "modules.json").read_text(encoding="utf-8"))
+        kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
+    except (OSError, ValueError, LookupError, TypeError):
+        return []
+    return [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
 
 
 def _check_output(output: Path, checkpoint: Path) -> None:
@@ -136,11 +249,48 @@ def _check_output(output: Path, checkpoint: Path) -> None:
             raise ValueError(f"{output}: the output is {file}, a file of the checkpoint")
 
 
+def _plain(config: Config) -> Config:
+    """config.json with the usual names: an architecture with a head, and silu for swish.
+
+    The base of a model, such as LlamaModel, has the tensors of the whole but for the head; without
+    `architectures`, model_type says which model it is.
+    """
+    changed: dict[str, object] = {
+        key: "silu" for key in ("hidden_act", "hidden_activation") if config.get(key) == "swish"
+    }
+    found = config.get("architectures")
+    stem = None
+    if not found:
+        stem = str(config.get("model_type", "")).removesuffix("_text")
+    elif isinstance(found, list) and str(found[0]) not in FAMILIES:
+        stem = str(found[0]).removesuffix("Model")
+        stem = None if stem == found[0] else stem
+    if stem:
+        known = {_stem(name): name for name in reversed(FAMILIES)}
+        if name := known.get(stem.replace("_", "").lower()):
+            changed["architectures"] = [name]
+    return {**config, **changed}
+
+
+def _stem(architecture: str) -> str:
+    """qwen3moe of Qwen3MoeForCausalLM."""
+    stem = re.sub(r"(For(CausalLM|ConditionalGeneration)|LMHeadModel)$", "", architecture)
+    return stem.replace("_", "").lower()
+
+
+def _has_head(family: Family, config: Config, tensors: Mapping[str, SourceTensor]) -> bool:
+    """Whether the checkpoint has a head or needs none; the base of a model has none."""
+    is_base = not any(name.startswith(family.base_prefix) for name in tensors)
+    has_own = any(name.endswith(f"{family.head.hf}.weight") for name in tensors)
+    return family.is_tied(config) or has_own or not is_base
+
+
 def _family(config: Config) -> Family:
     match config.get("architectures"):
         case [str(name), *_] if name in FAMILIES:
             family = FAMILIES[name]
-            _check_quantization(family, config.get("quantization_config"))
+            if (config.get("text_config") or {}).get("model_type") == "mistral4":
+                family = FAMILIES["Mistral4ForCausalLM"]  # of Mistral3ForConditionalGeneration
             if config.get("is_causal") is False:
                 raise ValueError("config.json: is_causal is False: tokens attend to later ones")
             return family
@@ -154,13 +304,8 @@ def _family(config: Config) -> Family:
     )
 
 
-def _check_quantization(family: Family, quantization: object) -> None:
-    match quantization:
-        case None:
-            return
-        case {"quant_method": "mxfp4"} if family.mxfp4:
-            return
-    raise ValueError("config.json: quantization_config: the weights are quantized")
+def _keeps_mxfp4(family: Family, quantization: Mapping[str, object]) -> bool:
+    return family.mxfp4 and quantization.get("quant_method") == "mxfp4"
 
 
 def _text_config(config: Config) -> Config:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from h2o_cpp.convert.checkpoint import Values
+from h2o_cpp.convert.checkpoint import SourceTensor, Values
 from h2o_cpp.convert.config import (
     Config,
     Fixed,
@@ -23,9 +23,16 @@ from h2o_cpp.convert.rope import rope_metadata, rope_tensors
 _SIZE_KEYS = {
     "embd": ("hidden_size", "n_embd", "n_embed", "d_model"),
     "ff": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
-    "layers": ("num_hidden_layers", "n_layer", "n_layers"),
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     "heads": ("num_attention_heads", "n_head", "n_heads"),
-    "context": ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len"),
+    "context": (
+        "max_position_embeddings",
+        "n_positions",
+        "seq_length",
+        "max_seq_len",
+        "max_sequence_length",
+        "model_max_length",
+    ),
 }
 
 
@@ -45,11 +52,16 @@ class Family:
     """config.json, index -> the modules of a layer, in file order."""
 
     fixed: Fixed = ()
-    """What GGUF files cannot express."""
+    """Checks for what GGUF files cannot express."""
 
     details: Callable[[Config, Sizes], Metadata] = lambda config, sizes: {}
     """config.json -> further metadata. Raises ValueError for a model that the architecture cannot
     represent.
+    """
+
+    of_weights: Callable[[Mapping[str, SourceTensor], int], Metadata] = lambda tensors, layers: {}
+    """The tensors of the checkpoint, number of layers -> metadata from their values. Raises
+    ValueError if one is missing.
     """
 
     epsilon: tuple[str, float] = ("layer_norm_eps", 1e-5)
@@ -70,7 +82,7 @@ class Family:
     """The HF name of the list of layers."""
 
     embeddings: tuple[Module, ...] = (EMBEDDING,)
-    output_norm: Module = OUTPUT_NORM
+    output_norm: Module | None = OUTPUT_NORM
     head: Module = HEAD
 
     tied: bool = False
@@ -87,6 +99,9 @@ class Family:
 
     kv_heads: Callable[[Config], int | None] = lambda config: None
     """The number of KV heads, if not num_key_value_heads."""
+
+    head_size: Callable[[Config], int | None] = lambda config: None
+    """The size of a head, if neither head_dim nor embd / heads."""
 
     more_sizes: Callable[[Config], Sizes] = lambda config: {}
     """Sizes that only this family's modules use."""
@@ -151,7 +166,9 @@ class Family:
         return {**sizes, **self.more_sizes(config)}
 
     def _head_size(self, config: Config, embd: int, heads: int) -> int:
-        """head_dim, or embd / heads."""
+        """The size of a head: by default head_dim, or embd / heads."""
+        if (size := self.head_size(config)) is not None:
+            return size
         if config.get("head_dim") is not None:
             return dimension(config, "head_dim")
         if embd % heads:
@@ -202,7 +219,8 @@ class Family:
             yield from self.more_tensors(config, i, sizes)
             if self.mixture is not None:
                 yield from self.mixture.bias_of(config, i, sizes)
-        yield from self.output_norm.tensors(sizes)
+        if self.output_norm is not None:
+            yield from self.output_norm.tensors(sizes)
         if not self.is_tied(config):
             yield from self.head.tensors(sizes)
 

@@ -265,7 +265,6 @@ def _mpt_details(config: Config, sizes: Sizes) -> Metadata:
     attention = config.get("attn_config") or {}
     fixed = (
         ("attn_type", "multihead_attention", "query heads share KV heads"),
-        ("clip_qkv", None, "q, k and v are clipped"),
         ("softmax_scale", None, "attention is scaled differently"),
         ("prefix_lm", False, "tokens attend to later ones"),
         ("qk_ln", False, "q and k are normalized"),
@@ -273,7 +272,10 @@ def _mpt_details(config: Config, sizes: Sizes) -> Metadata:
     )
     check_fixed("mpt", attention, fixed)
     bias = number(attention, "alibi_bias_max", 8)
-    return {"attention.max_alibi_bias": bias, "h2o.activation": "gelu_erf"}
+    values: Metadata = {"attention.max_alibi_bias": bias, "h2o.activation": "gelu_erf"}
+    if attention.get("clip_qkv") is not None:
+        values["attention.clamp_kqv"] = number(attention, "clip_qkv")
+    return values
 
 
 MPT = replace(

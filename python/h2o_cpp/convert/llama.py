@@ -140,7 +140,7 @@ _GRANITE4 = _GRANITE._replace(
     ff="shared_intermediate_size",
     absent={"num_local_experts": 8, "position_embedding_type": None},
 )
-_ARCEE = _LLAMA._replace(architecture="arcee", relu_squared=True, absent={"rms_norm_eps": 1e-5})
+_ARCEE = _LLAMA._replace(architecture="arcee", activation="relu2", absent={"rms_norm_eps": 1e-5})
 _SMOLLM3 = _LLAMA._replace(
     architecture="smollm3", more=_smollm3, tied=True, absent={"rope_theta": 2e6}
 )

@@ -13,8 +13,11 @@ from h2o_cpp.convert.family import Family
 from h2o_cpp.convert.modules import EMBEDDING, Mixture, Module, Sizes, gated_mlp, qkv
 from h2o_cpp.convert.rope import rope_parameters, rotated_share
 
-_SILU: Fixed = (("hidden_act", "silu", "the MLP does not use SiLU"),)
-_RELU_SQUARED: Fixed = (("hidden_act", "relu2", "the MLP does not square ReLU"),)
+_OTHER_ACTIVATION = {
+    "silu": "the MLP does not use SiLU",
+    "relu2": "the MLP does not square ReLU",
+    "xielu": "the MLP does not use xIELU",
+}
 _NO_BIASES: Fixed = (
     ("attention_bias", False, "the attention has biases that its official checkpoints lack"),
     ("mlp_bias", False, "the MLP has biases"),
@@ -39,7 +42,7 @@ class LlamaLayout(NamedTuple):
     mixture: Mixture | None = None
     """The experts, instead of one MLP."""
     fixed: Fixed = ()
-    """What GGUF files cannot express, besides what all families of the layout check."""
+    """Checks for what GGUF files cannot express, besides what all families of the layout check."""
     more: Callable[[Config], Metadata] = lambda config: {}
     """Further metadata, such as windows. Raises ValueError for what GGUF cannot express."""
     embedding: str = EMBEDDING.hf
@@ -50,8 +53,8 @@ class LlamaLayout(NamedTuple):
     """The modules of the MLP, if not those of Llama."""
     ff: str = ""
     """The key of the MLP's size, if not intermediate_size."""
-    relu_squared: bool = False
-    """Whether the MLP has squared ReLU instead of a gate."""
+    activation: str = "silu"
+    """The MLP's hidden_act; only with silu is it that of a gate."""
     partial: float | None = None
     """The default share of a head that is rotated; None: all of it, always."""
     gemma: bool = False
@@ -69,11 +72,11 @@ class LlamaLayout(NamedTuple):
 
     def family(self) -> Family:
         """The family of such checkpoints."""
-        activation = () if self.gemma else _RELU_SQUARED if self.relu_squared else _SILU
+        activation: Fixed = (("hidden_act", self.activation, _OTHER_ACTIVATION[self.activation]),)
         biases = () if self.qkv_bias is None else _NO_BIASES
         return Family(
             architecture=self.architecture,
-            fixed=(*activation, *biases, *self.fixed),
+            fixed=(*(() if self.gemma else activation), *biases, *self.fixed),
             layer=self._layer,
             details=lambda config, sizes: self.more(config),
             epsilon=("rms_norm_eps", 1e-6),
@@ -105,7 +108,7 @@ class LlamaLayout(NamedTuple):
             yield from self.mixture.modules(config)
             return
         mlp = self.mlp or gated_mlp("mlp", bias=flag(config, "mlp_bias", False))
-        yield from mlp[1:] if self.relu_squared else mlp
+        yield from mlp if self.activation == "silu" else mlp[1:]
 
     def _attention(self, config: Config) -> Iterator[Module]:
         biases = self.qkv_bias is None and flag(config, "attention_bias", False)

@@ -34,13 +34,18 @@ def _no_window(config: Config) -> Metadata:
     return {}
 
 
-def _k_exaone(config: Config) -> Metadata:
+def check_layer_types(architecture: str, config: Config) -> None:
+    """Raise ValueError if layers other than the first have no experts."""
     n_layers = dimension(config, "num_hidden_layers")
     n_dense = count(config, "first_k_dense_replace")
     kinds = ["dense" if i < n_dense else "sparse" for i in range(n_layers)]
     if config.get("mlp_layer_types", kinds) not in (kinds, None):
         found = config["mlp_layer_types"]
-        raise refuse("exaone-moe", "mlp_layer_types", found, "more than the first have no experts")
+        raise refuse(architecture, "mlp_layer_types", found, "more than the first have no experts")
+
+
+def _k_exaone(config: Config) -> Metadata:
+    check_layer_types("exaone-moe", config)
     return {} if config.get("sliding_window") is None else window_of_pattern(config, period=4)
 
 

@@ -1,4 +1,4 @@
-"""What models are made of: tensors, modules with a weight, and mixtures of experts."""
+"""The parts of models: tensors, modules with a weight, and mixtures of experts."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +22,6 @@ class TensorSpec:
     differs. With `stack`, this many tensors of that shape are stacked; {} in `hf` is the number.
     With `mxfp4_rows`, the checkpoint may have it in MXFP4, transposed, as `hf`_blocks and
     `hf`_scales; these rows of each matrix are copied.
-    `joined`: the same values in a larger tensor, if the checkpoint has that one.
     """
 
     gguf: str
@@ -33,7 +32,6 @@ class TensorSpec:
     stack: int = 0
     written: tuple[int, ...] | None = None
     mxfp4_rows: slice | None = None
-    joined: "TensorSpec | None" = None
 
     @property
     def written_shape(self) -> tuple[int, ...]:
@@ -144,6 +142,7 @@ OUTPUT_NORM = Module("output_norm", "norm", ("embd",))
 HEAD = Module("output", "lm_head", ("vocab", "embd"))
 
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_USED_COUNTS = ("num_experts_per_tok", "moe_k", "moe_topk")
 
 
 class Mixture(NamedTuple):
@@ -155,7 +154,7 @@ class Mixture(NamedTuple):
     projections: tuple[str, str, str] = _GATE_UP_DOWN
     """Gate, up and down."""
     ff: str = "moe_intermediate_size"
-    """The key of an expert's feed-forward size."""
+    """The key of an expert's feed-forward size, which is that of an MLP without it."""
     says_ff: bool = True
     """Whether files have this size."""
     normalized: bool = False
@@ -168,6 +167,8 @@ class Mixture(NamedTuple):
     """Whether there is a shared expert, with a gate."""
     n_shared: str = ""
     """The key of the number of shared experts, which are one MLP without a gate."""
+    shared_mlp: str = "mlp.shared_experts"
+    """Its name."""
     says_shared_ff: bool = False
     """Whether files have its size, rather than only the number."""
     n_dense: str = ""
@@ -182,7 +183,7 @@ class Mixture(NamedTuple):
 
     def metadata(self, config: Config, sizes: Sizes) -> Metadata:
         """Metadata of a mixture. Raises ValueError if a token uses more experts than there are."""
-        n_experts, used = sizes["experts"], found_key(config, ("num_experts_per_tok", "moe_k"))
+        n_experts, used = sizes["experts"], found_key(config, _USED_COUNTS)
         n_used = dimension(config, used)
         if n_used > n_experts:
             raise ValueError(f"config.json: {used} is {n_used}, of {n_experts} experts")
@@ -211,7 +212,7 @@ class Mixture(NamedTuple):
     def sizes(self, config: Config) -> Sizes:
         """The sizes in the shapes of the modules."""
         n_experts = dimension(config, found_key(config, _EXPERT_COUNTS))
-        ff = dimension(config, self.ff)
+        ff = dimension(config, found_key(config, (self.ff, "intermediate_size")))
         sizes = {"experts": n_experts, "expert_ff": ff, "expert_both": 2 * ff}
         if self.shared:
             sizes["shared_ff"] = dimension(config, "shared_expert_intermediate_size")
@@ -237,7 +238,7 @@ class Mixture(NamedTuple):
         if self.shared:
             yield from SHARED_EXPERT
         if self.n_shared and count(config, self.n_shared):
-            yield from _shared_mlp("mlp.shared_experts")
+            yield from _shared_mlp(self.shared_mlp)
 
     def bias_of(self, config: Config, layer: int, sizes: Sizes) -> Iterator[TensorSpec]:
         """The bias of a layer's scores, if there is one."""

@@ -46,6 +46,7 @@ _BAILING = _split(
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
     r"|\s+(?!\S)|\s+"
 )
+_THOUSANDS = _split(r"\d{1,3}(?=(?:\d{3})*\b)")
 _SEED = _words(r"\p{N}{1}", r"[^\s\p{L}\p{N}\r\n]+")
 _DEEPSEEK_3 = [
     _split(r"\p{N}{1,3}"),
@@ -109,6 +110,8 @@ _BYTE_LEVEL_PRE: tuple[tuple[list[_Step], list[_Step], bool, str], ...] = (
     ([], [*_DEEPSEEK_CODER, _BYTES], False, "deepseek-coder"),
     ([], [*_DEEPSEEK_LLM, _BYTES], False, "deepseek-llm"),
     ([], [_EXAONE_MOE, _BYTES], False, "exaone-moe"),  # K-EXAONE
+    ([], [_THOUSANDS, _GPT_4O, _BYTES], False, "tiny_aya"),
+    ([], [_split(r"\p{N}+"), _split(r"(?=(\d{3})+(?!\d))"), _BYTES], False, "superbpe"),
 )
 
 
@@ -186,7 +189,7 @@ def _flatten(value: Any) -> list[_Step]:
         case {"type": "Split", "pattern": pattern, "behavior": "Removed", "invert": True} if (
             pattern != _BLOOM["pattern"]
         ):
-            # What no match covers is removed: nothing, with the other patterns here.
+            # Text that no match covers is removed: nothing, with the other patterns here.
             return [value | {"behavior": "Isolated", "invert": False}]
         case dict():
             return [value]

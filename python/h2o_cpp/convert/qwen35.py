@@ -140,22 +140,12 @@ def _delta_net_parameters(
 
 
 def _experts(index: int, sizes: Sizes) -> Iterator[TensorSpec]:
-    """One tensor per expert, as transformers writes them, or one of all, as Qwen does."""
+    """One tensor per expert; Qwen has one of all, as transformers 5."""
     n, embd, ff = sizes["experts"], sizes["embd"], sizes["expert_ff"]
     hf = f"layers.{index}.mlp.experts"
-    for part, whole, shape, joined, rows in (
-        ("gate", "gate_up_proj", (ff, embd), (n, 2 * ff, embd), (0, ff)),
-        ("up", "gate_up_proj", (ff, embd), (n, 2 * ff, embd), (ff, 2 * ff)),
-        ("down", "down_proj", (embd, ff), (n, embd, ff), None),
-    ):
+    for part, shape in (("gate", (ff, embd)), ("up", (ff, embd)), ("down", (embd, ff))):
         gguf = f"blk.{index}.ffn_{part}_exps.weight"
-        yield TensorSpec(
-            gguf,
-            f"{hf}.{{}}.{part}_proj.weight",
-            shape,
-            stack=n,
-            joined=TensorSpec(gguf, f"{hf}.{whole}", joined, rows=rows),
-        )
+        yield TensorSpec(gguf, f"{hf}.{{}}.{part}_proj.weight", shape, stack=n)
 
 
 def _taps(config: Config) -> int:

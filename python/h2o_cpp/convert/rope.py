@@ -15,6 +15,8 @@ from h2o_cpp.convert.config import Config, Metadata, dimension, number, refuse
 _DEFAULT_BASE = 10000.0
 _KINDS = {"full_attention", "sliding_attention"}  # if layers differ
 
+_WITH_LONGROPE = ("phi3", "minicpm", "minicpm3")
+
 # Architectures whose files cannot have Llama 3's factors of frequencies.
 _WITHOUT_FACTORS = ("lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next")
 
@@ -31,6 +33,10 @@ def rope_metadata(architecture: str, config: Config) -> Metadata:
             return metadata
         case "mrope" if architecture == "qwen2vl":
             return metadata
+        case "dynamic" if rope.get("alpha") is not None:  # Hunyuan's, for all lengths
+            head = dimension(config, "head_dim", _head_size(config))
+            alpha = number(rope, "alpha") ** (head / (head - 2))
+            return {"rope.freq_base": number(rope, "rope_theta", _DEFAULT_BASE) * alpha}
         case "dynamic":  # differs from default only beyond the context length
             return metadata
         case "linear":
@@ -38,13 +44,17 @@ def rope_metadata(architecture: str, config: Config) -> Metadata:
                 "rope.scaling.type": "linear",
                 "rope.scaling.factor": number(rope, "factor"),
             }
-        case "longrope" | "su" if architecture == "phi3":  # factors: see rope_tensors
+        case "longrope" | "su" if architecture in _WITH_LONGROPE:  # factors: see rope_tensors
             return metadata | _longrope(config, rope)
         case "yarn":
             return metadata | _yarn(architecture, config, rope)
         case other:
             known = "linear, dynamic, yarn and llama3" if factors else "linear, dynamic and yarn"
             raise refuse(architecture, "rope_type", other, f"only {known} are known")
+
+
+def _head_size(config: Config) -> int:
+    return dimension(config, "hidden_size") // dimension(config, "num_attention_heads")
 
 
 def rope_tensors(config: Config, rotated: int) -> dict[str, Values]:
@@ -162,8 +172,13 @@ def _yarn(architecture: str, config: Config, rope: Mapping[str, Any]) -> Metadat
     def own(mscale: float) -> float:
         return 1 + 0.1 * mscale * log(factor) if factor > 1 else 1.0
 
+    if architecture in ("deepseek2", "mistral4"):  # scales logits, and not cosines and sines
+        mscale = rope.get("mscale")
+        if not mscale or mscale != rope.get("mscale_all_dim") or "attention_factor" in rope:
+            raise refuse(architecture, "mscale", mscale, "a variant of yarn")
+        metadata["rope.scaling.yarn_log_multiplier"] = 0.1 * number(rope, "mscale_all_dim")
     # HF's value replaces YaRN's own factor, ggml's multiplies it.
-    if rope.get("attention_factor") is not None:
+    elif rope.get("attention_factor") is not None:
         metadata["rope.scaling.attn_factor"] = number(rope, "attention_factor") / own(1)
     elif architecture == "mistral3":
         if rope.get("mscale", 1) != 1:

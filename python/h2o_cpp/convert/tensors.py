@@ -14,6 +14,7 @@ from h2o_cpp.convert.checkpoint import Bytes, SourceTensor, Values
 from h2o_cpp.convert.config import Config
 from h2o_cpp.convert.family import Family
 from h2o_cpp.convert.modules import TensorSpec
+from h2o_cpp.convert.other_names import other_specs
 
 # Largest values of types with less range than float32; block scales are f16.
 _LARGEST = {
@@ -85,14 +86,17 @@ def plan_tensors(
     Raises ValueError if one is missing or has another shape than config.json implies, or if the
     checkpoint has a tensor that the family does not know.
     """
+    names: Mapping[str, str]
     names = {name.removeprefix(family.base_prefix): name for name in tensors}
     plan = []
     used = set()
     if family.is_tied(config) and _has_own_head(family, names, tensors):
         config = {**config, family.tied_keys[0]: False}
+    names = _with_tied_embedding(family, config, names)
     for spec in family.tensors(config):
-        if spec.joined is not None and spec.joined.hf in names:
-            spec = spec.joined
+        if spec.sources()[0] not in names:
+            others = (other for other in other_specs(spec) if other.sources()[0] in names)
+            spec = next(others, spec)
         if spec.mxfp4_rows is not None and f"{spec.hf}_blocks" in names:
             parts = [f"{spec.hf}_blocks", f"{spec.hf}_scales"]
             used.update(parts)
@@ -112,6 +116,16 @@ def plan_tensors(
     for gguf, values in family.computed(config).items():
         plan.append(_computed(gguf, values))
     return plan
+
+
+def _with_tied_embedding(
+    family: Family, config: Config, names: Mapping[str, str]
+) -> Mapping[str, str]:
+    """The names, where a tied checkpoint may have only the head."""
+    embedding, head = (f"{module.hf}.weight" for module in (family.embeddings[0], family.head))
+    if family.is_tied(config) and embedding not in names and head in names:
+        return {**names, embedding: names[head]}
+    return names
 
 
 def _has_own_head(
@@ -142,7 +156,7 @@ def _computed(gguf: str, values: Values) -> PlannedTensor:
 
 
 def _type(spec: TensorSpec, weight_type: GGMLQuantizationType) -> GGMLQuantizationType:
-    """As in llama.cpp's converter: F32 except for matrices, F16 for rows of incomplete blocks."""
+    """Chooses as llama.cpp's converter: F32 but for matrices, F16 for rows of incomplete blocks."""
     is_matrix = len(spec.shape) > 1 and spec.gguf.endswith(".weight")
     if not is_matrix or any(part in spec.gguf for part in _F32):
         return GGMLQuantizationType.F32

@@ -1,5 +1,6 @@
 """The tokenizer's settings in a checkpoint, besides its tokens."""
 
+import re
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -7,9 +8,7 @@ from pathlib import Path
 from h2o_cpp.convert.checkpoint import read_optional_json
 from h2o_cpp.convert.config import Config
 from h2o_cpp.convert.tokens import AddedToken, added_token
-from h2o_cpp.model.text_files import read_text
-
-ChatTemplate = str | list[dict[str, str]]
+from h2o_cpp.files.text_files import read_text
 
 # key of a special token in HF's files -> name in tokenizer.ggml.{name}_token_id
 _SPECIAL_KEYS = {
@@ -70,6 +69,8 @@ class TokenizerSettings:
         for key, name in _SPECIAL_KEYS.items():
             texts = self._special.get(key)
             if texts and texts[0] not in beyond:
+                if texts[0] not in ids and name in ("unknown", "padding"):
+                    continue  # transformers adds it, beyond what the model was trained with
                 if texts[0] not in ids:
                     raise ValueError(
                         f"{self.path.parent}: {key} {texts[0]!r} is not in the vocabulary"
@@ -82,22 +83,29 @@ class TokenizerSettings:
                 elif name != "padding":  # which has no effect here; -1 in old checkpoints
                     raise ValueError(f"config.json: {key}_id {id!r} is not in the vocabulary")
 
-    def chat_template(self) -> ChatTemplate | None:
-        """One Jinja2 template, or a list of {"name", "template"}."""
+    def chat_templates(self) -> dict[str, str]:
+        """Jinja2 templates by name: "default", and others such as "tool_use"."""
         file = self.path.with_name("chat_template.jinja")
-        if file.is_file():
-            return read_text(file)
-        template = self._config.get("chat_template")
-        if template is None:  # beside an encoder of images, it may be in a file of its own
-            template = read_optional_json(file.with_suffix(".json")).get("chat_template")
-        if isinstance(template, list) and all(
-            isinstance(choice, dict) and all(isinstance(text, str) for text in choice.values())
-            for choice in template
-        ):
-            return template
-        if template is not None and not isinstance(template, str):
-            raise ValueError(f"{self.path}: chat_template must be a string or a list of templates")
-        return template
+        folder = self.path.with_name("additional_chat_templates")
+        files = {"default": file} if file.is_file() else {}
+        files |= {re.sub(r"\W", "_", path.stem): path for path in sorted(folder.glob("*.jinja"))}
+        if files:
+            return {name: read_text(path) for name, path in files.items()}
+        given = self._config.get("chat_template")
+        if given is None:  # beside an encoder of images, it may be in a file of its own
+            given = read_optional_json(file.with_suffix(".json")).get("chat_template")
+        if given is None:
+            return {}
+        templates: dict[str, str] = {}
+        for one in given if isinstance(given, list) else [{"name": "default", "template": given}]:
+            match one:
+                case {"name": str(name), "template": str(template)}:
+                    templates[re.sub(r"\W", "_", name)] = template
+                case _:
+                    raise ValueError(
+                        f"{self.path}: chat_template must be a string or a list of templates"
+                    )
+        return templates
 
 
 def end_ids(config: Config) -> list[int]:

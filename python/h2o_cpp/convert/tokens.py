@@ -10,7 +10,7 @@ from gguf import TokenType
 
 from h2o_cpp.convert.checkpoint import read_json, read_optional_json
 from h2o_cpp.convert.pipelines import byte_level_pre, is_prefix_first, sentencepiece_prefix
-from h2o_cpp.model.text_files import read_text
+from h2o_cpp.files.text_files import read_text
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,8 @@ class AddedToken:
     text: str
     id: int
     special: bool
+    single_word: bool = False
+    """Whether it counts only where it stands alone."""
     strips: bool = False
     """Whether it includes the white space before or after it, which GGUF cannot express."""
 
@@ -39,9 +41,9 @@ class Tokens:
     ids: dict[str, int]
     added: list[AddedToken]
     merges: list[str] = field(default_factory=list)
-    """For gpt2, "left right" in order of rank."""
+    """Merges of gpt2: "left right" in order of rank."""
     scores: Mapping[str, float] = field(default_factory=dict)
-    """For llama: the merge to the piece of highest score is applied first."""
+    """Scores of llama: the merge to the piece of highest score is applied first."""
     types: Mapping[str, TokenType] = field(default_factory=dict)
     """Types of tokens that are not normal, without `added`."""
     special_ids: Mapping[str, int] = field(default_factory=dict)
@@ -67,6 +69,8 @@ def read_tokens(directory: Path) -> Tokens:
         if not tokenizer.is_file():
             return _read_sentencepiece(model, added)
         same = read_json(tokenizer)
+        if not _is_sentencepiece(model):
+            return _read_tokenizer_json(tokenizer)
         tokens = _read_sentencepiece(model, added + _added_tokens(tokenizer, same))
         return replace(tokens, prefix_first=is_prefix_first(same))
     if tokenizer.is_file():
@@ -80,9 +84,12 @@ def read_tokens(directory: Path) -> Tokens:
 
 def added_token(path: object, text: object, id: object, fields: Mapping[str, Any]) -> AddedToken:
     """An added token from the JSON file `path`. Raises ValueError if it is malformed."""
-    special, lstrip, rstrip = (fields.get(key, False) for key in ("special", "lstrip", "rstrip"))
+    special, lstrip, rstrip, single = (
+        fields.get(key, False) for key in ("special", "lstrip", "rstrip", "single_word")
+    )
     if isinstance(text, str) and isinstance(id, int) and isinstance(special, bool):
-        return AddedToken(text, id, special, strips=lstrip is True or rstrip is True)
+        strips = lstrip is True or rstrip is True
+        return AddedToken(text, id, special, single_word=single is True, strips=strips)
     raise ValueError(f"{path}: malformed added token {text!r} with id {id!r}")
 
 
@@ -97,7 +104,7 @@ def _read_tokenizer_json(path: Path) -> Tokens:
         raise ValueError(f"{path}: no model")
     _check_model(path, model)
     ids = _check_ids(path, model.get("vocab"))
-    merges = _check_merges(path, model.get("merges"), ids)
+    merges = _check_merges(path, model.get("merges", []), ids)
     added = _added_tokens(path, tokenizer)
     template = _template(path, tokenizer.get("post_processor"))
     if model.get("byte_fallback") is not True:  # true: characters without a token become bytes
@@ -154,10 +161,11 @@ def _check_model(path: Path, model: Mapping[str, Any]) -> None:
         ("continuing_subword_prefix", (None, "")),
         ("end_of_word_suffix", (None, "")),
     ):
-        if model.get(key) not in allowed:
-            raise ValueError(
-                f"{path}: model.{key} is {model.get(key)!r}; only plain BPE can be converted"
-            )
+        value = model.get(key)
+        if key == "type" and value is None and "merges" in model:
+            continue  # written by tokenizers before 0.9
+        if value not in allowed:
+            raise ValueError(f"{path}: model.{key} is {value!r}; only plain BPE can be converted")
 
 
 def _check_ids(path: Path, vocab: object) -> dict[str, int]:
@@ -174,7 +182,7 @@ def _check_merges(path: Path, merges: object, ids: Mapping[str, int]) -> list[st
 
     Raises ValueError for a malformed merge, or one of texts without an id.
     """
-    if not isinstance(merges, list) or not merges:
+    if not isinstance(merges, list):
         raise ValueError(f"{path}: no merges")
     joined = []
     for merge in merges:
@@ -195,8 +203,14 @@ def _check_merges(path: Path, merges: object, ids: Mapping[str, int]) -> list[st
 
 
 def _template(path: Path, post_processor: object) -> tuple[list[str], list[str]] | None:
-    """The tokens that a TemplateProcessing, or one in a Sequence, adds before and after a text."""
+    """The tokens that a post-processor, or one in a Sequence, adds before and after a text."""
     match post_processor:
+        case {
+            "type": "RobertaProcessing" | "BertProcessing",
+            "cls": [str(first), _],
+            "sep": [str(last), _],
+        }:
+            return [first], [last]
         case {"type": "Sequence", "processors": list(processors)}:
             templates = [_template(path, processor) for processor in processors]
             return next((template for template in templates if template is not None), None)
@@ -256,6 +270,14 @@ def _read_sentencepiece(path: Path, added: list[AddedToken]) -> Tokens:
     )
 
 
+def _is_sentencepiece(path: Path) -> bool:
+    """Whether tokenizer.model is SentencePiece's, rather than the ranks of tiktoken."""
+    try:
+        return len(_parse_sentencepiece(path).pieces) > 0
+    except ValueError:
+        return False
+
+
 def _parse_sentencepiece(path: Path) -> Any:
     """The ModelProto in a file.
 
@@ -286,6 +308,8 @@ def _scores_from_merges(
     score, listed or not. They agree if every way to form a piece is listed, consecutively.
     Raises ValueError otherwise.
     """
+    if not merges:
+        raise ValueError(f"{path}: no merges")
     scores: dict[str, float] = {}
     last = None
     for merge in merges:

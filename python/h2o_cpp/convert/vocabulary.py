@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gguf import GGUFWriter, TokenType
+from gguf import GGUFValueType, GGUFWriter, TokenType
 
 from h2o_cpp.convert.config import Config
-from h2o_cpp.convert.tokenizer_settings import ChatTemplate, TokenizerSettings, end_ids
+from h2o_cpp.convert.tokenizer_settings import TokenizerSettings, end_ids
 from h2o_cpp.convert.tokens import AddedToken, Tokens, read_tokens
 
 # llama.cpp's scores of added tokens and padding
@@ -15,7 +15,7 @@ _ADDED_SCORE, _PADDING_SCORE = -1000.0, -10000.0
 
 _END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endofturn|>")
 
-# What ends an output without a key, in llama.cpp too (kEnds in cpp/text/tokenizer/vocabulary.cpp)
+# These end an output without a key, in llama.cpp too (kEnds in cpp/text/tokenizer/vocabulary.cpp)
 _KNOWN_ENDS = (
     *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>"),
     *("<|flush|>", "<|calls|>"),
@@ -38,9 +38,10 @@ class Vocabulary:
     special_ids: Mapping[str, int]
     """Ids by GGUF name (bos, eos, eot, eom, unknown, padding)."""
     flags: Mapping[str, bool]
-    chat_template: ChatTemplate | None
+    chat_templates: Mapping[str, str]
+    """By name; "default" is the one without a name in the file."""
     notes: list[str]
-    """What of the checkpoint the file cannot express."""
+    """The parts of the checkpoint that the file cannot express."""
 
     def write(self, writer: GGUFWriter) -> None:
         """Add the tokenizer.* keys to a file."""
@@ -51,13 +52,22 @@ class Vocabulary:
             writer.add_token_scores(self.scores)
         writer.add_token_types(self.types)
         if self.model == "gpt2":
-            writer.add_token_merges(self.merges)
+            key = "tokenizer.ggml.merges"  # may be empty: a vocabulary of characters
+            writer.add_key_value(key, self.merges, GGUFValueType.ARRAY, GGUFValueType.STRING)
         for name, id in self.special_ids.items():
             writer.add_uint32(f"tokenizer.ggml.{name}_token_id", id)
         for name, value in self.flags.items():
             writer.add_bool(f"tokenizer.ggml.{name}", value)
-        if self.chat_template is not None:
-            writer.add_chat_template(self.chat_template)
+        for name, template in self.chat_templates.items():
+            key = "tokenizer.chat_template"
+            writer.add_string(key if name == "default" else f"{key}.{name}", template)
+        if named := sorted({*self.chat_templates} - {"default"}):
+            writer.add_array("tokenizer.chat_templates", named)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The default template."""
+        return self.chat_templates.get("default")
 
 
 def read_vocabulary(
@@ -88,6 +98,11 @@ def read_vocabulary(
             raise ValueError(f"{directory}: the added token {token.text!r} has two ids")
         types[token.text] = _added_type(token)
         scores[token.text] = _ADDED_SCORE
+    if words := sorted({token.text for token in added if token.single_word}):
+        raise ValueError(
+            f"{directory}: the added token {_and_others(words)} has single_word, so it counts only"
+            " where it stands alone; a GGUF file cannot express this"
+        )
     types |= dict.fromkeys(control_tokens | settings.special_texts(), TokenType.CONTROL)
 
     texts = {id: text for text, id in ids.items()}
@@ -125,13 +140,13 @@ def read_vocabulary(
         merges=tokens.merges,
         special_ids=special_ids,
         flags=flags,
-        chat_template=settings.chat_template(),
+        chat_templates=settings.chat_templates(),
         notes=notes,
     )
 
 
 def _added_type(token: AddedToken) -> TokenType:
-    """As in llama.cpp's converter: some control tokens are not marked as special."""
+    """Does as llama.cpp's converter: some control tokens are not marked as special."""
     control = token.special or token.text in ("<pad>", "<mask>")
     for bar in ("|", "\uff5c"):  # full-width in DeepSeek's tokens
         control |= token.text.startswith(f"<{bar}") and token.text.endswith(f"{bar}>")
@@ -180,7 +195,7 @@ def _and_others(texts: Sequence[str]) -> str:
 
 
 def _stored_text(tokens: Tokens, types: Mapping[str, TokenType], text: str) -> str:
-    """As in llama.cpp's converter: text matched before BPE is stored with spaces."""
+    """Does as llama.cpp's converter: text matched before BPE is stored with spaces."""
     if tokens.model == "llama" and types[text] is TokenType.USER_DEFINED:
         return text.replace("▁", " ")
     return text
@@ -191,7 +206,7 @@ def _flags(
     settings: TokenizerSettings,
     tokens: Tokens,
     ids: Mapping[str, int],
-    special_ids: Mapping[str, int],
+    special_ids: dict[str, int],
     add_bos: bool,
 ) -> dict[str, bool]:
     """add_bos_token, add_eos_token if true, and the tokenizer's own flags."""
@@ -201,7 +216,14 @@ def _flags(
         ("bos", before, add_bos or tokens.model == "llama"),
         ("eos", after, False),
     ):
-        if texts and [ids.get(text) for text in texts] != [special_ids.get(name)]:
+        added = [ids.get(text) for text in texts or ()]
+        match added:
+            case [int(id)] if name == "eos" and special_ids.get("eos", id) != id:
+                # llama.cpp's converter does so: the added token is eos, and the other ends a turn.
+                if special_ids.get("eot", id) == id:
+                    special_ids["eot"] = special_ids["eos"]
+                special_ids["eos"] = id
+        if texts and added != [special_ids.get(name)]:
             raise ValueError(
                 f"{directory}: the tokenizer adds {' '.join(texts)} to a text,"
                 f" expected only its {name}_token"

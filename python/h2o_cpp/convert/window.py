@@ -6,7 +6,7 @@ _KINDS = {"full_attention": False, "sliding_attention": True}
 
 
 def window_of_every_layer(config: Config) -> Metadata:
-    """As in Mistral: `sliding_window` applies to every layer."""
+    """Mistral: `sliding_window` applies to every layer."""
     return {} if config.get("sliding_window") is None else _window(config)
 
 
@@ -20,7 +20,7 @@ def window_of_some_layers(config: Config, usual: list[bool]) -> Metadata:
 
 
 def window_of_last_layers(config: Config) -> Metadata:
-    """As in Qwen2 and 3: with `use_sliding_window`, `max_window_layers` is the first layer with a
+    """Qwen2 and 3: with `use_sliding_window`, `max_window_layers` is the first layer with a
     window, unless `layer_types` lists them.
     """
     n_layers, first = dimension(config, "num_hidden_layers"), _max_window_layers(config)
@@ -28,13 +28,13 @@ def window_of_last_layers(config: Config) -> Metadata:
 
 
 def window_of_first_layers(config: Config) -> Metadata:
-    """As in Qwen2's mixtures: by default every other one of the first `max_window_layers`."""
+    """Qwen2's mixtures: by default every other one of the first `max_window_layers`."""
     n_layers, end = dimension(config, "num_hidden_layers"), _max_window_layers(config)
     return window_of_some_layers(config, [i % 2 == 0 and i < end for i in range(n_layers)])
 
 
 def window_if_used(config: Config) -> Metadata:
-    """As in Qwen3's mixtures: `use_sliding_window` applies to every layer."""
+    """Qwen3's mixtures: `use_sliding_window` applies to every layer."""
     return window_of_every_layer(config) if flag(config, "use_sliding_window", False) else {}
 
 
@@ -46,7 +46,7 @@ def _max_window_layers(config: Config) -> int:
 
 
 def window_of_pattern(config: Config, period: int) -> Metadata:
-    """As in Gemma 3 and EXAONE: `sliding_window_pattern` is the period, or written like "LLLG"."""
+    """Gemma 3 and EXAONE: `sliding_window_pattern` is the period, or written like "LLLG"."""
     key = "sliding_window_pattern"
     pattern = config.get(key)
     if not isinstance(pattern, str):
@@ -61,7 +61,7 @@ def window_of_pattern(config: Config, period: int) -> Metadata:
 def window_of_listed_layers(
     config: Config, period: int, default_period: int | None = None
 ) -> Metadata:
-    """As in Gemma 2: the layers in `layer_types`, by default all but the last of each period.
+    """Gemma 2: the layers in `layer_types`, by default all but the last of each period.
 
     period: the architecture's; default_period: config.json's, if it may differ.
     """

@@ -10,13 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
+from h2o_cpp.arguments import KvDType, check_float, check_int
+from h2o_cpp.budget.policy import Policy, fraction_of, named_policy
+from h2o_cpp.files.model_file import ModelFile
 from h2o_cpp.generation.sampling import make_sampling
 from h2o_cpp.measure.perplexity import token_losses
-from h2o_cpp.model.arguments import KvDType, check_float, check_int, kv_dtypes
 from h2o_cpp.model.device import model_and_cache_bytes, open_on_device
-from h2o_cpp.model.policy import Policy, fraction_of, named_policy
-from h2o_cpp.model.session import core_policies, open_model, open_session, read_tokens
+from h2o_cpp.model.session import open_model, read_tokens
 from h2o_cpp.model.tokenizer import Tokenizer
+from h2o_cpp.options import CacheOptions
 
 # Tokens of a continuation scored at a time without eviction. Does not affect the result; bounds the
 # logits, [64, n_vocab].
@@ -52,7 +54,7 @@ class BudgetedModel:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | ModelFile,
         *,
         hh: float | None = None,
         policy: str = "h2o",
@@ -77,10 +79,11 @@ class BudgetedModel:
         named_policy(policy, 1)  # checks the name
         if hh is not None and not 0 < check_float("hh", hh) <= 1:
             raise ValueError(f"hh={hh!r}, expected a fraction of a request, above 0 and up to 1")
+        file, cache = ModelFile.find(path), CacheOptions(n_ctx=n_ctx, kv_dtype=kv_dtype)
         self._model = open_on_device(
             device,
-            lambda name: open_model(path, device=name, threads=threads),
-            lambda: model_and_cache_bytes(path, n_ctx=n_ctx, kv_dtype=kv_dtype),
+            lambda name: open_model(file, device=name, threads=threads),
+            lambda: model_and_cache_bytes(file, cache),
         )
         n_train = self._model.n_ctx_train
         self.n_ctx = n_train if n_ctx is None else check_int("n_ctx", n_ctx, 2, n_train)
@@ -121,13 +124,8 @@ class BudgetedModel:
         n_context = len(tokens) - len(continuation)
         n_scored = min(self._chunk, _N_SCORED if self.hh is None else 1)
         n_batch = min(self._chunk, max(n_context, n_scored))
-        session = open_session(
-            self._model,
-            self._policy(len(tokens)),
-            n_ctx=len(tokens) - 1,
-            n_batch=n_batch,
-            kv_dtype=self._kv_dtype,
-        )
+        cache = self._cache(len(tokens), len(tokens) - 1, n_batch)
+        session = _core.Session(self._model, cache.core())
         total, greedy, begin = 0.0, True, n_context
         for logits in _logits(session, tokens[:-1], n_context, n_scored):
             targets = tokens[begin : begin + len(logits)]
@@ -146,17 +144,8 @@ class BudgetedModel:
         """
         max_tokens = check_int("max_tokens", max_tokens, 1, self.n_ctx - 1)
         tokens = self._newest(prompt, self.n_ctx - max_tokens)
-        engine = _core.Engine(
-            self._model,
-            self.tokenizer.core,
-            policies=core_policies(self._policy(len(tokens))),
-            n_ctx=len(tokens) + max_tokens,
-            n_batch=min(self._chunk, len(tokens)),
-            n_sequences=1,
-            max_sequences=1,
-            **kv_dtypes(self._kv_dtype),
-            positions="auto",
-        )
+        cache = self._cache(len(tokens), len(tokens) + max_tokens, min(self._chunk, len(tokens)))
+        engine = _core.Engine(self._model, self.tokenizer.core, cache.core())
         output = engine.submit(
             tokens, sampling=make_sampling({"temperature": 0}), max_tokens=max_tokens, stop=stop
         )
@@ -177,11 +166,12 @@ class BudgetedModel:
         self._truncated += len(tokens) > n
         return np.asarray(tokens[-n:], np.int32)
 
-    def _policy(self, n_request: int) -> Policy:
-        """The budget of a request of n_request tokens."""
-        if self.hh is None:
-            return Policy.full()
-        return named_policy(self.policy, max(1, fraction_of(n_request, self.hh)))
+    def _cache(self, n_request: int, n_ctx: int, n_batch: int) -> CacheOptions:
+        """The cache of a request of n_request tokens."""
+        policy = Policy.full()
+        if self.hh is not None:
+            policy = named_policy(self.policy, max(1, fraction_of(n_request, self.hh)))
+        return CacheOptions(policy=policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=self._kv_dtype)
 
     def _count(self, session: _core.Session) -> None:
         self._kept.append(session.tokens_kept(0))

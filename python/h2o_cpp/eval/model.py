@@ -14,6 +14,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp.eval.budgeted import BudgetedModel
+from h2o_cpp.files.model_file import ModelFile
 
 _MAX_GEN_TOKS = 256  # default, as in lm_eval's own models
 
@@ -28,7 +29,7 @@ class H2oModel(TemplateLM):  # type: ignore[misc]  # lm_eval is not typed
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | ModelFile,
         *,
         batch_size: object = None,
         max_batch_size: object = None,

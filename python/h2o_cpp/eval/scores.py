@@ -9,10 +9,10 @@ from typing import Any
 
 import lm_eval
 
+from h2o_cpp.arguments import check_int
 from h2o_cpp.eval.budgeted import Usage
 from h2o_cpp.eval.model import H2oModel
 from h2o_cpp.eval.tasks import load_task
-from h2o_cpp.model.arguments import check_int
 
 _SEED = 1234  # of few-shot examples; lm_eval's default
 

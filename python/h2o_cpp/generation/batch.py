@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from h2o_cpp import _core
+from h2o_cpp.arguments import short
 from h2o_cpp.generation.request import Request
-from h2o_cpp.model.arguments import short
 
 _EXPECTED = "expected what Generator.request() gives"
 

@@ -5,22 +5,30 @@ from __future__ import annotations
 import queue
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 from h2o_cpp import _core
+from h2o_cpp.arguments import INT32_MAX, check_float, check_int
+from h2o_cpp.budget.policy import choose_policy
 from h2o_cpp.generation.closing import Closing
 from h2o_cpp.generation.completion import Completion
 from h2o_cpp.generation.record import Record
-from h2o_cpp.generation.request import Pooling, StreamOptions, make_request, show_options
-from h2o_cpp.generation.snapshot import Snapshot
+from h2o_cpp.generation.request import (
+    StreamOptions,
+    SubmitOptions,
+    make_request,
+    show_options,
+)
 from h2o_cpp.generation.stats import EngineStats
-from h2o_cpp.model.arguments import INT32_MAX, check_float, check_int
-from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.model.runtime import Runtime
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+_ENGINE_OPTIONS = SubmitOptions.__annotations__.keys() - StreamOptions.__annotations__.keys()
+_show_options = partial(show_options, kind=SubmitOptions)
 _GROUP = 1  # of an Engine's requests, cancelled with it; the Generator's own are 0
 
 
@@ -46,20 +54,13 @@ class Engine(Closing):
         self._closed = False
         self._runtime.engine.set_max_queue(self._max_queue)
 
-    @show_options
+    @_show_options
     def submit(
         self,
         prompt: str | Sequence[int],
         *,
-        hh: float | None = None,
-        policy: str | Policy | Sequence[Policy] | None = None,
-        after: Snapshot | None = None,
-        record: Record | None = None,
-        spelled: Sequence[int] = (),
-        pooling: Pooling | None = None,
-        around_form: str | None = None,
         timeout: float | None = None,
-        **options: Unpack[StreamOptions],
+        **options: Unpack[SubmitOptions],
     ) -> Completion:
         """Submit a prompt; blocks while the queue is full. Options as for Generator.stream().
 
@@ -71,25 +72,19 @@ class Engine(Closing):
             Completion.embedding.
         around_form: a grammar in llguidance's Lark of the whole output, in which @form is what
             schema, grammar, regex or choice describes; default: that alone.
+        replies: (begin, end) of the parts of the prompt that earlier outputs generated. Their
+            tokens are read as they were then, evicting after each, so that the prompt continues
+            from the stored end of that output.
         timeout: block for at most this many seconds; 0: do not block. Default: no limit.
 
-        Raises ValueError and TypeError as stream() does, queue.Full after `timeout`, and
-        RuntimeError if the Engine is closed. If the policy does not fit, reading the Completion
+        Raises ValueError and TypeError as stream() does; after `timeout`, queue.Full, or
+        CompilingError for a grammar that is still being compiled; and RuntimeError if the Engine
+        is closed. If the policy does not fit, reading the Completion
         raises ValueError.
         """
         if timeout is not None and not check_float("timeout", timeout) >= 0:
             raise ValueError(f"timeout={timeout!r}, expected 0 or more seconds")
-        state = self._enqueue(
-            prompt,
-            hh,
-            policy,
-            record,
-            options,
-            after=after,
-            spelled=spelled,
-            pooling=pooling,
-            around_form=around_form,
-        )
+        state = self._enqueue(prompt, options, timeout)
         try:
             admitted = state.wait_admitted(timeout)
         except BaseException:  # KeyboardInterrupt too
@@ -101,20 +96,20 @@ class Engine(Closing):
         self._check_open()
         return Completion(self, state, self._loops)
 
-    @show_options
+    @_show_options
     async def submit_async(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        hh: float | None = None,
-        policy: str | Policy | Sequence[Policy] | None = None,
-        after: Snapshot | None = None,
-        record: Record | None = None,
-        pooling: Pooling | None = None,
-        **options: Unpack[StreamOptions],
+        self, prompt: str | Sequence[int], **options: Unpack[SubmitOptions]
     ) -> Completion:
-        """As submit(), without blocking the event loop while the queue is full."""
-        state = self._enqueue(prompt, hh, policy, record, options, after=after, pooling=pooling)
+        """Does as submit(), without blocking the event loop while the queue is full or a grammar is
+        compiled."""
+        from h2o_cpp.generation.constraint_process import CompilingError
+
+        state = None
+        while state is None:
+            try:
+                state = self._enqueue(prompt, options, timeout=0)
+            except CompilingError as compiling:
+                await compiling.wait()
         try:
             while not state.admitted:
                 await self._loops.wait(state)
@@ -125,22 +120,36 @@ class Engine(Closing):
         return Completion(self, state, self._loops)
 
     def _enqueue(
-        self,
-        prompt: str | Sequence[int],
-        hh: float | None,
-        policy: str | Policy | Sequence[Policy] | None,
-        record: Record | None,
-        options: StreamOptions,
-        **more: Any,
+        self, prompt: str | Sequence[int], options: SubmitOptions, timeout: float | None
     ) -> _core.Generation:
+        output = cast(StreamOptions, {n: o for n, o in options.items() if n not in _ENGINE_OPTIONS})
+        record, pooling = options.get("record"), options.get("pooling")
         if record is not None and not isinstance(record, Record):
             raise TypeError(f"record={record!r}, expected a Record")
         if record is not None and record.used:
             raise ValueError("the record has data of another sequence, expected a new one")
+        if pooling is not None:
+            output = {**output, "max_tokens": None}  # there is no output
+        policy, hh = options.get("policy"), options.get("hh")
         if hh is not None or policy is not None:
             policy = choose_policy(hh, None, policy, self._runtime.engine.session.n_ctx)
         request = make_request(
-            self._runtime, self._seeds, prompt, options, policy=policy, record=record, **more
+            self._runtime,
+            self._seeds,
+            prompt,
+            output,
+            after=options.get("after"),
+            around_form=options.get("around_form"),
+            timeout=timeout,
+        )
+        if pooling is not None:
+            request = replace(request, pooling=pooling, max_tokens=0)
+        request = replace(
+            request,
+            policy=policy,
+            record=record,
+            spelled=options.get("spelled", ()),
+            replies=options.get("replies", ()),
         )
         self._check_open()
         return request.submit(self._runtime.engine, eager=True, group=_GROUP)

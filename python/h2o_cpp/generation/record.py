@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import check_int
+from h2o_cpp.arguments import check_int
 
 
 class TokenLogprob(NamedTuple):
@@ -23,7 +23,7 @@ class TokenLogprob(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What the cache keeps of a sequence at one moment."""
+    """The tokens that the cache keeps of a sequence at one moment."""
 
     tokens_kept: int  # in the layer that keeps the most
     shares: NDArray[np.float32]  # [tokens seen], share of KV heads that keep each token

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import Parameter, signature
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
@@ -14,15 +13,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from h2o_cpp import _core
+from h2o_cpp.arguments import INT32_MAX, check_bool, check_int, check_strings, short
+from h2o_cpp.budget.policy import Policy, core_policies
 from h2o_cpp.generation.grammar import form_of, make_constraint
 from h2o_cpp.generation.record import Record
 from h2o_cpp.generation.sampling import NUMBERS, default, make_sampling
 from h2o_cpp.generation.snapshot import Snapshot
-from h2o_cpp.model.arguments import INT32_MAX, check_bool, check_int, check_strings, short
-from h2o_cpp.model.policy import Policy
-from h2o_cpp.model.session import core_policies
+from h2o_cpp.options import GeneratorOptions, option_names
 
 if TYPE_CHECKING:
+    from h2o_cpp.model.chat_turn import ChatTurn
     from h2o_cpp.model.runtime import Runtime
 
 # Options of other engines -> options here.
@@ -36,22 +36,21 @@ _ELSEWHERE = {
     "stop_strings": "stop",
     "temp": "temperature",
 }
-_OF_A_GENERATOR = {
-    *("archive", "cache_memory", "device", "hh", "kv_dtype", "n_batch", "n_ctx", "policy"),
-    *("recent", "threads"),
-}
-
 _BYTES = bytes | bytearray | memoryview  # collections of integers that are not token ids
 
 ENDLESS = -1  # as max_tokens
 
-Pooling = Literal["mean", "last"]  # of the hidden states after the last norm
+Pooling = Literal["mean", "last", "cls"]  # of the hidden states after the last norm
+Pooled = Pooling | Literal["rank"]  # or the scores of labels by the last one
 
 ContextFullError = _core.ContextFullError
 
 # Called with the tokens so far and a mask of zeros with a bit per token of the vocabulary; sets the
 # bits of allowed tokens: token t is bit t % 32 of mask[t // 32].
 Constraint = Callable[[NDArray[np.int32], NDArray[np.uint32]], object]
+
+
+Protect = int | Literal["prompt"] | tuple[int, int]  # see Generator.stream
 
 
 class StreamOptions(TypedDict, total=False):
@@ -91,15 +90,30 @@ class StreamOptions(TypedDict, total=False):
     grammar: str | None
     regex: str | None
     choice: Sequence[str] | None
+    protect: Protect | None
+    draft: bool
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def show_options(function: Function) -> Function:
-    """Make help() show the options in **options, with their defaults."""
-    defaults: dict[str, object] = dict.fromkeys(StreamOptions.__annotations__)
-    defaults.update(ignore_eos=False, parse_special=False)
+class SubmitOptions(StreamOptions, total=False):
+    """The options of Engine.submit, which documents those that StreamOptions lacks."""
+
+    hh: float | None
+    policy: str | Policy | Sequence[Policy] | None
+    after: Snapshot | None
+    record: Record | None
+    spelled: Sequence[int]
+    pooling: Pooled | None
+    around_form: str | None
+    replies: Sequence[tuple[int, int]]
+
+
+def show_options(function: Function, kind: type = StreamOptions) -> Function:
+    """Make help() show the options in **options, of this kind, with their defaults."""
+    defaults: dict[str, object] = dict.fromkeys(kind.__annotations__)
+    defaults.update(ignore_eos=False, parse_special=False, draft=True, spelled=(), replies=())
     for name in NUMBERS:
         defaults[name] = default(name)
     options = [
@@ -109,7 +123,7 @@ def show_options(function: Function) -> Function:
             default=defaults[name],
             annotation=getattr(annotation, "__forward_arg__", annotation),
         )
-        for name, annotation in StreamOptions.__annotations__.items()
+        for name, annotation in kind.__annotations__.items()
     ]
     shown = signature(function)
     others = [p for p in shown.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
@@ -125,7 +139,7 @@ class Request:
     after: Snapshot | None
     sampling: _core.Sampling
     seeded: bool  # otherwise the random state of `after` continues
-    max_tokens: int | None  # None: up to n_ctx; ENDLESS
+    max_tokens: int | None  # None: n_ctx; ENDLESS
     stop: Sequence[str]
     ignore_eos: bool
     constraint: Constraint | None
@@ -133,7 +147,15 @@ class Request:
     record: Record | None = None  # collects data about the sequence
     keeps_cache: bool = False  # until it is saved, regardless of later sequences
     spelled: Sequence[int] = ()  # special tokens to include in the text
-    pooling: Pooling | None = None  # compute the prompt's embedding instead of an output
+    pooling: Pooled | None = None  # compute the prompt's embedding instead of an output
+    protect: tuple[int, int] = (0, 0)  # the first and the last tokens of the prompt
+    drafts: bool = True  # if the engine has any
+    replies: Sequence[tuple[int, int]] = ()  # parts of the prompt that earlier outputs generated
+    n_dropped: int = 0  # tokens of the conversation that the prompt has not
+
+    def of_turn(self, turn: ChatTurn) -> Request:
+        """The request for a turn of a conversation, whose tokens the prompt has."""
+        return replace(self, replies=turn.prompt.replies, n_dropped=turn.n_dropped)
 
     def submit(
         self,
@@ -159,9 +181,12 @@ class Request:
             ignore_end=self.ignore_eos,
             spelled=self.spelled,
             policies=() if self.policy is None else core_policies(self.policy),
+            protect=self.protect,
+            replies=self.replies,
             trace=None if self.record is None else self.record.core,
             pooling=self.pooling or "none",
             constraint=self.constraint,
+            drafts=self.drafts,
             keeps_cache=self.keeps_cache,
             eager=eager,
             group=group,
@@ -176,16 +201,14 @@ def make_request(
     options: StreamOptions,
     *,
     after: Snapshot | None = None,
-    policy: Policy | Sequence[Policy] | None = None,
-    record: Record | None = None,
-    spelled: Sequence[int] = (),
-    pooling: Pooling | None = None,
     around_form: str | None = None,
+    timeout: float | None = None,
 ) -> Request:
     """A validated request; prompt, options and errors as for Generator.stream.
 
     seeds: source of seeds for requests without one.
-    policy, record, spelled, pooling, around_form: as for Engine.submit.
+    around_form: as for Engine.submit.
+    timeout: as for make_constraint.
     """
     check_names(options)
     if after is not None and not isinstance(after, Snapshot):
@@ -195,7 +218,7 @@ def make_request(
         raise TypeError(f"constraint={constraint!r}, expected a function of (tokens, mask)")
     form = form_of(options)
     if form is not None:
-        constraint = make_constraint(runtime.tokenizer, *form, around=around_form)
+        constraint = make_constraint(runtime.tokenizer, *form, around=around_form, timeout=timeout)
     parse_special = check_bool("parse_special", options.get("parse_special", False))
     sampling = make_sampling(options)
     sampling.seed = seeds.getrandbits(64) if seed is None else check_int("seed", seed, 0, 2**64 - 1)
@@ -204,14 +227,12 @@ def make_request(
         after,
         sampling,
         seeded=seed is not None,
-        max_tokens=_token_limit(options.get("max_tokens")) if pooling is None else 0,
+        max_tokens=_token_limit(options.get("max_tokens")),
         stop=_stop_strings(options.get("stop")),
         ignore_eos=check_bool("ignore_eos", options.get("ignore_eos", False)),
         constraint=constraint,
-        policy=policy,
-        record=record,
-        spelled=spelled,
-        pooling=pooling,
+        protect=protected_ends(options.get("protect")),
+        drafts=check_bool("draft", options.get("draft", True)),
     )
 
 
@@ -309,13 +330,23 @@ def check_names(options: Mapping[str, object], *, others: bool = False) -> None:
     """
     names = StreamOptions.__annotations__
     for name in (name for name in options if name not in names):
-        if name in _OF_A_GENERATOR:
+        if name in option_names(GeneratorOptions):
             raise TypeError(f"{name} is an option of Generator, not of an output")
-        close = difflib.get_close_matches(name, names, n=1, cutoff=0.8 if others else 0.6)
+        from difflib import get_close_matches  # for an error
+
+        close = get_close_matches(name, names, n=1, cutoff=0.8 if others else 0.6)
         meant = _ELSEWHERE.get(name, *close)
         if meant or not others:
             hint = f"; did you mean {meant}?" if meant else ""
             raise TypeError(f"there is no option {name!r}{hint}")
+
+
+def check_sampling(options: StreamOptions) -> None:
+    """Raises TypeError and ValueError for sampling options as Generator.stream does."""
+    check_names(options)
+    make_sampling(options)
+    if options.get("seed") is not None:
+        check_int("seed", options["seed"], 0, 2**64 - 1)
 
 
 def _token_limit(max_tokens: int | None) -> int | None:
@@ -325,6 +356,22 @@ def _token_limit(max_tokens: int | None) -> int | None:
     if number == 0:
         raise ValueError("max_tokens=0, expected 1 or more, or -1 for no limit")
     return min(number, INT32_MAX)
+
+
+def protected_ends(protect: object) -> tuple[int, int]:
+    """The numbers of protected tokens at the beginning and the end of a prompt."""
+    match protect:
+        case None:
+            return 0, 0
+        case "prompt":
+            return INT32_MAX, 0
+        case [first, last]:
+            return check_int("protect", first, 0), check_int("protect", last, 0)
+        case str():
+            raise ValueError(
+                f"protect={protect!r}, expected 'prompt', a number of tokens or (first, last)"
+            )
+    return check_int("protect", protect, 0), 0
 
 
 def _stop_strings(stop: object) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import check_float, check_int, check_strings, short
+from h2o_cpp.arguments import check_float, check_int, check_strings, short
 
 _DEFAULTS = _core.Sampling()
 FLOATS: Final = tuple(n for n in vars(_core.Sampling) if isinstance(getattr(_DEFAULTS, n), float))

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import short
-from h2o_cpp.model.atomic import atomic_output
+from h2o_cpp.arguments import short
+from h2o_cpp.files.atomic import atomic_output
 
 
 @dataclass(frozen=True, repr=False)

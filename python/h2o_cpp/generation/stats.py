@@ -12,7 +12,7 @@ from h2o_cpp import _core
 
 @dataclass(frozen=True)
 class HeadStats:
-    """What one KV head keeps."""
+    """The tokens that one KV head keeps."""
 
     oldest: int  # lowest kept position; -1 before any token
     heaviest: int  # position with the largest score, the first of equals; -1 without scores
@@ -20,7 +20,7 @@ class HeadStats:
 
     @staticmethod
     def of(positions: NDArray[np.int32], scores: NDArray[np.float32]) -> HeadStats:
-        """From the kept positions, ascending, and their scores."""
+        """Makes it from the kept positions, ascending, and their scores."""
         return HeadStats(
             oldest=int(positions[0]) if len(positions) else -1,
             heaviest=int(positions[scores.argmax()]) if scores.any() else -1,
@@ -30,7 +30,7 @@ class HeadStats:
 
 @dataclass(frozen=True)
 class LayerStats:
-    """What one layer keeps."""
+    """The tokens that one layer keeps."""
 
     tokens_kept: int  # per KV head; 0 in a layer with a recurrent state
     evictions: int  # 0 in such a layer
@@ -38,7 +38,7 @@ class LayerStats:
 
     @staticmethod
     def of(model: _core.Model, session: _core.Session, sequence: int, layer: int) -> LayerStats:
-        """Of a layer of a sequence."""
+        """Reads those of a layer of a sequence."""
         kept = session.tokens_kept(sequence, layer)
         heads = (HeadStats.of(*session.kept(layer, h, sequence)) for h in range(model.n_kv_heads))
         recurrent = any(model.state_floats[layer : layer + 1])
@@ -48,7 +48,7 @@ class LayerStats:
 
 @dataclass(frozen=True)
 class Stats:
-    """What the cache holds. Every KV head of a layer keeps the same number of tokens."""
+    """The contents of the cache. Every KV head of a layer keeps the same number of tokens."""
 
     tokens_seen: int
     tokens_kept: int  # in the layer that keeps the most
@@ -61,11 +61,12 @@ class Stats:
     n_layers: int
     n_kv_heads: int
     backend: str
+    clamped: int  # keys and values too large for kv_dtype, since loading; 0 on CUDA, uncounted
     layers: tuple[LayerStats, ...] = ()  # with stats(layers=True)
 
     @staticmethod
     def of(model: _core.Model, session: _core.Session, sequence: int, *, layers: bool) -> Stats:
-        """Of a sequence."""
+        """Reads those of a sequence."""
         kept = session.tokens_kept(sequence)  # first, as it may be growing
         seen = session.tokens_seen(sequence)
         each = range(model.n_layers) if layers else ()
@@ -81,8 +82,21 @@ class Stats:
             n_layers=model.n_layers,
             n_kv_heads=model.n_kv_heads,
             backend=model.backend,
+            clamped=model.n_clamped,
             layers=tuple(LayerStats.of(model, session, sequence, layer) for layer in each),
         )
+
+
+@dataclass(frozen=True)
+class PromptMemory:
+    """Tokens of a prompt, with those before it in its sequence, that the cache does not hold."""
+
+    dropped_tokens: int = 0  # left out before the model read it, by truncation="auto"
+    evicted_tokens: int = 0  # at the end of the output, kept by no KV head of any layer
+    archived_tokens: int = 0  # of the evicted, those in an archive, which may recall them
+
+
+NOTHING_LOST = PromptMemory()
 
 
 @dataclass(frozen=True)
@@ -98,3 +112,5 @@ class EngineStats:
     cached_tokens: int  # prompt tokens from the prefix cache
     prefix_bytes: int  # size of the prefix cache
     n_allocated: int  # sequences whose caches are allocated
+    drafted_tokens: int  # proposed as drafts
+    accepted_tokens: int  # of these, generated

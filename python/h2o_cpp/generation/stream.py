@@ -12,6 +12,7 @@ from h2o_cpp import _core
 from h2o_cpp.generation.closing import Closing
 from h2o_cpp.generation.request import Request
 from h2o_cpp.generation.snapshot import Snapshot
+from h2o_cpp.generation.stats import NOTHING_LOST, PromptMemory
 from h2o_cpp.model.runtime import Runtime
 
 
@@ -33,13 +34,16 @@ class Generation:
     decode_seconds: float
     cached_tokens: int = 0  # prompt tokens from the prefix cache
     stop_string: str = ""
+    drafted_tokens: int = 0  # proposed as drafts
+    accepted_tokens: int = 0  # of these, generated
+    prompt_memory: PromptMemory = NOTHING_LOST
 
     def __str__(self) -> str:
         return self.text
 
     @staticmethod
-    def of(state: _core.Generation) -> Generation:
-        """The result of an engine's generation so far."""
+    def of(state: _core.Generation, n_dropped: int = 0) -> Generation:
+        """The result of an engine's generation so far; n_dropped: as in PromptMemory."""
         return Generation(
             text=state.text,
             finish_reason=state.finish_reason or "cancelled",
@@ -50,6 +54,9 @@ class Generation:
             decode_seconds=state.decode_seconds,
             cached_tokens=state.cached_tokens,
             stop_string=state.stop_string,
+            drafted_tokens=state.n_drafted,
+            accepted_tokens=state.n_accepted,
+            prompt_memory=PromptMemory(n_dropped, *state.forgotten),
         )
 
 
@@ -58,6 +65,7 @@ class GenerationHandle(Closing):
 
     _state: _core.Generation  # cancels the request when it is dropped
     _closed = False
+    _n_dropped = 0
 
     def __repr__(self) -> str:
         reason = self.finish_reason or "not ended"
@@ -77,6 +85,11 @@ class GenerationHandle(Closing):
     def cached_tokens(self) -> int:
         """Prompt tokens from the prefix cache."""
         return self._state.cached_tokens
+
+    @property
+    def prompt_memory(self) -> PromptMemory:
+        """Tokens of the prompt that the cache no longer holds; evictions only at the end."""
+        return PromptMemory(self._n_dropped, *self._state.forgotten)
 
     def _next_piece(self) -> str | None:
         """The next piece; None at the end. If closed, waits for the end."""
@@ -115,6 +128,7 @@ class Stream(Iterator[str], GenerationHandle):
         """
         self._runtime = runtime  # keeps the Generator alive
         self._request = request
+        self._n_dropped = request.n_dropped
         self._follows: _core.Generation | None = None
         if follows is not None:
             self._follows = follows._state if follows.began else follows._follows
@@ -140,12 +154,12 @@ class Stream(Iterator[str], GenerationHandle):
 
     @property
     def finish_message(self) -> str:
-        """As in Generation."""
+        """Returns Generation's."""
         return self._state.finish_message
 
     @property
     def stop_string(self) -> str:
-        """As in Generation."""
+        """Returns Generation's."""
         return self._state.stop_string
 
     @property
@@ -170,7 +184,7 @@ class Stream(Iterator[str], GenerationHandle):
 
     def generation(self) -> Generation:
         """The generation so far; "cancelled" while it runs."""
-        return Generation.of(self._state)
+        return Generation.of(self._state, self._n_dropped)
 
     @property
     def history(self) -> list[int]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import KvDType
-from h2o_cpp.model.cache_memory import ModelShape, fit_cache
-from h2o_cpp.model.policy import Policy, fraction_of, named_policy
+from h2o_cpp.arguments import KvDType
+from h2o_cpp.budget.cache_memory import ModelShape, fit_cache
+from h2o_cpp.budget.policy import Policy, fraction_of, named_policy
+from h2o_cpp.options import CacheOptions, make_options
 
 
 class Budgeted(NamedTuple):
@@ -41,33 +43,54 @@ def at_budgets(
     return found
 
 
-def budgeted(
-    names: Sequence[str],
-    budgets: Sequence[float],
-    model: _core.Model,
-    n_ctx: int,
-    kv_dtype: KvDType | None,
-    *,
-    equal_bytes: bool,
-) -> list[Budgeted]:
-    """The full cache, then the named policies at every budget, as at_budgets().
+@dataclass(frozen=True)
+class Comparison:
+    """The full cache, and named policies at budgets."""
 
-    kv_dtype: default: f16.
-    equal_bytes: budgets are fractions of the bytes of a full cache, which is in f16; policies keep
-        as many tokens as fit, and kv_dtype defaults as with cache_memory of Generator.
+    policies: Sequence[str]
+    budgets: Sequence[float]
+    equal_bytes: bool
+    cache: CacheOptions  # what all have in common
 
-    Raises ValueError as Generator does.
-    """
-    full_types = "f16" if equal_bytes or kv_dtype is None else kv_dtype
-    found = [Budgeted("full", 1.0, n_ctx, Policy.full(), full_types)]
-    if not equal_bytes:
-        return found + at_budgets(names, budgets, n_ctx, full_types)
-    shape = ModelShape.of(model)
-    for share in budgets:
-        for name in names:
-            policy, types = fit_cache(
-                shape, share, name, n_ctx=n_ctx, kv_dtype=kv_dtype, positions="auto"
-            )
-            kept = n_ctx if policy.budget is None else policy.budget
-            found.append(Budgeted(name, share, kept, policy, types))
-    return found
+    @staticmethod
+    def of(
+        policies: Sequence[str],
+        budgets: Sequence[float],
+        *,
+        equal_bytes: bool = False,
+        **cache: Any,
+    ) -> Comparison:
+        """Makes one whose caches have the options `cache`, as for Generator, in common.
+
+        budgets: fractions of n_ctx.
+        equal_bytes: budgets are fractions of a full f16 cache's bytes, in kv_dtype or in types
+            chosen as by cache_memory; the full cache is in f16.
+
+        Raises as Generator does for the options of the caches.
+        """
+        return Comparison(policies, budgets, equal_bytes, make_options(CacheOptions, cache))
+
+    def caches(self, model: _core.Model) -> list[Budgeted]:
+        """The full cache, then the named policies at every budget, as at_budgets().
+
+        Raises ValueError as Generator does.
+        """
+        n_ctx = self.cache.context
+        full_types = "f16" if self.equal_bytes else self.cache.types
+        found = [Budgeted("full", 1.0, n_ctx, Policy.full(), full_types)]
+        if not self.equal_bytes:
+            return found + at_budgets(self.policies, self.budgets, n_ctx, full_types)
+        shape = ModelShape.of(model)
+        for share in self.budgets:
+            for name in self.policies:
+                policy, types = fit_cache(
+                    shape, share, name, n_ctx=n_ctx, kv_dtype=self.cache.kv_dtype, positions="auto"
+                )
+                kept = n_ctx if policy.budget is None else policy.budget
+                found.append(Budgeted(name, share, kept, policy, types))
+        return found
+
+    def session(self, model: _core.Model, one: Budgeted) -> _core.Session:
+        """Empty sequences with a cache. Raises ValueError, MemoryError and OSError."""
+        cache = replace(self.cache, policy=one.policy, kv_dtype=one.kv_dtype)
+        return _core.Session(model, cache.core())

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
+from h2o_cpp.budget.policy import Policy
 from h2o_cpp.measure.retrieval.tasks import Sample
-from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import open_session, read_tokens
 
 # The key of a GGUF file: layer * n_kv_heads + kv_head of each ranked head, the first first.

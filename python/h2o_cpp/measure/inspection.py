@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from math import ceil
 from pathlib import Path
 from typing import Any
-from unicodedata import category
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import KvDType, check_context, check_int
-from h2o_cpp.model.policy import Policy
-from h2o_cpp.model.session import Positions, open_session
+from h2o_cpp.arguments import check_int
+from h2o_cpp.budget.policy import Policy
+from h2o_cpp.files.model_file import ModelFile
 from h2o_cpp.model.tokenizer import Tokenizer
+from h2o_cpp.model.visible_pieces import VisiblePieces
+from h2o_cpp.options import CacheOptions, make_options
 
 # Observations of a head per text, a few seconds' worth. With more, the cache is not observed after
 # every step.
@@ -28,7 +29,7 @@ _MAX_LOOKS = 2**17
 
 @dataclass(frozen=True)
 class Summary:
-    """What one layer, or one of its KV heads, keeps at the end of a text."""
+    """The tokens that one layer, or one of its KV heads, keeps at the end of a text."""
 
     kept: int  # tokens; the same in every KV head
     evicted: int
@@ -65,7 +66,7 @@ class Inspection:
         return np.asarray(alive & (np.arange(n) < seen))
 
     def summary(self, layer: int, kv_head: int | None = None) -> Summary:
-        """What a layer keeps at the end: all of its KV heads, or one."""
+        """Returns what a layer keeps at the end: all of its KV heads, or one."""
         n_layers, n_kv_heads, n = self.evicted_at.shape
         layer = check_int("layer", layer, 0, n_layers - 1)
         heads = slice(None)
@@ -114,37 +115,28 @@ def inspect(
     tokens: Sequence[int],
     policy: Policy,
     *,
-    n_ctx: int | None = None,
-    n_batch: int = 1,
     max_tokens: int = 0,
-    kv_dtype: KvDType = "f16",
-    positions: Positions = "auto",
+    **cache: Any,
 ) -> Inspection:
-    """Read a text under `policy` and observe the cache after each step.
+    """Read a text with a cache and observe it after each step.
 
-    n_batch: tokens per chunk, each followed by eviction: 1 shows every eviction; use a Generator's
-        n_batch to see what it keeps of a prompt.
     max_tokens: continue the text greedily by at most this many tokens, fewer if the text or n_ctx
         ends (default: as for Generator).
+    cache: options of the cache, as for Generator. n_batch=1, the default, shows every eviction; use
+        a Generator's to see what it keeps of a prompt.
 
     An observation costs a call per layer and KV head. If steps times heads exceed 131072, the cache
     is observed only every few tokens; see `Inspection.seen`.
 
     Raises ValueError for an empty text, one longer than n_ctx, and options out of range.
     """
-    n_ctx = check_context(n_ctx, model.n_ctx_train)
-    n_batch = check_int("n_batch", n_batch, 1)
+    given = make_options(CacheOptions, {"policy": policy, "n_batch": 1, **cache})
+    options = given.for_model(ModelFile(model.shards))
+    n_ctx, n_batch = options.context, options.n_batch
     check_int("max_tokens", max_tokens, 0)
     if not 0 < len(tokens) <= n_ctx:
         raise ValueError(f"the text has {len(tokens)} tokens, expected 1 to n_ctx={n_ctx}")
-    session = open_session(
-        model,
-        policy,
-        n_ctx=n_ctx,
-        n_batch=min(n_batch, len(tokens)),
-        kv_dtype=kv_dtype,
-        positions=positions,
-    )
+    session = _core.Session(model, replace(options, n_batch=min(n_batch, len(tokens))).core())
     text = list(tokens)
     n_most = min(len(text) + max_tokens, n_ctx)
     record = _Record(session, model, n_most)
@@ -197,31 +189,3 @@ class _Record:
             gone[positions] = False
             evicted_at[gone] = n
             self.scores[layer, kv_head, positions] = scores
-
-
-class VisiblePieces:
-    """Printable text of each token of a text, in order.
-
-    A character of several tokens appears at the last of them; the others show their bytes, as in
-    "<0xE6>". Tokens without text appear as in the vocabulary, control characters escaped.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._text = _core.Detokenizer()
-        self._begins = True
-
-    def push(self, token: int) -> str:
-        """The text of the next token."""
-        tokenizer = self._tokenizer
-        data = tokenizer.token_bytes(token, begins=self._begins)
-        self._begins = self._begins and not tokenizer.has_text([token])
-        piece = self._text.push(data) or "".join(f"<0x{byte:02X}>" for byte in data)
-        return _visible(piece or tokenizer.token_text(token))
-
-
-def _visible(text: str) -> str:
-    return "".join(
-        c.encode("unicode_escape").decode() if category(c)[0] == "C" and c not in "\n\t" else c
-        for c in text
-    )

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import platform
 import re
 import subprocess
 import sys
 from pathlib import Path
-from time import perf_counter
 
 from h2o_cpp import _core
 
 _READ_BYTES = 1 << 29  # several times the size of caches
 _READ_PASSES = 10
-
-_PIECE = 8 << 20  # bytes per read; more is not faster
-_MAX_BYTES = 256 << 20  # of a file; more does not change the result
-_SECONDS = 2.0
 
 # Operations per second of a large product. In a subprocess, because BLAS libraries set their
 # threads when they are loaded.
@@ -65,34 +59,6 @@ def matmul_flops(threads: int) -> float:
         env=os.environ | dict.fromkeys(limits, str(threads)),
     )
     return float(done.stdout)
-
-
-def storage_bandwidth(path: str | os.PathLike[str]) -> float:
-    """Bytes per second of reading a file, without the page cache.
-
-    Reads up to 256 MiB or 2 seconds with O_DIRECT. The device, or a virtual machine's host, may
-    still have a cache of its own.
-
-    Raises OSError if the system or the file system does not support this, and for an empty file.
-    """
-    if not hasattr(os, "O_DIRECT"):
-        raise OSError("storage bandwidth cannot be measured: this system has no O_DIRECT")
-    file = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    try:
-        with mmap.mmap(-1, _PIECE) as piece:  # O_DIRECT needs page alignment
-            n = 0
-            begun = perf_counter()
-            while n < _MAX_BYTES and perf_counter() - begun < _SECONDS:
-                got = os.preadv(file, [piece], n)
-                n += got
-                if got < _PIECE:
-                    break
-            seconds = perf_counter() - begun
-    finally:
-        os.close(file)
-    if not n:
-        raise OSError(f"{os.fspath(path)}: the file is empty")
-    return n / seconds
 
 
 def rss_bytes() -> int:

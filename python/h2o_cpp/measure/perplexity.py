@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.measure.budgets import budgeted
-from h2o_cpp.model.arguments import KvDType, check_int
-from h2o_cpp.model.session import chunks, open_session
+from h2o_cpp.arguments import check_int
+from h2o_cpp.measure.agreement import Agreement, agreement_of
+from h2o_cpp.measure.budgets import Comparison
+from h2o_cpp.measure.windows import windows
+from h2o_cpp.model.session import chunks
 
 # Parts of a text read in one pass, whose perplexities are reported.
 N_SEGMENTS = 10
@@ -30,6 +32,7 @@ class Measurement:
     tokens: int  # predicted tokens
     cache_bytes: int  # allocated
     archive_bytes: int = 0  # of evicted tokens, at the end
+    agreement: Agreement | None = None  # with the full cache
     segments: tuple[float, ...] = ()  # when streaming: perplexity of each tenth of the text
 
 
@@ -52,21 +55,13 @@ def perplexity(
     the session's n_batch. Eviction follows each chunk: with 1, as in decoding, every prediction
     uses only kept tokens.
     """
-    n_ctx = session.n_ctx
-    stride = n_ctx - 1 if stride is None else check_int("stride", stride, 1, n_ctx - 1)
-    n_text = n_ctx - len(beginning)
-    if not 0 < n_text <= len(tokens):
-        raise ValueError(
-            f"the text has {len(tokens)} tokens, expected at least {n_text} for n_ctx={n_ctx}"
-        )
     total, n = 0.0, 0
-    for begin in range(0, len(tokens) - n_text + 1, stride):
-        window = np.asarray([*beginning, *tokens[begin : begin + n_text]], np.int32)
+    for window in windows(tokens, session.n_ctx, beginning=beginning, stride=stride):
         parts = []
         for part in _losses(session, window):
             parts.append(part)
             progress(len(part))
-        losses = np.concatenate(parts)[-stride:]
+        losses = np.concatenate(parts)[-(stride or 0) :]
         total += float(losses.sum())
         n += losses.size
     return _perplexity(total / n), n
@@ -91,43 +86,34 @@ def stream_losses(session: _core.Session, tokens: Sequence[int]) -> NDArray[np.f
 def measure(
     model: _core.Model,
     tokens: Sequence[int],
+    every: Comparison,
     *,
-    policies: Sequence[str],
-    budgets: Sequence[float],
-    n_ctx: int,
     beginning: Sequence[int] = (),
     stride: int | None = None,
-    n_batch: int = 1,
-    kv_dtype: KvDType | None = None,
     streaming: bool = False,
-    equal_bytes: bool = False,
-    archive: KvDType | None = None,
-    archive_pages: int | None = None,
-    archive_heads: float | None = None,
+    agreement: bool = False,
 ) -> Iterator[Measurement]:
-    """Measure the full cache, then every policy at every budget (fractions of n_ctx).
+    """Measure the full cache, then every policy at every budget.
 
-    equal_bytes: budgets are fractions of a full f16 cache's bytes, in kv_dtype or in types chosen
-        as by cache_memory; the full cache is in f16.
+    every: the caches. n_ctx is required; n_batch of 1 is as in decode.
     streaming: one pass over `beginning` and the whole text instead of windows. For texts longer
         than n_ctx, there is no full cache.
-    archive, archive_pages, archive_heads: as for Generator, for policies that evict.
+    agreement: compare the predictions of all windows with those of the full cache.
     """
-    check_int("n_ctx", n_ctx, 2)
-    check_int("n_batch", n_batch, 1, n_ctx)
-    every = budgeted(policies, budgets, model, n_ctx, kv_dtype, equal_bytes=equal_bytes)
+    n_ctx = check_int("n_ctx", every.cache.context, 2)
+    check_int("n_batch", every.cache.n_batch, 1, n_ctx)
+    compared = every.caches(model)
+    if agreement and (streaming or stride is not None):
+        raise ValueError("agreement applies to whole windows, not to streaming or a stride")
     if streaming and stride is not None:
         raise ValueError("stride applies to windows, not to streaming")
     if streaming and len(tokens) <= N_SEGMENTS:
         raise ValueError(f"the text has {len(tokens)} tokens, expected more than {N_SEGMENTS}")
     text = [*beginning, *tokens]
     if streaming and len(text) > n_ctx:
-        every = every[1:]
-    for name, budget, kept, policy, types in every:
-        session = open_session(
-            model, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=types, archive=archive,
-            archive_pages=archive_pages, archive_heads=archive_heads,
-        )  # fmt: skip
+        compared = compared[1:]
+    for one in compared:
+        session = every.session(model, one)
         segments: tuple[float, ...] = ()
         if streaming:
             losses = stream_losses(session, text)
@@ -137,7 +123,11 @@ def measure(
         else:
             value, n = perplexity(session, tokens, beginning=beginning, stride=stride)
         sizes = session.cache_bytes, session.archive_bytes
-        yield Measurement(name, budget, kept, value, n, *sizes, segments)
+        agreed = None
+        if agreement:
+            full = every.session(model, compared[0])
+            agreed = agreement_of(full, session, tokens, beginning=beginning)
+        yield Measurement(one.name, one.budget, one.kept, value, n, *sizes, agreed, segments)
 
 
 def token_losses(logits: NDArray[np.float32], targets: NDArray[np.int32]) -> NDArray[np.float64]:
@@ -152,7 +142,7 @@ def token_losses(logits: NDArray[np.float32], targets: NDArray[np.int32]) -> NDA
 
 
 def _perplexity(loss: float) -> float:
-    """From the mean loss; infinity if it is larger than any float."""
+    """The perplexity of the mean loss; infinity if it is larger than any float."""
     with suppress(OverflowError):
         return exp(loss)
     return inf

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
+from h2o_cpp.arguments import check_int, types_text
+from h2o_cpp.files.model_file import ModelFile
 from h2o_cpp.measure import machine
 from h2o_cpp.measure.traffic import (
     decode_weight_bytes,
@@ -23,19 +24,16 @@ from h2o_cpp.measure.traffic import (
     prefill_flops,
     weights,
 )
-from h2o_cpp.model.arguments import KvDType, check_context, check_int, types_text
-from h2o_cpp.model.cache_memory import ModelShape, choose_cache
 from h2o_cpp.model.device import model_and_cache_bytes, open_on_device
-from h2o_cpp.model.model_files import find_model
-from h2o_cpp.model.session import Positions, open_model, open_session, read_tokens
-from h2o_cpp.model.stored_budget import Budget, resolve_archive
+from h2o_cpp.model.session import open_model, read_tokens
+from h2o_cpp.options import CacheOptions
 
 
 @dataclass(frozen=True)
 class Measurement:
     """The result of measure(). Rates are medians of the rounds; spreads are (slowest, fastest).
 
-    Limits are of the CPU; None on a GPU, whose limits tools/bench/gpu measures.
+    Limits are of the CPU; None on a GPU, whose limits `tools/bench gpu` measures.
     """
 
     model: str
@@ -75,29 +73,32 @@ class Measurement:
     matmul_fraction: float | None  # reached by prefill; may exceed 1 with other types
 
 
+@dataclass(frozen=True)
+class Workload:
+    """Random tokens to read and to decode."""
+
+    prompt: int  # read at once, in chunks as Generator reads a prompt
+    context: int  # read before n tokens are decoded
+    n: int
+    rounds: int = 3
+
+    def __post_init__(self) -> None:
+        for name, least in (("prompt", 1), ("context", 0), ("n", 1), ("rounds", 1)):
+            check_int(name, getattr(self, name), least)
+
+
 def measure(
     path: str | os.PathLike[str],
+    work: Workload,
     *,
-    prompt: int,
-    context: int,
-    n: int,
-    rounds: int = 3,
     device: str = "auto",
     threads: int | None = None,
-    hh: Budget = None,
-    recent: float | None = None,
-    policy: str | None = None,
-    n_ctx: int | None = None,
-    n_batch: int = 512,
-    positions: Positions = "auto",
-    kv_dtype: KvDType | None = None,
+    cache: CacheOptions | None = None,
 ) -> Measurement:
     """Measure a model.
 
     path: as for Generator.
-    prompt: random tokens to read, in chunks as Generator reads a prompt.
-    context: tokens read before n tokens are decoded.
-    The rest as for Generator.
+    device, threads, cache: as for Generator.
 
     Decoding a token reads all weights except lookup tables, and the kept K and V; what it recalls
     of an archive is not counted.
@@ -107,66 +108,53 @@ def measure(
     Raises FileNotFoundError, ValueError (a file or an option that is invalid, or more tokens than
     the context has) and MemoryError.
     """
-    check_int("prompt", prompt, 1)
-    check_int("context", context, 0)
-    check_int("n", n, 1)
-    check_int("rounds", rounds, 1)
     begun = perf_counter()
-    path = find_model(path)
+    file, options = ModelFile.find(path), cache or CacheOptions()
+    chosen = options.for_model(file)
 
-    cache: Any = {"hh": hh, "recent": recent, "policy": policy, "kv_dtype": kv_dtype}
-    cache["positions"] = positions
+    def open_on(name: str) -> tuple[_core.Model, _core.Session]:
+        model = open_model(file, device=name, threads=threads)
+        return model, _core.Session(model, chosen.core())
 
-    def open_on(name: str) -> tuple[_core.Model, str, KvDType, KvDType | None, _core.Session]:
-        model = open_model(path, device=name, threads=threads)
-        most = check_context(n_ctx, model.n_ctx_train)
-        chosen, types = choose_cache(model.file, ModelShape.of(model), n_ctx=most, **cache)
-        archive, pages, heads = resolve_archive(hh, None, None, None, model.file)
-        session = open_session(
-            model, chosen, n_ctx=most, n_batch=n_batch, kv_dtype=types, positions=positions,
-            archive=archive, archive_pages=pages, archive_heads=heads,
-        )  # fmt: skip
-        return model, str(chosen), types, archive, session
-
-    needed = partial(model_and_cache_bytes, path, n_ctx=n_ctx, **cache)
-    model, chosen, types, archive, session = open_on_device(device, open_on, needed)
+    needed = partial(model_and_cache_bytes, file, options)
+    model, session = open_on_device(device, open_on, needed)
     load_seconds = perf_counter() - begun
     random = np.random.default_rng(0)
     prefill, decode = [], []
-    for _ in range(rounds):
-        tokens = random.integers(model.n_vocab, size=prompt, dtype=np.int32)
-        prefill.append(prompt / prefill_seconds(session, tokens))
-        tokens = random.integers(model.n_vocab, size=context + n, dtype=np.int32)
-        decode.append(n / sum(decode_seconds(session, tokens, context)))
+    for _ in range(work.rounds):
+        tokens = random.integers(model.n_vocab, size=work.prompt, dtype=np.int32)
+        prefill.append(work.prompt / prefill_seconds(session, tokens))
+        tokens = random.integers(model.n_vocab, size=work.context + work.n, dtype=np.int32)
+        decode.append(work.n / sum(decode_seconds(session, tokens, work.context)))
     rss = machine.peak_rss_bytes()  # before machine's limits are measured
 
-    tensors = weights(_core.GgufShards(path).files)
-    # The first decoded token sees the context and itself, the last n - 1 more, unless evicted.
-    n_seen = context + (n + 1) / 2
+    tensors = weights(file.shards.files)
+    # The first decoded token sees the context and itself, the last work.n - 1 more, unless evicted.
+    n_seen = work.context + (work.n + 1) / 2
     kept = sum(min(session.tokens_kept(0, layer), n_seen) for layer in range(model.n_layers))
     used = experts_used(model.file)
     weight_bytes = decode_weight_bytes(tensors, used)
-    cached_bytes = round(kept * kv_bytes(model.n_kv_heads, model.head_dim, types))
+    cached_bytes = round(kept * kv_bytes(model.n_kv_heads, model.head_dim, chosen.types))
     flops = prefill_flops(tensors, used)
     bandwidth, matmul_flops = _limits(model.backend)
     return Measurement(
-        model=os.path.basename(path),
+        model=os.path.basename(file.path),
         architecture=model.architecture,
         types=dict(Counter(tensor.dtype for tensor in tensors)),
         version=_core.__version__,
         machine=machine.processor(),
         backend=model.backend,
-        policy=chosen,
-        kv_dtype=types_text(types),
-        archive=None if archive is None else types_text(archive),
+        policy=str(chosen.policies),
+        kv_dtype=types_text(chosen.types),
+        archive=None if chosen.archive is None else types_text(chosen.archive),
         n_ctx=session.n_ctx,
         n_batch=session.n_batch,
-        rounds=rounds,
-        prompt_tokens=prompt,
+        rounds=work.rounds,
+        prompt_tokens=work.prompt,
         prefill_tokens_per_second=median(prefill),
         prefill_spread=(min(prefill), max(prefill)),
-        context_tokens=context,
-        decode_tokens=n,
+        context_tokens=work.context,
+        decode_tokens=work.n,
         decode_tokens_per_second=median(decode),
         decode_spread=(min(decode), max(decode)),
         load_seconds=load_seconds,

@@ -8,7 +8,7 @@ from math import prod
 from typing import NamedTuple
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import KvDType, kv_dtypes
+from h2o_cpp.arguments import KvDType, kv_dtypes
 
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 _TABLES = (_EMBEDDING, "position_embd.weight")  # a token needs one row

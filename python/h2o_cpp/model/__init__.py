@@ -1,1 +1,1 @@
-"""Models: finding and loading them, policies, budgets and chat templates."""
+"""Models: loading them, their sessions, and chat templates."""

@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from itertools import groupby, zip_longest
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from h2o_cpp.model.arguments import check_bool, check_str, short
+from h2o_cpp.arguments import check_bool, check_str, short
+from h2o_cpp.files.text_files import read_text
 from h2o_cpp.model.builtin_templates import BUILTIN_TEMPLATES
+from h2o_cpp.model.chat_turn import ChatPrompt, ChatTurn, Tool
+from h2o_cpp.model.described_tools import with_described_tools
 from h2o_cpp.model.jinja_template import JinjaTemplate
+from h2o_cpp.model.marked_text import NAME, REPLY, TEMPLATE, VALUE, MarkedText, runs
 from h2o_cpp.model.special_escape import SpecialTokenEscape, unused_characters
 from h2o_cpp.model.template_messages import Message, for_template, text_to_continue
-from h2o_cpp.model.text_files import read_text
 from h2o_cpp.model.tokenizer import Tokenizer
-from h2o_cpp.reply import (
-    ReplyFormat,
-    Rules,
-    call_grammar,
-    form_grammar,
-    format_named,
-    format_of,
-)
+from h2o_cpp.reply import GENERIC, ReplyFormat, format_named, format_of
 
 _EXPECTED = f"one of {', '.join(BUILTIN_TEMPLATES)}, a file or Jinja2 with {{{{ or {{%"
 
-Tool = Mapping[str, Any]  # {"type": "function", "function": {"name": ..., "parameters": SCHEMA}}
+# Stands for a reply, and is found where it is rendered.
+_REPLY: Message = {"role": "assistant", "content": MarkedText("(reply)", REPLY)}
+
+_TOOL_USE = "tool_use"  # the name of a template in files of Hermes and Command R
 
 _MESSAGES = "expected a list of messages such as {'role': 'user', 'content': 'Hello'}"
-_TOOLS = "expected {'type': 'function', 'function': {'name': ..., 'parameters': ...}}"
 
 
 def is_jinja(text: str) -> bool:
@@ -38,42 +39,37 @@ def is_jinja(text: str) -> bool:
     return "{{" in text or "{%" in text
 
 
-def read_template(template: str, folder: str | os.PathLike[str] = "") -> str:
+def read_template(
+    template: str,
+    folder: str | os.PathLike[str] = "",
+    *,
+    named: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """The text of a template: `template` itself, or that of this name or file.
 
     folder: where relative files are.
+    named: templates of the model file by name.
 
     Raises ValueError, and OSError for a file that cannot be read.
     """
     if is_jinja(check_str("template", template)):
         return template
+    if template in named:
+        return named[template]
     if template in BUILTIN_TEMPLATES:
         return BUILTIN_TEMPLATES[template]
     file = os.path.join(folder, template)
     text = read_text(Path(file)) if os.path.isfile(file) else ""
     if not is_jinja(text):
-        raise ValueError(f"template={short(template)}, expected {_EXPECTED}")
+        of_file = f"{', '.join(sorted(named))} of the model file, " if named else ""
+        raise ValueError(f"template={short(template)}, expected {of_file}{_EXPECTED}")
     return text
 
 
-class ChatPrompt(NamedTuple):
-    """A tokenized conversation.
-
-    thinking: whether the output begins inside reasoning.
-    begun: the beginning of the reply in the prompt, as for ReplyParser.
-    """
-
-    tokens: list[int]
-    thinking: bool
-    begun: str = ""
-
-
 class _Rendered(NamedTuple):
-    """A conversation in which special tokens are the template's; then `final`, the text of the
-    message to continue."""
+    """A rendered conversation, then `final`, the text of the message to continue."""
 
     text: str
-    escaping: SpecialTokenEscape
     thinking: bool
     final: str = ""
     begun: str = ""
@@ -87,23 +83,29 @@ class ChatTemplate:
     as in a reply.
 
     Attributes: `source`; `format`, the format of reasoning and tool calls; `has_tools`, whether the
-    template supports tools.
+    template supports tools in this format, rather than as text; `for_tools`, the template of
+    conversations with tools, which the model file may have beside this one.
     """
 
     def __init__(
         self, source: str | None, tokenizer: Tokenizer, *, tool_parser: str | None = None
     ) -> None:
-        """source: as for read_template(); default: the model file's own.
+        """source: as for read_template(), or the name of one in the model file; default: the
+            model file's own.
 
         tool_parser: a name from h2o_cpp.reply.FORMATS; default: from the template.
         """
-        own = tokenizer.chat_template
+        named = tokenizer.named_templates
+        own = tokenizer.chat_template or named.get(_TOOL_USE)
+        self.for_tools = self
+        if source is None and _TOOL_USE in named:
+            self.for_tools = ChatTemplate(_TOOL_USE, tokenizer, tool_parser=tool_parser)
         if source is not None:
-            source = read_template(source)
+            source = read_template(source, named=named)
         elif own is None:
             raise ValueError(
                 "the model has no chat template (tokenizer.chat_template), expected template= "
-                f"(--template) {_EXPECTED}; without one, use stream()"
+                f"{_EXPECTED}; without one, use stream()"
             )
         else:
             source = BUILTIN_TEMPLATES.get(own, own)  # a model must not name files
@@ -115,7 +117,14 @@ class ChatTemplate:
         self.format: ReplyFormat = format_of(source)
         if tool_parser is not None:
             self.format = format_named(tool_parser, source)
-        self.has_tools = "tools" in source
+        self.has_tools: bool = "tools" in source and not self.describes_tools
+        if self.for_tools is not self:
+            self.has_tools = self.for_tools.has_tools
+
+    @property
+    def describes_tools(self) -> bool:
+        """Whether tools, and then calls and results, are text in the messages."""
+        return self.format.name == GENERIC.name
 
     @property
     def spelled(self) -> list[int]:
@@ -123,61 +132,16 @@ class ChatTemplate:
         return [*self._marker_tokens().values()]
 
     def _marker_tokens(self) -> dict[str, int]:
-        tokens = ((marker, self._special_token(marker)) for marker in self.format.markers)
+        tokens = ((marker, self.special_token(marker)) for marker in self.format.markers)
         return {marker: token for marker, token in tokens if token is not None}
 
-    def call_grammar(
-        self,
-        tools: Sequence[Tool],
-        *,
-        name: str | None = None,
-        parallel: bool = True,
-        thinking: bool = False,
-        begun: str = "",
-    ) -> str:
-        """A grammar of replies that are optional reasoning followed by tool calls.
+    @property
+    def end_tokens(self) -> Collection[int]:
+        """The tokens that end a reply."""
+        return self._tokenizer.end_tokens
 
-        name: the tool to call; default: any. parallel: allow several calls. thinking, begun: as in
-            ChatPrompt.
-
-        Raises ValueError for tools that cannot be called, and after the beginning of a reply,
-        unless that is reasoning.
-        """
-        if begun and not thinking:
-            raise ValueError(
-                "a required tool call cannot continue the final message, expected a new reply "
-                "(continue_final_message=False)"
-            )
-        schemas = tool_schemas(tools)
-        if name is not None:
-            if name not in schemas:
-                known = f"one of {', '.join(schemas)}" if schemas else "tools to choose from"
-                raise ValueError(f"tool_choice={name!r}, expected {known}")
-            tools = [tool for tool in tools if name in tool_schemas([tool])]
-        return call_grammar(self.format, self._rules(tools, parallel), thinking=thinking)
-
-    def form_grammar(
-        self, tools: Sequence[Tool], *, parallel: bool = True, thinking: bool, begun: str = ""
-    ) -> str | None:
-        """`around_form` of Engine.submit: replies are content or calls of these tools.
-
-        Arguments as for call_grammar. Raises ValueError for tools that cannot be called.
-        """
-        if begun and not thinking:  # the reply is the rest of the content
-            return None
-        return form_grammar(self.format, self._rules(tools, parallel), thinking=thinking)
-
-    def _rules(self, tools: Sequence[Tool], parallel: bool) -> Rules:
-        return Rules(
-            tool_schemas(tools),
-            strict=[name for tool in tools if _is_strict(tool) for name in tool_schemas([tool])],
-            template=self.source,
-            token_of=self._special_token,
-            ends=self._tokenizer.end_tokens,
-            parallel=parallel,
-        )
-
-    def _special_token(self, marker: str) -> int | None:
+    def special_token(self, marker: str) -> int | None:
+        """The special token of this text; None: there is none."""
         parts = self._tokenizer.split_special(marker)
         return parts[0] if len(parts) == 1 and isinstance(parts[0], int) else None
 
@@ -205,10 +169,62 @@ class ChatTemplate:
 
         Raises ValueError if the template rejects them, and for a message that cannot be continued.
         """
-        given = self._given(messages, tools, documents, variables, continue_final_message)
-        parts = [*self._parts(given.text, given.escaping), *self._final_parts(given.final)]
+        one = self.for_tools if tools else self
+        given = one._given(messages, tools, documents, variables, continue_final_message)
+        parts = [*one._parts(given.text), *one._final_parts(given.final)]
         tokens = self._tokenizer.encode_chat(_joined(parts), most=most)
-        return ChatPrompt(tokens, given.thinking, given.begun)
+        return ChatPrompt(tokens, given.thinking, given.begun, one._replies(tokens))
+
+    def turn(
+        self, messages: Sequence[Message], *, tools: Sequence[Tool] | None = None, **options: Any
+    ) -> ChatTurn:
+        """Returns prompt() with these arguments, and the form of the reply to it."""
+        prompt = self.prompt(messages, tools=tools, **options)
+        return ChatTurn(self.for_tools if tools else self, prompt, tools or ())
+
+    def n_before(self, tokens: Sequence[int], messages: Sequence[Message], **options: Any) -> int:
+        """How many of `tokens`, those of prompt(messages, **options), come before the first message
+        that is not the system's: the system prompt, and the tools if they come first.
+        """
+        n_system = next((i for i, one in enumerate(messages) if one["role"] != "system"), 0)
+        content = messages[n_system]["content"]
+        text = content if isinstance(content, str) else ""
+        other: Message = {"role": "user", "content": f"-{text}"}
+        options["continue_final_message"] = False
+        others = self.prompt([*messages[:n_system], other], **options).tokens
+        pairs = enumerate(zip(tokens, others, strict=False))
+        return next((i for i, (one, two) in pairs if one != two), 0)
+
+    def _replies(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
+        """Where replies begin and end in a conversation: after the tokens that end a prompt, and at
+        the next end token. Empty if the template has none.
+        """
+        found = []
+        begins = [*_places(self._opening, tokens)]
+        for begin, following in zip_longest(begins, begins[1:]):
+            ends = (i for i in range(begin, following or len(tokens)) if tokens[i] in self._ends)
+            end = next(ends, None)
+            if end is None and following is not None:
+                return []
+            found.append((begin, len(tokens) if end is None else end))
+        return [span for span in found if span[0] < len(tokens)]
+
+    @cached_property
+    def _ends(self) -> Collection[int]:
+        return frozenset(self.end_tokens)
+
+    @cached_property
+    def _opening(self) -> list[int]:
+        """The tokens between the text of the user's message and the reply."""
+        try:
+            rendered = self._render([{"role": "user", "content": "Hello"}], {})
+        except ValueError:
+            return []
+        begin = end = 0
+        for origin, length in runs(rendered):
+            end += length
+            begin = end if origin == VALUE else begin
+        return self._tokenizer.encode_parts(_joined(self._parts(rendered[begin:])), begins=False)
 
     def prompt_after_reply(
         self,
@@ -217,24 +233,16 @@ class ChatTemplate:
         *,
         variables: Mapping[str, Any] | None = None,
     ) -> ChatPrompt:
-        """What follows a reply between `before` and `after`; variables: as for prompt().
+        """Returns the text after a reply between `before` and `after`; variables: as for prompt().
 
         The reply itself is not rendered, so that it stays as the model generated it.
         """
-        given = dict(variables or {})
-        escaping, mark = self._escaping([before, after, given])
-        reply = {"role": "assistant", "content": mark}
-        rendered = self._render([*before, reply, *after], escaping, given)
-        rest: list[int | str] = []
-        found = 0
-        for part in self._parts(rendered, escaping):
-            if isinstance(part, str) and mark in part:
-                found += part.count(mark)
-                rest = [part.rpartition(mark)[2]]
-            else:
-                rest.append(part)
+        rendered = self._render([*before, _REPLY, *after], variables or {})
+        spans = _reply_spans(rendered)
+        begin, end = spans[0] if len(spans) == 1 else (0, 0)
+        rest = _joined(self._parts(rendered[end:]))
         tokens = self._tokenizer.encode_parts(rest, begins=False)
-        if found != 1 or not tokens:
+        if end - begin != len(_REPLY["content"]) or not tokens:
             raise ValueError(
                 "the chat template cannot continue a conversation: it must render a reply exactly "
                 "once, followed by the next messages"
@@ -251,8 +259,9 @@ class ChatTemplate:
         continue_final_message: bool = False,
     ) -> str:
         """The rendered conversation, in which text from messages may look like special tokens."""
-        given = self._given(messages, tools, documents, variables, continue_final_message)
-        return given.escaping.unescape(given.text) + given.final
+        one = self.for_tools if tools else self
+        given = one._given(messages, tools, documents, variables, continue_final_message)
+        return str.__str__(given.text) + given.final
 
     def _given(
         self,
@@ -264,66 +273,71 @@ class ChatTemplate:
     ) -> _Rendered:
         _check_messages(messages)
         given = {**(variables or {}), "tools": tools or None, "documents": documents or None}
-        escaping, mark = self._escaping([messages, given])
         final = ""
         before = messages
         if check_bool("continue_final_message", continued):
             final = text_to_continue(messages)
             before = messages[:-1]
             given["add_generation_prompt"] = True
-        prompt = self._render(before, escaping, given)
+        prompt = self._render(before, given)
         think, thinking = self.format.think, self._thinks(prompt)
         if not final:
-            return _Rendered(prompt, escaping, thinking)
+            return _Rendered(prompt, thinking)
         if thinking and think is not None:
             prompt = prompt.rstrip().removesuffix(think[0])
         if think is not None and final.lstrip().startswith(think[0]):
-            return _Rendered(prompt, escaping, think[1] not in final, final, final)
+            return _Rendered(prompt, think[1] not in final, final, final)
         # The template may begin replies with more than the generation prompt, such as a space, an
         # empty reasoning or a channel, but it may also render earlier messages differently.
         given["add_generation_prompt"] = False
-        replied = self._render([*before, {**messages[-1], "content": mark}], escaping, given)
-        text, found, _ = replied.partition(mark)
-        if not found or not text.startswith(prompt.rstrip()):
-            return _Rendered(prompt, escaping, False, final, final)
-        header = escaping.unescape(text[len(prompt) :])
-        return _Rendered(text, escaping, False, final, header + final)
+        replied = self._render([*before, {**messages[-1], **_REPLY}], given)
+        spans = _reply_spans(replied)
+        text = replied[: spans[0][0]] if spans else replied
+        if not spans or not text.startswith(prompt.rstrip()):
+            return _Rendered(prompt, False, final, final)
+        return _Rendered(text, False, final, str.__str__(text[len(prompt) :]) + final)
 
     def _thinks(self, prompt: str) -> bool:
         """Whether a rendered prompt ends inside reasoning."""
         think = self.format.think
         return think is not None and prompt.rstrip().endswith(think[0])
 
-    def _escaping(self, used: Any) -> tuple[SpecialTokenEscape, str]:
-        """The escaping of special tokens in `used`, and a character that is not in it."""
-        unused = unused_characters([self.source, *_texts(used)])
-        mark = next(unused)
-        # Texts that the template searches for in messages, such as "<think>", must stay unchanged.
-        special, kept = self._tokenizer.special_texts, self._template.literals
-        return SpecialTokenEscape(special, unused, kept=kept), mark
-
-    def _render(
-        self, messages: Sequence[Message], escaping: SpecialTokenEscape, given: Mapping[str, Any]
-    ) -> str:
-        """Render a conversation so that only the template's own special tokens are recognized."""
+    def _render(self, messages: Sequence[Message], given: Mapping[str, Any]) -> str:
+        """Render a conversation; given: the template's variables."""
         tokenizer = self._tokenizer
+        tools = given.get("tools") or ()
+        if self.describes_tools and (tools or "tool" not in self.source):
+            messages = with_described_tools(messages, tools)
+            given = {**given, "tools": None}
+        messages = for_template(messages, self.source)
         variables: dict[str, Any] = {
             "tools": None,
             "documents": None,
             "add_generation_prompt": True,
+            **given,
+            "messages": messages,
+        }
+        own = {
             "bos_token": tokenizer.token_text(tokenizer.bos),
             "eos_token": tokenizer.token_text(tokenizer.eos),
-            **_map_texts(given, escaping.escape, escaping.escape_key),
-            "messages": _map_texts(
-                for_template(messages, self.source), escaping.escape, escaping.escape_key
-            ),
         }
-        return self._template.render(variables)
+        is_reply = (isinstance(one.get("content"), MarkedText) for one in messages)
+        replies = [i for i, found in enumerate(is_reply) if found]
+        return self._template.render(_plain(variables), own=own, replies=replies)
 
-    def _parts(self, rendered: str, escaping: SpecialTokenEscape) -> Iterator[int | str]:
-        """A rendered conversation as special tokens and the text between them."""
-        for part in self._tokenizer.split_special(rendered):
-            yield escaping.unescape(part) if isinstance(part, str) else part
+    def _parts(self, rendered: str) -> Iterator[int | str]:
+        """A rendered conversation as the template's special tokens and the text between them."""
+        special = self._tokenizer.special_texts
+        escape = SpecialTokenEscape(special, unused_characters([rendered, *special]))
+        pieces, end = [], 0
+        for origin, length in runs(rendered):
+            begin, end = end, end + length
+            text = rendered[begin:end]
+            if origin != TEMPLATE:
+                text = escape.escape_name(text) if origin == NAME else escape.escape(text)
+            pieces.append(text)
+        for part in self._tokenizer.split_special("".join(pieces)):
+            yield escape.unescape(part) if isinstance(part, str) else part
 
     def _final_parts(self, text: str) -> Iterator[int | str]:
         """The text of a message to continue, as markers and the text between them."""
@@ -335,6 +349,19 @@ class ChatTemplate:
             yield tokens.get(part, part)
 
 
+def _places(wanted: Sequence[int], tokens: Sequence[int]) -> Iterator[int]:
+    """Where each occurrence of `wanted` ends."""
+    n = len(wanted)
+    if not n:
+        return
+    i = -1
+    with suppress(ValueError):  # of index() at the end
+        while True:
+            i = tokens.index(wanted[0], i + 1)
+            if tokens[i : i + n] == wanted:
+                yield i + n
+
+
 def _joined(parts: Iterable[int | str]) -> Iterator[int | str]:
     """Parts with adjacent texts joined, because they are tokenized together."""
     for kind, group in groupby(parts, type):
@@ -342,27 +369,6 @@ def _joined(parts: Iterable[int | str]) -> Iterator[int | str]:
             yield "".join(map(str, group))
         else:
             yield from group
-
-
-def tool_schemas(tools: Sequence[Tool] | None) -> dict[str, Any]:
-    """Schemas of the tools' arguments by name.
-
-    Raises ValueError for a tool without a name, and TypeError unless it is a list.
-    """
-    if not isinstance(tools, Sequence | None) or isinstance(tools, str):
-        raise TypeError(f"tools={short(tools)} is not a list, {_TOOLS}")
-    schemas: dict[str, Any] = {}
-    for i, tool in enumerate(tools or ()):
-        function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
-        name = function.get("name") if isinstance(function, Mapping) else None
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"tools[{i}]={short(tool)} has no name, {_TOOLS}")
-        schemas[name] = function.get("parameters")
-    return schemas
-
-
-def _is_strict(tool: Tool) -> bool:
-    return tool.get("function", tool).get("strict") is True
 
 
 def _check_messages(messages: object) -> None:
@@ -377,27 +383,20 @@ def _check_messages(messages: object) -> None:
             raise ValueError(f"messages[{i}]={short(message)} has no role, {_MESSAGES}")
 
 
-def _map_texts(value: Any, change: Callable[[str], str], change_key: Callable[[str], str]) -> Any:
-    """`value` with every string changed."""
-    if isinstance(value, str):
-        return change(value)
+def _plain(value: Any) -> Any:
+    """`value` with mappings and sequences as JSON has them."""
     if isinstance(value, Mapping):
-        return {
-            change_key(key) if isinstance(key, str) else key: _map_texts(item, change, change_key)
-            for key, item in value.items()
-        }
-    if isinstance(value, Sequence):
-        return [_map_texts(item, change, change_key) for item in value]
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]
     return value
 
 
-def _texts(value: Any) -> list[str]:
-    """Every string in `value`."""
-    texts: list[str] = []
-
-    def collect(text: str) -> str:
-        texts.append(text)
-        return text
-
-    _map_texts(value, collect, collect)
-    return texts
+def _reply_spans(rendered: str) -> list[tuple[int, int]]:
+    """Where the text of _REPLY begins and ends."""
+    spans, end = [], 0
+    for origin, length in runs(rendered):
+        begin, end = end, end + length
+        if origin == REPLY:
+            spans.append((begin, end))
+    return spans

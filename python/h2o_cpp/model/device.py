@@ -1,22 +1,17 @@
-"""What device="auto" is."""
+"""The meaning of device="auto"."""
 
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import TypeVar
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import KvDType, bytes_of, check_context
-from h2o_cpp.model.cache_memory import ModelShape, choose_cache, slab_bytes
-from h2o_cpp.model.model_files import find_model
-from h2o_cpp.model.policy import Policy
-from h2o_cpp.model.session import Positions, check_positions
-from h2o_cpp.model.stored_budget import Budget
+from h2o_cpp.files.model_file import ModelFile
+from h2o_cpp.files.visible_text import visible_log
+from h2o_cpp.options import CacheOptions
 
-_log = logging.getLogger("h2o_cpp")
+_log = visible_log("h2o_cpp")
 
 T = TypeVar("T")
 
@@ -42,31 +37,9 @@ def open_on_device(device: str, open_on: Callable[[str], T], needed: Callable[[]
     return open_on("cpu")
 
 
-def model_and_cache_bytes(
-    path: str | os.PathLike[str],
-    *,
-    hh: Budget = None,
-    cache_memory: float | str | None = None,
-    recent: float | None = None,
-    policy: str | Policy | Sequence[Policy] | None = None,
-    n_ctx: int | None = None,
-    kv_dtype: KvDType | None = None,
-    positions: Positions = "auto",
-    max_resident: int | str | None = None,
-) -> int:
-    """Bytes of a model's weights on a device, and of one sequence's cache. Arguments and errors as
-    for Generator.
+def model_and_cache_bytes(file: ModelFile, cache: CacheOptions, max_resident: int = 0) -> int:
+    """Bytes of a model's weights on a device, and of one sequence's cache.
+
+    max_resident: the most bytes of weights; 0: no limit.
     """
-    path = find_model(path)
-    file = _core.GgufFile(path)
-    shape = ModelShape.of_file(path)
-    n_ctx = check_context(n_ctx, shape.n_ctx_train)
-    positions = check_positions(positions)
-    chosen, kv_dtype = choose_cache(
-        file, shape, hh=hh, cache_memory=cache_memory, recent=recent, policy=policy,
-        n_ctx=n_ctx, kv_dtype=kv_dtype, positions=positions,
-    )  # fmt: skip
-    weights = sum(Path(shard.path).stat().st_size for shard in _core.GgufShards(path).files)
-    if max_resident is not None:
-        weights = min(weights, bytes_of("max_resident", max_resident))
-    return weights + slab_bytes(shape, chosen, n_ctx=n_ctx, kv_dtype=kv_dtype, positions=positions)
+    return min(file.n_bytes, max_resident or file.n_bytes) + cache.slab_bytes(file)

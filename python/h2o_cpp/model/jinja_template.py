@@ -8,12 +8,14 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from h2o_cpp.model import template_worker
+from h2o_cpp.model.marked_text import MarkedText
 
 _MAX_SECONDS = 10.0  # to load or render a template
 _MAX_MEMORY = 1 << 28  # bytes, where the system supports limits
@@ -25,27 +27,27 @@ _HAS_INTERPRETER = bool(sys.executable) and not getattr(sys, "frozen", False)
 
 
 class JinjaTemplate:
-    """A template with the environment of Hugging Face transformers.
-
-    Attributes: `literals`, its constants as text.
-    """
+    """A template with the environment of Hugging Face transformers."""
 
     def __init__(self, source: str) -> None:
         """Raises ValueError if it is not valid Jinja2 or takes too long to compile."""
         self._source = source
-        self.literals: set[str] = set(_ask(source, None)["literals"])
+        _ask({"source": source, "variables": None})
 
-    def render(self, variables: dict[str, Any]) -> str:
+    def render(
+        self, variables: dict[str, Any], *, own: dict[str, str], replies: Sequence[int] = ()
+    ) -> MarkedText:
         """Render the template. Raises ValueError if it rejects the variables or exceeds a limit.
 
-        variables: JSON values.
+        variables: JSON values. own: more variables, which are part of the template's own text.
+        replies: which of the messages have text that is found as a REPLY.
         """
-        text: str = _ask(self._source, variables)["text"]
-        return text
+        given = {"variables": variables, "own": own, "replies": [*replies]}
+        answer = _ask({"source": self._source, **given})
+        return MarkedText.of_runs(answer["text"], answer["runs"])
 
 
-def _ask(source: str, variables: dict[str, Any] | None) -> Any:
-    request = {"source": source, "variables": variables}
+def _ask(request: dict[str, Any]) -> Any:
     ask = _Worker.take().ask if _HAS_INTERPRETER else template_worker.answer
     answer = ask(request)
     if "error" in answer:

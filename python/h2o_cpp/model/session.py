@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import (
-    KvDType,
-    archive_arguments,
-    bytes_of,
-    check_bool,
-    check_int,
-    kv_dtypes,
-    thread_count,
-)
-from h2o_cpp.model.model_files import find_model
-from h2o_cpp.model.policy import Policy
-
-Positions: TypeAlias = Literal["auto", "original", "rolling"]
+from h2o_cpp.arguments import thread_count
+from h2o_cpp.budget.policy import Policy
+from h2o_cpp.files.model_file import ModelFile
+from h2o_cpp.options import CacheOptions, MachineOptions, make_options
 
 
 def open_model(
-    path: str | os.PathLike[str],
+    source: str | os.PathLike[str] | ModelFile,
     *,
     device: str,
     threads: int | None,
@@ -35,11 +26,12 @@ def open_model(
 ) -> _core.Model:
     """Load a GGUF file; on a terminal, a progress bar appears after a second.
 
-    path, device, threads, max_resident, exact: as for Generator.
+    source: the file, or as for Generator; device, threads, max_resident, exact: as for Generator.
 
     Raises FileNotFoundError, ValueError, OSError and MemoryError.
     """
-    file = find_model(path)
+    machine = MachineOptions(device=device, threads=threads, max_resident=max_resident, exact=exact)
+    file = ModelFile.find(source)
     from tqdm import tqdm  # type: ignore[import-untyped]  # a tenth of the time to import this
 
     with tqdm(
@@ -52,12 +44,12 @@ def open_model(
             bar.update(loaded - bar.n)
 
         return _core.Model(
-            file,
-            device=check_device(device),
+            file.shards,
+            device=device,
             threads=thread_count(threads),
             progress=show,
-            max_resident=0 if max_resident is None else bytes_of("max_resident", max_resident),
-            exact=check_bool("exact", exact),
+            max_resident=machine.resident_bytes,
+            exact=bool(exact),
         )
 
 
@@ -65,55 +57,18 @@ def open_session(
     model: _core.Model,
     policy: Policy | Sequence[Policy],
     *,
-    n_ctx: int,
-    n_batch: int,
     n_sequences: int = 1,
-    kv_dtype: KvDType = "f16",
-    positions: Positions = "auto",
-    archive: KvDType | None = None,
-    archive_pages: int | None = None,
-    archive_dir: str | os.PathLike[str] | None = None,
-    archive_heads: float | None = None,
+    **options: Any,
 ) -> _core.Session:
     """Empty sequences of `model`, each with a cache bounded by `policy`.
 
-    policy: one for all layers, or one per layer. The rest as for Generator.
+    policy: one for all layers, or one per layer. options: other CacheOptions; n_ctx is required.
 
     Raises ValueError, MemoryError and OSError.
     """
-    check_positions(positions)
-    return _core.Session(
-        model,
-        policies=core_policies(policy),
-        n_ctx=check_int("n_ctx", n_ctx, 1),
-        n_batch=check_int("n_batch", n_batch, 1),
-        n_sequences=n_sequences,
-        **kv_dtypes(kv_dtype),
-        positions=positions,
-        **archive_arguments(archive, archive_pages, archive_dir, archive_heads),
-    )
-
-
-def core_policies(policy: Policy | Sequence[Policy]) -> list[_core.KvPolicy]:
-    """For the core: one policy, or one per layer. Raises ValueError for an empty list."""
-    policies = [policy] if isinstance(policy, Policy) else policy
-    if not policies:
-        raise ValueError("policy is an empty list, expected one Policy per layer")
-    return [one.core() for one in policies]
-
-
-def check_device(device: object) -> str:
-    """A device's name. Raises TypeError; the core checks which devices exist."""
-    if not isinstance(device, str):
-        raise TypeError(f"device={device!r}, expected 'auto', 'cpu', 'cuda' or 'cuda:N'")
-    return device
-
-
-def check_positions(positions: object) -> Positions:
-    """Raises ValueError for unknown positions."""
-    if positions not in ("auto", "original", "rolling"):
-        raise ValueError(f"positions={positions!r}, expected 'auto', 'original' or 'rolling'")
-    return positions
+    core = make_options(CacheOptions, {"policy": policy, **options}).core()
+    core.n_sequences = n_sequences
+    return _core.Session(model, core)
 
 
 def chunks(

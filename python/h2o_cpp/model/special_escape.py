@@ -1,10 +1,9 @@
-"""Escaping of special tokens in text that a chat template processes."""
+"""Escaping of special tokens in the text of a rendered conversation."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from itertools import islice
 
 # Private-use characters, which replace others.
 _PRIVATE = range(0xF0000, 0xFFFFE)
@@ -17,36 +16,23 @@ def unused_characters(texts: Iterable[str]) -> Iterator[str]:
 
 
 class SpecialTokenEscape:
-    """Replaces first characters of special tokens, so that text contains none; reversible.
+    """Replaces characters of special tokens, so that text is a part of none; reversible."""
 
-    Texts in `kept` are not changed unless a special token could begin in them.
-    """
-
-    def __init__(
-        self, special: Iterable[str], unused: Iterator[str], kept: Iterable[str] = ()
-    ) -> None:
-        special = list(special)
-        first = sorted({text[0] for text in special})
-        self._stand_ins = dict(zip(first, islice(unused, len(first)), strict=True))
+    def __init__(self, special: Iterable[str], unused: Iterator[str]) -> None:
+        special = [*special]
+        self._stand_ins = dict(zip(sorted(set().union(*special)), unused, strict=False))
         self._originals = {ord(stand_in): c for c, stand_in in self._stand_ins.items()}
-        self._special = _any_of(special)
-        beginnings = _any_of({text[:2] for text in special})
-        harmless = {text for text in kept if len(text) > 1 and not beginnings.search(text)}
-        self._found = _any_of([*sorted(harmless, key=len, reverse=True), *first])
+        first = "".join(sorted({text[0] for text in special}))
+        self._first = re.compile(f"[{re.escape(first)}]" if first else "(?!)")
 
     def escape(self, text: str) -> str:
-        """Text without special tokens."""
-        return self._found.sub(lambda m: self._stand_ins.get(m[0], m[0]), text)
+        """Text in which no special token begins, and none that begins before it continues."""
+        return self._stand_ins.get(text[:1], text[:1]) + self.escape_name(text[1:])
 
-    def escape_key(self, key: str) -> str:
-        """An object's key, unchanged unless it is a special token."""
-        return self.escape(key) if self._special.search(key) else key
+    def escape_name(self, text: str) -> str:
+        """Text in which no special token begins."""
+        return self._first.sub(lambda found: self._stand_ins[found[0]], text)
 
     def unescape(self, text: str) -> str:
         """The original text."""
         return text.translate(self._originals)
-
-
-def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """A pattern for any of the texts, the first one that matches; matches nothing without texts."""
-    return re.compile("|".join(map(re.escape, texts)) or "(?!)")

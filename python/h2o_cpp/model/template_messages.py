@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from h2o_cpp.model.arguments import short
+from h2o_cpp.arguments import short
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "Hello"}
 
 _ALL_CALLS = re.compile(r"""in\s+\w+(\.tool_calls|\[['"]tool_calls['"]\])""")
 _NINE = re.compile(r"[a-zA-Z0-9]{9}")
-_REASONING = ("reasoning_content", "reasoning", "thinking")  # names in chat templates
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # names in chat templates
 
 
 def for_template(messages: Sequence[Message], template: str) -> Sequence[Message]:
@@ -25,9 +25,7 @@ def for_template(messages: Sequence[Message], template: str) -> Sequence[Message
         messages = [*_one_call_each(messages)]
     if "with length 9" in template:  # Mistral
         messages = [*_with_call_ids(messages)]
-    if "message.thinking" in template:  # gpt-oss
-        messages = [_with_thinking(message) for message in messages]
-    return messages
+    return [_with_reasoning(message, template) for message in messages]
 
 
 def text_to_continue(messages: Sequence[Message]) -> str:
@@ -130,9 +128,15 @@ def _nine(id: Any, number: int) -> str:
     return id if _NINE.fullmatch(id) else hashlib.sha256(id.encode()).hexdigest()[:9]
 
 
-def _with_thinking(message: Message) -> Message:
-    """Reasoning before a call has this name, too. Templates refuse it beside content."""
-    reasoning = message.get("reasoning_content")
-    if not reasoning or message.get("content") or "thinking" in message:
+def _with_reasoning(message: Message, template: str) -> Message:
+    """Reasoning has the name that the template reads, whichever it is given by."""
+    reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+    if reasoning is None:
         return message
-    return {**message, "thinking": reasoning}
+    if "reasoning_content" in template:
+        message = {**message, "reasoning_content": reasoning}
+    # gpt-oss refuses it beside content.
+    alone = not message.get("content") or '"thinking" in message' not in template
+    if "message.thinking" in template and "thinking" not in message and alone:
+        message = {"thinking": reasoning, **message}
+    return message

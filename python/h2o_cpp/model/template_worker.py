@@ -2,7 +2,7 @@
 
 python -I -S template_worker.py FOLDERS_OF_JINJA2 MEMORY_BYTES
 
-Imports nothing from the package. Requests and answers are lines of JSON.
+Imports only marked_text from the package. Requests and answers are lines of JSON.
 """
 
 from __future__ import annotations
@@ -10,37 +10,61 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
+from itertools import count
 from typing import IO, TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING or __package__:
+    from h2o_cpp.model.marked_text import (
+        NAME,
+        REPLY,
+        TEMPLATE,
+        VALUE,
+        MarkedText,
+        checked,
+        joined,
+        marked,
+        runs,
+    )
+else:
+    sys.path.append(os.path.dirname(__file__))
+    from marked_text import NAME, REPLY, TEMPLATE, VALUE, MarkedText, checked, joined, marked, runs
 
 if TYPE_CHECKING:
     import jinja2
 
+MAX_MESSAGE = 2000  # characters of an error
 MAX_CHARACTERS = 1 << 24  # in a rendered conversation
 
 _CPU_SECONDS = 60.0  # per template, in case the parent has died
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Answer a request {"source": ..., "variables": ...}.
+    """Answer a request {"source": ..., "variables": {...}, "own": {...}, "replies": [...]}.
 
-    Without variables: {"literals": [...]}, the template's constants as text. With variables:
-    {"text": ...}. After an error: {"error": message}, or {"error": None} if memory ran out.
+    variables: None to compile the template only. own: variables that are the template's text.
+    replies: which messages have the text that is found as a REPLY.
+
+    The answer is {"text": ..., "runs": as for MarkedText.of_runs}. After an error it is {"error":
+    message}, or {"error": None} if memory ran out.
     """
     try:
-        template, literals = _load(request["source"])
+        template = _load(request["source"])
     except MemoryError:
         return {"error": None}
     except Exception as error:  # from jinja2, or from compiling its Python code
         return {"error": f"the chat template is not valid Jinja2: {_message(error)}"}
     if request["variables"] is None:
-        return {"literals": literals}
+        return {}
     try:
-        return {"text": _render(template, request["variables"])}
+        text = _render(template, _marked_variables(request))
+        return {"text": text, "runs": runs(text)}
     except _TooLongError:
         return {"error": f"the chat template makes more than {MAX_CHARACTERS} characters"}
     except MemoryError:
@@ -53,14 +77,28 @@ class _TooLongError(Exception):
     pass
 
 
-@lru_cache(maxsize=8)
-def _load(source: str) -> tuple[jinja2.Template, list[str]]:
-    from jinja2 import nodes
+def _marked_variables(request: dict[str, Any]) -> dict[str, Any]:
+    messages: list[dict[str, Any]] = request["variables"]["messages"]
+    for message in messages:
+        message["role"] = _name(message["role"])
+    for i in request["replies"]:
+        messages[i]["content"] = MarkedText(messages[i]["content"], REPLY)
+    own = {name: MarkedText(text, TEMPLATE) for name, text in request["own"].items()}
+    given = {
+        name: _name(value) if isinstance(value, str) else value
+        for name, value in request["variables"].items()
+    }
+    return {**own, **given}
 
-    environment = _environment()
-    parsed = environment.parse(source)
-    literals = {str(constant.value) for constant in parsed.find_all(nodes.Const)}
-    return environment.from_string(source), sorted(literals)
+
+def _name(text: str) -> str:
+    """A role or variable as a NAME, unless it has more than words."""
+    return MarkedText(text, NAME) if re.fullmatch(r"[\w -]+", text) else text
+
+
+@lru_cache(maxsize=8)
+def _load(source: str) -> jinja2.Template:
+    return _environment_class()().from_string(source)
 
 
 def _render(template: jinja2.Template, variables: dict[str, Any]) -> str:
@@ -71,13 +109,13 @@ def _render(template: jinja2.Template, variables: dict[str, Any]) -> str:
         size += len(piece)
         if size > MAX_CHARACTERS:
             raise _TooLongError
-    return "".join(pieces)
+    return joined(pieces)
 
 
 @lru_cache(maxsize=1)
-def _environment() -> jinja2.Environment:
-    """The environment of Hugging Face transformers."""
-    from jinja2 import ext, sandbox
+def _environment_class() -> type[jinja2.Environment]:
+    from jinja2 import compiler, ext, filters, nodes, pass_eval_context, sandbox
+    from markupsafe import Markup
 
     class Generation(ext.Extension):
         """{% generation %}, which marks the assistant's text for training."""
@@ -89,13 +127,121 @@ def _environment() -> jinja2.Environment:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
-    made = sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[ext.loopcontrols, Generation]
-    )
-    made.filters["tojson"] = _to_json
-    made.globals["raise_exception"] = _raise
-    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return made
+    class Generator(compiler.CodeGenerator):
+        """Compiles templates so that their own text is marked."""
+
+        def visit_Const(self, node: nodes.Const, frame: Any) -> None:  # noqa: N802
+            if isinstance(node.value, str | list | tuple | dict | set) and not isinstance(
+                node.value, Markup
+            ):
+                self.write(self._own(node.value))
+            else:
+                super().visit_Const(node, frame)
+
+        def visit_TemplateData(self, node: nodes.TemplateData, frame: Any) -> None:  # noqa: N802
+            self.write(self._own(node.data))
+
+        def visit_Concat(self, node: nodes.Concat, frame: Any) -> None:  # noqa: N802
+            if frame.eval_ctx.volatile or frame.eval_ctx.autoescape:
+                super().visit_Concat(node, frame)
+                return
+            self.write("environment.concat(map(str, (")
+            for item in node.nodes:
+                self.visit(item, frame)
+                self.write(", ")
+            self.write(")))")
+
+        def _output_const_repr(self, group: Any) -> str:
+            return self._own("".join(map(str, group)))
+
+        def _own(self, value: Any) -> str:
+            own: list[Any] = self.environment.own  # type: ignore[attr-defined]
+            own.append(_own(value))
+            return f"environment.own[{len(own) - 1}]"
+
+    class Environment(sandbox.ImmutableSandboxedEnvironment):
+        """The environment of Hugging Face transformers, for one template.
+
+        Attributes: `own`, constants in the template's code.
+        """
+
+        code_generator_class = Generator
+        concat = staticmethod(joined)
+
+        def __init__(self) -> None:
+            super().__init__(
+                trim_blocks=True,
+                lstrip_blocks=True,
+                extensions=[ext.loopcontrols, Generation],
+            )
+            self.own: list[Any] = []
+            self.filters |= {"tojson": _to_json, "join": join, "replace": replace}
+            self.globals["raise_exception"] = _raise
+            self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+
+        def call(__self, __context: Any, __method: Any, *args: Any, **options: Any) -> Any:  # noqa: N805
+            call = super().call
+            method = getattr(__method, "__wrapped__", __method)  # jinja2 wraps str.format
+            text = getattr(method, "__self__", None)
+            if not isinstance(text, str):
+                return call(__context, __method, *args, **options)
+            if method.__name__ in ("format", "format_map"):
+                found = call(__context, __method, *args, **options)
+                given = ((), *args) if method.__name__ == "format_map" else (args, options)
+                return checked(found, _format_pieces(__self, text, *given))
+            if type(text) is str and method.__name__ in ("join", "replace"):
+                __method = getattr(MarkedText(text), method.__name__)
+            return call(__context, __method, *args, **options)
+
+    @pass_eval_context
+    def join(context: Any, value: Any, d: Any = "", attribute: Any = None) -> Any:
+        return filters.do_join(context, value, _marked_unless_escaped(context, d), attribute)
+
+    @pass_eval_context
+    def replace(context: Any, s: Any, *args: Any, **options: Any) -> Any:
+        return filters.do_replace(context, _marked_unless_escaped(context, s), *args, **options)
+
+    return Environment
+
+
+def _own(value: Any) -> Any:
+    """A constant whose texts are the template's own."""
+    if type(value) is str:
+        return MarkedText(value, TEMPLATE)
+    if isinstance(value, dict):
+        return {_own(key): _own(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set):
+        return type(value)(map(_own, value))
+    return value
+
+
+def _marked_unless_escaped(context: Any, value: Any) -> Any:
+    return value if context.autoescape else marked(str(value))
+
+
+def _format_pieces(
+    environment: Any, form: str, args: Sequence[Any], options: Mapping[str, Any]
+) -> Iterator[str]:
+    """Pieces of form.format(*args, **options); not all of them for rare forms."""
+    from jinja2.sandbox import SandboxedFormatter
+
+    formatter = SandboxedFormatter(environment)
+    origins = {origin for origin, _ in runs(form)}
+    origin = min(origins, default=VALUE) if len(origins) == 1 else VALUE
+    number = count()
+    for literal, field, spec, conversion in formatter.parse(form):
+        yield MarkedText(literal, origin)
+        if field is None:
+            continue
+        if "{" in (spec or ""):
+            return
+        name = field if field and field[0] not in ".[" else f"{next(number)}{field}"
+        value, _ = formatter.get_field(name, args, options)
+        if conversion:
+            value = formatter.convert_field(value, conversion)
+        if spec or not isinstance(value, str):
+            value = formatter.format_field(value, spec or "")
+        yield value
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
@@ -109,7 +255,7 @@ def _raise(message: str) -> NoReturn:
 
 
 def _message(error: Exception) -> str:
-    return str(error) or type(error).__name__
+    return str(error)[:MAX_MESSAGE] or type(error).__name__
 
 
 def write(file: IO[bytes], message: Any) -> None:
@@ -152,7 +298,7 @@ def main() -> None:
     """Answer requests until the input ends."""
     folders, memory = sys.argv[1:]
     sys.path += json.loads(folders)
-    _environment()  # import jinja2 before the limits apply
+    _environment_class()  # import jinja2 before the limits apply
     _limit_memory(int(memory))
     incoming, outgoing = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     write(outgoing, {"ready": True})

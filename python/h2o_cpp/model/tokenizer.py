@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import short
+from h2o_cpp.arguments import short
+
+_log = logging.getLogger("h2o_cpp")
 
 
 class Tokenizer:
     """The tokenizer in a model's file; Generator.tokenizer returns it.
 
+    path: the GGUF file.
     n_vocab: number of tokens in the vocabulary.
     bos, eos: the tokens at the beginning and end of a text, or None.
     end_tokens: frozenset of the tokens that end a text or a turn.
     special_texts: the texts of special tokens, which are ordinary text unless parsed.
     chat_template: Jinja2, or None.
+    named_templates: further chat templates by name, such as "tool_use" and "rag".
 
     Methods raise ValueError for text that is not valid Unicode and for tokens that are not in the
     vocabulary.
@@ -24,22 +29,27 @@ class Tokenizer:
     def __init__(self, file: _core.GgufFile, n_vocab: int) -> None:
         """Raises ValueError for an unknown or damaged vocabulary."""
         self.core = _core.Tokenizer(file, n_vocab)
+        self.path = file.path
         self.n_vocab = n_vocab
         self.bos = self.core.bos
         self.eos = self.core.eos
         self.end_tokens = frozenset(self.core.end_tokens)
         self.special_texts = self.core.special_texts
         self.chat_template = self.core.chat_template
+        self.named_templates = self.core.named_templates
         self._beginning = self.core.beginning
 
     @classmethod
     def of_model(cls, model: _core.Model) -> Tokenizer:
-        """The tokenizer in a model's file; errors name the file."""
+        """The tokenizer in a model's file; errors and warnings name the file."""
+        path = model.file.path
         try:
-            return cls(model.file, model.n_vocab)
+            tokenizer = cls(model.file, model.n_vocab)
         except ValueError as error:
-            path = model.file.path
             raise ValueError(str(error) if path in str(error) else f"{path}: {error}") from None
+        for warning in (*model.unused_parts, *tokenizer.core.warnings):
+            _log.warning("%s: %s", path, warning)
+        return tokenizer
 
     def encode(
         self,
@@ -93,6 +103,11 @@ class Tokenizer:
     def decode(self, tokens: Iterable[int]) -> str:
         """Text of `tokens`, without control tokens; bytes that are not UTF-8 become U+FFFD."""
         return self.core.decode(tokens)
+
+    def spell(self, tokens: Iterable[int]) -> str:
+        """Text of `tokens` with that of special ones, and with the space that begins a text."""
+        pieces = [self.token_bytes(token) or self.token_text(token).encode() for token in tokens]
+        return b"".join(pieces).decode(errors="replace")
 
     def token_bytes(self, token: int, *, begins: bool = False) -> bytes:
         """The bytes of a token, possibly part of a character; empty for special tokens.

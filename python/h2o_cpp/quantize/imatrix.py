@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import check_context, check_int
-from h2o_cpp.model.atomic import atomic_output, check_output
-from h2o_cpp.model.policy import Policy
+from h2o_cpp.arguments import check_context, check_int
+from h2o_cpp.budget.policy import Policy
+from h2o_cpp.files.atomic import atomic_output, check_output
 from h2o_cpp.model.session import chunks, open_model, open_session
 from h2o_cpp.model.tokenizer import Tokenizer
 

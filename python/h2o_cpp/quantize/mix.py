@@ -83,7 +83,7 @@ class Model:
 
     @staticmethod
     def of(metadata: Mapping[str, Any]) -> "Model":
-        """From a file's metadata; a missing number is 0."""
+        """Reads it from a file's metadata; a missing number is 0."""
         architecture = metadata.get("general.architecture")
 
         def number(key: str) -> int:

@@ -15,10 +15,10 @@ from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC, GGUF_VERSION
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import thread_count
-from h2o_cpp.model.atomic import atomic_output, check_output
-from h2o_cpp.model.model_files import find_model
-from h2o_cpp.model.stored_metadata import gguf_string, metadata_entry
+from h2o_cpp.arguments import thread_count
+from h2o_cpp.files.atomic import atomic_output, check_output
+from h2o_cpp.files.model_files import find_model
+from h2o_cpp.files.stored_metadata import gguf_string, metadata_entry
 from h2o_cpp.quantize.imatrix import Importance, read_imatrix
 from h2o_cpp.quantize.mix import MIXES, Mix, Model, Shape, choose_types
 
@@ -100,7 +100,6 @@ def quantize(
     allow_requantize: bool = False,
     imatrix: Path | None = None,
     overwrite: bool = True,
-    progress: bool = True,
 ) -> None:
     """Write the model `source` to `output` with quantized matrices.
 
@@ -109,17 +108,18 @@ def quantize(
     threads: default: one per processor. The result does not depend on them.
     imatrix: an importance matrix of this model, which weights the errors of columns in K-quants and
         IQ4; other types ignore it.
-    progress: show a bar if stderr is a terminal.
 
     Metadata is copied byte for byte, except general.file_type and general.quantization_version.
-    A few million weights are in memory at a time. `output` is complete or unchanged.
+    A bar shows progress if stderr is a terminal. A few million weights are in memory at a time.
+    `output` is complete or unchanged.
 
     Raises FileNotFoundError if `source`, `imatrix` or the directory of `output` does not exist;
     FileExistsError if `output` exists, unless `overwrite`; ValueError for an unknown type, an
     invalid `imatrix` or one of another model, a damaged file, weights that are not finite, and
     weights of fewer than 8 bits, unless `allow_requantize`.
     """
-    mix = MIXES.get(type_name.upper())
+    name = type_name.upper()
+    mix = MIXES.get(f"{name}_M" if name in ("Q3_K", "Q4_K", "Q5_K") else name)  # llama.cpp's names
     if mix is None:
         raise ValueError(f"type_name={type_name!r}, expected one of {', '.join(MIXES)}")
     threads = thread_count(threads) or os.cpu_count() or 1
@@ -146,7 +146,7 @@ def quantize(
             desc="quantizing",
             unit="B",
             unit_scale=True,
-            disable=None if progress else True,  # None: unless stderr is a terminal
+            disable=None,  # unless stderr is a terminal
         ) as bar,
     ):
         file.write(_header(_metadata(files[0], mix), tensors, alignment))

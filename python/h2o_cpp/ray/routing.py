@@ -5,14 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
+# The part of a prompt that decides, in characters or tokens: most of what a prefix cache reuses
+# begins there, and short prompts have nothing to reuse.
+_BLOCK: dict[type, int] = {str: 512, list: 128}
+
 
 def beginning_of(body: bytes) -> str:
-    """A hash of what all turns of a conversation share, up to the first user message.
+    """A hash of what all turns of a conversation share, up to the first user message, or of the
+    first part of a long prompt.
 
-    "" if the body is not a conversation.
+    "" if the body is neither.
     """
     try:
         fields = json.loads(body)
@@ -21,14 +27,21 @@ def beginning_of(body: bytes) -> str:
     if not isinstance(fields, dict):
         return ""
     messages = fields.get("messages", fields.get("input"))
+    prompt = fields.get("prompt")
+    if isinstance(prompt, str | list) and len(prompt) >= _BLOCK[type(prompt)]:
+        return _hash([fields.get("model"), prompt[: _BLOCK[type(prompt)]]])
     if not isinstance(messages, list):
         return ""
     head = [fields.get(name) for name in ("model", "instructions", "system", "tools")]
     for message in messages:
         head.append(message)
         if isinstance(message, dict) and message.get("role") == "user":
-            return hashlib.sha256(json.dumps(head).encode()).hexdigest()
+            return _hash(head)
     return ""
+
+
+def _hash(head: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(head).encode()).hexdigest()
 
 
 class BeginningRouter(RequestRouter):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from http import HTTPStatus
 from typing import Any
 
 from ray import serve
@@ -20,8 +22,8 @@ from h2o_cpp.generator import Generator
 from h2o_cpp.ray.options import actor_options
 from h2o_cpp.ray.routing import BeginningRouter, beginning_of
 from h2o_cpp.serve.app import MAX_BODY_BYTES, create_app
-from h2o_cpp.serve.errors import Api, ApiError, api_of, closed
-from h2o_cpp.serve.generation_response import error_event
+from h2o_cpp.serve.errors import ApiError, api_of, closed
+from h2o_cpp.serve.generation_response import are_pings, error_event
 
 Head = tuple[int, list[tuple[bytes, bytes]]]  # status and headers
 
@@ -100,32 +102,55 @@ class Front:
         prefix: str = request.scope.get("root_path", "")  # the route_prefix
         scope["path"] = request.scope["path"].removeprefix(prefix)
         scope["raw_path"] = scope["path"].encode()
-        beginning, api = beginning_of(body), api_of(scope)
+        parts = self._parts(scope, body)
+        head: Head | None = None
+        async for message in parts:
+            if isinstance(message, bytes):
+                assert head is not None
+                response = StreamingResponse(_body(message, parts), head[0])
+                response.raw_headers = list(head[1])
+                return response
+            head = message
+        return closed().response(api=api_of(scope))
+
+    async def _parts(self, scope: Scope, body: bytes) -> AsyncGenerator[Head | bytes, None]:
+        """A replica's answer; if it dies before it sends more than pings, another one's.
+
+        The head of the latter follows, unless there were pings. Without an answer, there is
+        nothing, or an error after the pings.
+        """
+        beginning, error = beginning_of(body), error_event(closed(), api_of(scope))
+        waits = False  # whether pings were sent
         for _ in range(_ATTEMPTS):
             messages = self._model.remote(scope, body, beginning=beginning)
+            begun = False
             try:
-                (status, headers), first = await anext(messages), await anext(messages)
+                head = await anext(messages)
+                if not waits:
+                    yield head
+                elif head[0] != HTTPStatus.OK:
+                    break
+                async for part in messages:
+                    begun = begun or not are_pings(part)
+                    waits = True
+                    yield part
+                return
             except RayActorError:
-                continue
-            except BaseException:
+                if begun:  # no other replica can continue it; only streams have several parts
+                    break
+            finally:
                 messages.cancel()
-                raise
-            response = StreamingResponse(_body(first, messages, api), status)
-            response.raw_headers = list(headers)
-            return response
-        return closed().response(api=api)
+        if waits:
+            yield error
 
 
-async def _body(first: bytes, messages: Any, api: Api) -> AsyncIterator[bytes]:
-    """The rest of a response, which no other replica can continue."""
-    try:
+async def _body(first: bytes, parts: AsyncGenerator[Head | bytes, None]) -> AsyncIterator[bytes]:
+    """The rest of a response."""
+    async with aclosing(parts):
         yield first
-        async for part in messages:
+        async for part in parts:
+            assert isinstance(part, bytes)
             yield part
-    except RayActorError:  # only streams have several parts
-        yield error_event(closed(), api)
-    finally:
-        messages.cancel()
 
 
 def deployment(
@@ -141,8 +166,8 @@ def deployment(
     """Create the server of `h2o-cpp serve` as an application for ray.serve.run.
 
     Turns of a conversation go to the same replica, which has them in its prefix cache. If a replica
-    dies before it answers, another one is tried, up to three times in all. A stream that had begun
-    ends with an error event.
+    dies before it answers, another one is tried, up to three times in all. A stream with more than
+    pings ends with an error event.
 
     model: as for Generator; must exist on every node.
     num_replicas: each loads the model and has its own Engine and queue.
@@ -162,7 +187,8 @@ def deployment(
     front = serve.deployment(Front).options(
         max_ongoing_requests=_NO_LIMIT,
         graceful_shutdown_timeout_s=grace,
-        ray_actor_options={"num_cpus": 0},
+        # On the head node, without which there is no cluster.
+        ray_actor_options={"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}},
     )
     return front.bind(
         replicas.bind(os.fspath(model), settings, actor_options(num_cpus, num_gpus, generator)),

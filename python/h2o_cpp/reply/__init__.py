@@ -3,7 +3,7 @@
 parse_reply(text, format) parses a whole text, ReplyParser pieces as they arrive.
 """
 
-from h2o_cpp.reply.formats import FORMATS, ReplyFormat, format_named, format_of
+from h2o_cpp.reply.formats import FORMATS, GENERIC, ReplyFormat, format_named, format_of
 from h2o_cpp.reply.grammar import call_grammar, form_grammar
 from h2o_cpp.reply.parser import Reply, ReplyParser, ToolCall, parse_reply
 from h2o_cpp.reply.rules import Rules, supported
@@ -11,6 +11,7 @@ from h2o_cpp.reply.scanner import Call, CallDelta, Content, NoCall, Part, Reason
 
 __all__ = [
     "FORMATS",
+    "GENERIC",
     "Call",
     "CallDelta",
     "Content",

@@ -31,6 +31,12 @@ class ReplyFormat:
     before_form: Callable[[Rules], str] | None = None
     signs: tuple[str, ...] = ()
 
+    @property
+    def trigger(self) -> str | None:
+        """The marker that begins every call and nothing else; None: there is none."""
+        first = self.signs[0] if self.signs else None
+        return first if first in self.markers and self.name != "harmony" else None
+
 
 def _format(name: str, module: ModuleType, *signs: str) -> ReplyFormat:
     before_form = getattr(module, "before_form", None)
@@ -50,7 +56,10 @@ FORMATS: Final = {
     )
 }
 
-_PLAIN = ReplyFormat("plain")
+# Follows a description of the tools in the prompt, whatever the chat template has of its own.
+GENERIC: Final = replace(FORMATS["hermes"], name="generic")
+FORMATS[GENERIC.name] = GENERIC
+
 _THINK = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
 
@@ -62,11 +71,9 @@ def format_named(name: str, template: str = "") -> ReplyFormat:
 
 
 def format_of(template: str) -> ReplyFormat:
-    """The format of a chat template; without tools if the template has none."""
-    for known in FORMATS.values():
-        if all(sign in template for sign in known.signs):
-            return _with_thinking(known, template)
-    return _with_thinking(_PLAIN, template)
+    """The format of a chat template; GENERIC if it is unknown."""
+    found = (known for known in FORMATS.values() if all(sign in template for sign in known.signs))
+    return _with_thinking(next(found, GENERIC), template)
 
 
 def _with_thinking(known: ReplyFormat, template: str) -> ReplyFormat:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from h2o_cpp.reply.calls import loads
-from h2o_cpp.reply.rules import ANY_TEXT, Rules, check_schema
+from h2o_cpp.reply.json_schema import target
+from h2o_cpp.reply.rules import ANY_TEXT, Rules
 
 # Keywords of an object's schema that the grammar of its parameters follows or may ignore.
 _KNOWN = {
@@ -108,7 +109,7 @@ class Parameter:
                 raise ValueError("the minLength or maxLength of a parameter is not a number")
             patterns = [rf"[\s\S]{{{least},{'' if most is None else most}}}"]
         if "pattern" in schema:
-            check_schema({"pattern": schema["pattern"]})
+            r.check({"pattern": schema["pattern"]})
             patterns.append(_pattern(str(schema["pattern"])))
         return r.matching(patterns, end, *never)
 
@@ -186,20 +187,9 @@ def _types_in(schema: Any, root: Any) -> set[str]:
 
 
 def _resolved(schema: Any, root: Any) -> Any:
-    """What a schema refers to."""
+    """Returns the schema that a schema refers to."""
     for _ in range(8):  # references may be cyclic
         if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
             break
-        schema = _target(root, schema["$ref"])
+        schema = target(root, schema["$ref"])
     return schema
-
-
-def _target(root: Any, reference: str) -> Any:
-    if not reference.startswith("#/"):
-        return None
-    found = root
-    for name in reference[2:].split("/"):
-        if not isinstance(found, Mapping):
-            return None
-        found = found.get(name.replace("~1", "/").replace("~0", "~"))
-    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from h2o_cpp.reply.calls import Tools
 from h2o_cpp.reply.continuation import Continuation
@@ -23,11 +24,12 @@ class ToolCall:
 
 @dataclass
 class Reply:
-    """A complete reply."""
+    """A complete reply; generation: the Generation that it was parsed from, if there is one."""
 
     content: str = ""
     reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list)
+    generation: Any = field(default=None, compare=False, repr=False)
 
     def add(self, parts: Iterable[Part]) -> None:
         """Append parts."""

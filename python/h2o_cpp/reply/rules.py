@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
+from h2o_cpp.grammars.checking import Checker
 from h2o_cpp.reply.json_schema import closed, loosened, without_defaults
 
 # Calls are on one line, as in templates; small models would continue with spaces.
@@ -16,6 +17,7 @@ _LENIENT = {**_SPACE, "lenient": True}  # unsupported keywords are ignored
 
 ANY_TEXT = r"[\s\S]*"
 
+_ANY_SPACE = r"/[ \t\n]+/"
 _NAME = re.compile(r"[\w.-]+")
 
 
@@ -36,6 +38,7 @@ class Rules:
         token_of: Callable[[str], int | None],
         ends: Collection[int],
         parallel: bool = True,
+        spaces: bool = False,
     ) -> None:
         """Start an empty grammar.
 
@@ -44,6 +47,7 @@ class Rules:
         token_of: the special token of a marker, or None.
         ends: tokens that end an output.
         parallel: whether several calls are allowed.
+        spaces: whether any white space, or none, may be where the format has some.
 
         Raises ValueError for tools that cannot be called.
         """
@@ -54,10 +58,14 @@ class Rules:
         self._token_of = token_of
         self._ends = ends
         self._parallel = parallel
+        self._spaces = spaces
         self._rules: list[str] = []
+        self._checker = Checker()
 
     def text(self, text: str) -> str:
         """Exactly this text."""
+        if self._spaces and text.isspace():
+            return f"({self.terminal(_ANY_SPACE)})?"
         return json.dumps(text, ensure_ascii=False)
 
     def marker(self, text: str) -> str:
@@ -70,8 +78,12 @@ class Rules:
     def json(self, schema: Mapping[str, Any]) -> str:
         """JSON that follows a self-contained schema. Raises ValueError."""
         schema = {**schema, "x-guidance": _SPACE if self.strict else _LENIENT}
-        check_schema(schema)
+        self.check(schema)
         return self._rule("json", f"%json {json.dumps(schema)}")
+
+    def check(self, schema: Mapping[str, Any]) -> None:
+        """Raises ValueError for a schema that is invalid or not supported."""
+        check_schema(schema, self._checker)
 
     def json_call(self, name: str, schema: Mapping[str, Any], arguments: str = "arguments") -> str:
         """{"name": ..., "arguments": {...}}; arguments: the second key.
@@ -155,27 +167,24 @@ def _arguments(name: str, schema: Any) -> Mapping[str, Any]:
     return closed({"type": "object", **without_defaults(schema)})
 
 
-def check_schema(schema: Mapping[str, Any]) -> None:
+def check_schema(schema: Mapping[str, Any], checker: Checker) -> None:
     """Raises ValueError for an invalid schema; the error of a whole grammar would not say where."""
     try:
         text = json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"schema is not JSON: {error}") from None
-    try:
-        from llguidance import LLMatcher
-    except ImportError:  # reported when the grammar is compiled
-        return
-    if found := LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(text)):
-        raise ValueError(" ".join(found.split()))
+    if found := checker.error(text):
+        raise ValueError(found)
 
 
 def supported(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """The closed schema, without what is not supported: unknown keywords, or all patterns."""
     schema = closed(schema)
     lenient = {**schema, "x-guidance": {"lenient": True}}
+    checker = Checker()
     for found in (schema, lenient, next(loosened(lenient))):
         with suppress(ValueError):
-            check_schema(without_defaults(found))
+            check_schema(without_defaults(found), checker)
             return found
     return schema
 

@@ -210,7 +210,7 @@ class Scanner:
         return True
 
     def skip(self, marker: str) -> Steps[bool]:
-        """As starts(); where the text ends, the marker may be incomplete."""
+        """Does as starts(), but the marker may be incomplete where the text ends."""
         found = yield from self.starts(marker)
         if not found and self.ended and marker.startswith(self.rest):
             self.take(len(self.rest))

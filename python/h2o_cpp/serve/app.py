@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import re
+from collections import defaultdict
 from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,30 +16,36 @@ from fastapi.responses import FileResponse, HTMLResponse, Response
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from h2o_cpp import __version__
+from h2o_cpp.arguments import check_int
 from h2o_cpp.generator import Generator
-from h2o_cpp.model.arguments import check_int
+from h2o_cpp.model.truncation import Truncation
 from h2o_cpp.serve import (
     completions,
     embeddings,
     llama_cpp,
+    llama_cpp_completion,
     messages,
     models,
     ollama,
+    reranking,
     responses_api,
 )
 from h2o_cpp.serve.bodies import Bodies, BodyLimits
 from h2o_cpp.serve.catalog import Catalog
 from h2o_cpp.serve.docs_page import docs_page
 from h2o_cpp.serve.endpoint import bearer
-from h2o_cpp.serve.errors import ErrorResponse, add_handlers, closed
+from h2o_cpp.serve.errors import ApiError, ErrorResponse, add_handlers, api_of, closed
 from h2o_cpp.serve.guard import Cors, Guard, Origins
-from h2o_cpp.serve.metrics import CountResponses, EngineCollector
+from h2o_cpp.serve.log import id_of, request_id
+from h2o_cpp.serve.metrics import EngineCollector, RequestMetrics
 from h2o_cpp.serve.openai_responses import Health
 from h2o_cpp.serve.schema import body_schemas
-from h2o_cpp.serve.service import Service
+from h2o_cpp.serve.service import Defaults, Service
+from h2o_cpp.serve.stored_responses import StoredResponses
+from h2o_cpp.serve.telemetry import make_telemetry
 
 MAX_BODY_BYTES = 4 * 2**20
 ROUTERS = (
@@ -48,14 +54,17 @@ ROUTERS = (
     responses_api.router,
     ollama.router,
     embeddings.router,
+    reranking.router,
     models.router,
     llama_cpp.router,
+    llama_cpp_completion.router,
 )
 
 _PAGES = ("/docs", "/static")  # Starlette handles a slash after these
-_WITHOUT_V1 = ("/chat/completions", "/responses", "/models")
-
-_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/]+")  # without a path
+_WITHOUT_V1 = (
+    *("/chat/completions", "/chat/completions/input_tokens"),
+    *("/responses", "/responses/input_tokens", "/models"),
+)
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorResponse},
@@ -72,6 +81,8 @@ def create_app(
     max_queue: int = 64,
     max_tokens: int | None = None,
     max_prompt: int | None = None,
+    truncation: Truncation = "error",
+    defaults: Defaults | None = None,
     **options: Any,
 ) -> FastAPI:
     """Create an ASGI application that serves one Generator, which it owns while it runs.
@@ -82,7 +93,10 @@ def create_app(
     tool_parser: the format of tool calls, as h2o_cpp.reply names it; default: by the template.
     max_queue: prompts that may wait for a sequence; further requests get status 429.
     max_tokens: largest max_tokens of a request; default: n_ctx.
-    max_prompt: longest prompt in tokens; default: n_ctx. Useful if generation may be endless.
+    max_prompt: longest prompt in tokens; default: n_ctx, or any if sequences may be endless.
+    truncation: what happens to longer prompts, unless a request says it: "error", status 400, or
+        "auto": conversations lose their oldest turns, texts their oldest tokens.
+    defaults: options of requests that do not set them.
     options: as for create_app_of.
 
     Raises ValueError for options out of range and an invalid template.
@@ -95,6 +109,8 @@ def create_app(
         max_queue=max_queue,
         max_tokens=max_tokens,
         max_prompt=max_prompt,
+        truncation=truncation,
+        defaults=defaults,
     )
     app = create_app_of(Catalog.of(service), **options)
     app.state.service = service
@@ -122,7 +138,8 @@ def create_app_of(
     body_timeout: seconds within which a body must arrive.
     allowed_hosts: host names of this server besides local names and IP addresses; "*": any name.
     cors_origins: origins of web pages that may use the server, besides those of localhost and of
-        allowed_hosts, such as "https://example.org"; "*": any.
+        allowed_hosts, such as "https://example.org", "https://*.example.org" or
+        "http://example.org:*"; "*": any.
 
     Raises ValueError for options out of range.
     """
@@ -135,6 +152,8 @@ def create_app_of(
                 yield
             finally:
                 unloading.cancel()
+                if app.state.telemetry is not None:
+                    await asyncio.to_thread(app.state.telemetry.close)
 
     keys = [] if api_key is None else [api_key] if isinstance(api_key, str) else [*api_key]
     if "" in keys:
@@ -157,13 +176,12 @@ def create_app_of(
         redoc_url=None,
         responses=_ERRORS,
     )
-    for origin in cors_origins:
-        if not _ORIGIN.fullmatch(origin):
-            raise ValueError(
-                f"cors_origins has {origin!r}, expected an origin such as https://example.org, or *"
-            )
     app.state.catalog = catalog
+    app.state.draining = False
+    app.state.stored_responses = defaultdict(StoredResponses)  # by key
     registry = CollectorRegistry()
+    app.state.metrics = RequestMetrics(registry)
+    app.state.telemetry = make_telemetry()
     origins = Origins(cors_origins, allowed_hosts)
     app.add_middleware(Bodies, limits=limits)
     app.add_middleware(
@@ -173,7 +191,6 @@ def create_app_of(
         origins=origins,
     )
     app.add_middleware(Cors, origins=origins)
-    app.add_middleware(CountResponses, registry=registry)  # outermost
     add_handlers(app)
     for router in ROUTERS:
         app.include_router(router, dependencies=[bearer] if keys else [])
@@ -189,16 +206,35 @@ class _Application(FastAPI):
         """Answer a request; some paths also work without /v1, as in llama.cpp.
 
         A slash at the end of an API's path has no effect. HEAD is answered as GET; the server
-        leaves the body out.
+        leaves the body out. Every response has the request's id, and is counted.
         """
-        if scope["type"] == "http":
-            scope = {**scope, **_origin_form(scope)}
-            if scope["method"] == "HEAD":
-                scope["method"] = "GET"
-            path = scope["path"].rstrip("/") or "/"
-            if path not in _PAGES:
-                scope["path"] = f"/v1{path}" if path in _WITHOUT_V1 else path
-        await super().__call__(scope, receive, send)
+        if scope["type"] != "http":
+            return await super().__call__(scope, receive, send)
+        scope = {**scope, **_origin_form(scope)}
+        if scope["method"] == "HEAD":
+            scope["method"] = "GET"
+        path = scope["path"].rstrip("/") or "/"
+        if path not in _PAGES:
+            scope["path"] = f"/v1{path}" if path in _WITHOUT_V1 else path
+        id = id_of(scope["headers"])
+        name = b"request-id" if api_of(scope) == "Anthropic" else b"x-request-id"
+        headers = [(name, id.encode())]
+        telemetry = self.state.telemetry if scope["method"] == "POST" else None
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self.state.metrics.responses.labels(str(message["status"])).inc()
+                if telemetry is not None:
+                    telemetry.answered(message["status"])
+                message = {**message, "headers": [*message["headers"], *headers]}
+            await send(message)
+
+        token = request_id.set(id)
+        try:
+            with nullcontext() if telemetry is None else telemetry.span(scope, id):
+                await super().__call__(scope, receive, send_with_id)
+        finally:
+            request_id.reset(token)
 
     def openapi(self) -> dict[str, Any]:
         is_new = self.openapi_schema is None
@@ -209,7 +245,7 @@ class _Application(FastAPI):
 
 
 def _origin_form(scope: Scope) -> Scope:
-    """What changes if a request's target is a whole URL, whose host counts (RFC 9112, 3.2.2)."""
+    """Takes the host of a request's target if that is a whole URL (RFC 9112, 3.2.2)."""
     scheme, mark, rest = (scope.get("raw_path") or b"").partition(b"://")
     if not mark or scheme.lower() not in (b"http", b"https"):
         return {}
@@ -242,12 +278,27 @@ def _add_state(
     """Add the endpoints that run no model."""
     registry.register(EngineCollector(catalog, limits))
 
+    @app.get("/v1/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> Health:
-        """Whether the server accepts requests: status 200 or 503."""
+        """Whether the server works: status 200 or 503."""
         if catalog.closed:
             raise closed()
         return Health()
+
+    @app.get("/ready")
+    async def ready() -> Health:
+        """Whether to send it requests: status 503 from the signal to end on."""
+        if catalog.closed or app.state.draining:
+            raise closed()
+        return Health()
+
+    @app.post("/v1/rerank", include_in_schema=False)
+    @app.post("/v1/reranking", include_in_schema=False)
+    @app.post("/rerank", include_in_schema=False)
+    @app.post("/reranking", include_in_schema=False)
+    async def rerank() -> None:
+        raise ApiError(501, "reranking is not supported: this server has no models for it yet")
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:

@@ -24,7 +24,7 @@ class Block:
     name: str = ""  # of the tool
     id: str = ""
     complete: bool = True  # False: a malformed tool call, or cut by a limit
-    # Of text, if they were recorded; without those of reasoning, tool calls and markers.
+    # The text's, if they were recorded; without those of reasoning, tool calls and markers.
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
 

@@ -11,7 +11,10 @@ from h2o_cpp.serve.errors import ApiError, refuse
 
 _SMALL_BYTES = 64 * 2**10  # smaller bodies never count towards the total, which connections limit
 
-_PATHS = ("/v1/", "/api/", "/tokenize", "/detokenize", "/apply-template")  # with a body
+_PATHS = (  # with a body
+    *("/v1/", "/api/", "/tokenize", "/detokenize", "/apply-template"),
+    *("/completion", "/infill"),
+)
 
 
 @dataclass

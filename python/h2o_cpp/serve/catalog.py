@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 
 from h2o_cpp import _core
+from h2o_cpp.files.visible_text import visible_log
 from h2o_cpp.serve.errors import ApiError, closed
 from h2o_cpp.serve.service import Service
 from h2o_cpp.serve.worker_pool import WorkerPool
 
-_log = logging.getLogger("uvicorn.error")  # the server's log
+_log = visible_log("uvicorn.error")  # the server's log
 
 
 @dataclass
@@ -24,12 +24,17 @@ class Entry:
 
     load: creates its Service, in a thread, and registers on the stack what must be closed.
     n_bytes: approximate memory.
+    aliases: other names in requests.
+    file, template: what decides the outputs; the file may be a name instead.
     spec: the model's settings. If they are unchanged, replace() keeps the loaded model.
     """
 
     name: str
     load: Callable[[ExitStack], Service]
     n_bytes: int = 0
+    aliases: Sequence[str] = ()
+    file: str = ""
+    template: str | None = None
     spec: object = None
     created: int = field(default_factory=lambda: int(time.time()))
     service: Service | None = None
@@ -48,10 +53,18 @@ class Catalog:
     workers: WorkerPool
 
     def __init__(
-        self, entries: Iterable[Entry], *, max_loaded: int | None = None, idle: float | None = None
+        self,
+        entries: Iterable[Entry],
+        *,
+        max_loaded: int | None = None,
+        idle: float | None = None,
+        any_name: bool = False,
     ) -> None:
-        """max_loaded: models loaded at once; idle: seconds until an unused model is unloaded."""
+        """max_loaded: models loaded at once; idle: seconds until an unused model is unloaded;
+        any_name: an only model has every name.
+        """
         self.entries = {entry.name: entry for entry in entries}
+        self._any_name = any_name
         self._retired: list[Entry] = []  # no longer listed, but in use
         self._max_loaded = max_loaded
         self._idle = idle
@@ -61,12 +74,16 @@ class Catalog:
         self._changing = asyncio.Lock()
 
     @classmethod
-    def of(cls, service: Service) -> Catalog:
+    def of(
+        cls, service: Service, *, any_name: bool = False, aliases: Sequence[str] = ()
+    ) -> Catalog:
         """A catalog of one model, which stays loaded."""
         n_bytes = service.generator.path.stat().st_size
-        entry = Entry(service.name, lambda _: service, n_bytes, created=service.created)
+        entry = Entry(service.name, lambda _: service, n_bytes, aliases, created=service.created)
+        entry.file = str(service.generator.path)
+        entry.template = None if service.template is None else service.template.source
         entry.service, entry.n_users = service, 1
-        return cls([entry])
+        return cls([entry], any_name=any_name)
 
     @contextmanager
     def run(self) -> Iterator[None]:
@@ -86,6 +103,7 @@ class Catalog:
         old, self.entries = self.entries, {entry.name: entry for entry in entries}
         for name, entry in old.items():
             if name in self.entries and self.entries[name].spec == entry.spec:
+                entry.aliases = self.entries[name].aliases
                 self.entries[name] = entry
             else:
                 self._retired.append(entry)
@@ -153,19 +171,25 @@ class Catalog:
                     await self._unload(entry)
 
     def find(self, name: str | None) -> Entry:
-        """The model of this name; None: the only one. Raises ApiError."""
-        if name is None and len(self.entries) == 1:
+        """The model of this name; None, or any_name: the only one. Raises ApiError."""
+        if len(self.entries) == 1 and (name is None or self._any_name):
             [entry] = self.entries.values()
             return entry
         if name is None:
             raise ApiError(400, "model is missing, expected the name of a model", param="model")
-        if name not in self.entries and name.removesuffix(":latest") in self.entries:
-            name = name.removesuffix(":latest")  # Ollama's clients add the tag
-        if name not in self.entries:
-            known = ", ".join(repr(one) for one in self.entries)
+        named = self.named
+        found = named.get(name) or named.get(name.removesuffix(":latest"))  # of Ollama's clients
+        if found is None:
+            known = ", ".join(repr(one) for one in named)
             message = f"there is no model {name!r}, expected one of {known}"
             raise ApiError(404, message, param="model", code="model_not_found")
-        return self.entries[name]
+        return found
+
+    @property
+    def named(self) -> dict[str, Entry]:
+        """The models by name and by alias."""
+        aliases = {alias: one for one in self.entries.values() for alias in one.aliases}
+        return {**self.entries, **aliases, **self.entries}
 
     def _check_open(self, entry: Entry) -> None:
         if self._closed or entry in self._retired:

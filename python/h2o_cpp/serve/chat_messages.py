@@ -8,18 +8,17 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from h2o_cpp.serve.schema import ByType, ListOf, NonEmptyList, NonEmptyText, Schema
+from h2o_cpp.serve.schema import ByType, ListOf, NonEmptyList, NonEmptyText, Schema, Tolerant
 
 
-class TextPart(Schema):
+class TextPart(Tolerant):
     """Part of a message."""
 
-    ignored = ("cache_control", "prompt_cache_breakpoint")
     type: Literal["text"]
     text: str
 
 
-class RefusalPart(Schema):
+class RefusalPart(Tolerant):
     """A refusal by the assistant, which is text."""
 
     type: Literal["refusal"]
@@ -38,10 +37,24 @@ def text_of(content: str | list[Any]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-class CalledFunction(Schema):
+_IMAGES = ("image", "image_url", "input_image", "input_file", "file", "input_audio", "audio")
+IMAGE_NOTE = "[The tool also returned an image or a file, which this model cannot read.]"
+
+
+def without_images(content: Any) -> Any:
+    """The content of a tool's result, in which a note replaces each image: a client would send it
+    again with every turn."""
+    if not isinstance(content, list):
+        return content
+    note = {"type": "text", "text": IMAGE_NOTE}
+    return [
+        note if isinstance(part, dict) and part.get("type") in _IMAGES else part for part in content
+    ]
+
+
+class CalledFunction(Tolerant):
     """The called function and its arguments."""
 
-    ignored = ("parsed_arguments",)
     name: str
     arguments: str = Field(description="JSON")
 
@@ -56,10 +69,9 @@ class CalledFunction(Schema):
         return {"name": self.name, "arguments": arguments}
 
 
-class ToolCall(Schema):
+class ToolCall(Tolerant):
     """A tool call, of an earlier turn or of a response."""
 
-    ignored = ("index",)
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
@@ -74,24 +86,14 @@ def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": id, "function": {"name": name, "arguments": arguments}}
 
 
-class Message(Schema):
+class Message(Tolerant):
     """A message. The chat template determines which roles and fields work."""
 
-    ignored = (
-        "annotations",
-        "cache_control",
-        "parsed",
-        "prefix",  # of a message to continue, which is the default
-        "provider_specific_fields",
-        "reasoning_details",
-        "reasoning_items",
-        "thinking_blocks",
-    )
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
         description="developer is taken as system"
     )
     content: str | ListOf[ContentPart] | None = Field(
-        None, description="optional only with tool_calls or refusal"
+        None, description="optional only for the assistant"
     )
     refusal: str | None = Field(None, description="the content, if there is none")
     name: str | None = None
@@ -100,9 +102,17 @@ class Message(Schema):
     reasoning_content: str | None = None
     reasoning: str | None = Field(None, description="the same, as some servers name it")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("role") == "tool":
+            return {**values, "content": without_images(values.get("content"))}
+        return values
+
     @model_validator(mode="after")
     def _has_content(self) -> Message:
-        if self.content is None and self.refusal is None and not self.tool_calls:
+        # An earlier reply may have been empty.
+        if self.content is None and self.refusal is None and self.role != "assistant":
             raise PydanticCustomError("missing_content", "content is missing")
         return self
 
@@ -161,7 +171,7 @@ class AllowedTools(Schema):
 
 
 class AllowedToolsChoice(Schema):
-    """As if `tools` were only these."""
+    """Leaves only these of `tools`."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools

@@ -6,18 +6,20 @@ import json
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import astuple
 from uuid import uuid4
 
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from h2o_cpp.measure.inspection import VisiblePieces
+from h2o_cpp.generation.stats import PromptMemory
 from h2o_cpp.model.tokenizer import Tokenizer
+from h2o_cpp.model.visible_pieces import VisiblePieces
 from h2o_cpp.reply import CallDelta, Content, Part, Reasoning
 from h2o_cpp.serve.chat_messages import CalledFunction, ToolCall
-from h2o_cpp.serve.conversation import submit_chat
+from h2o_cpp.serve.conversation import count_tokens, submit_chat
 from h2o_cpp.serve.endpoint import post
+from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.generation_response import EVENTS, GenerationResponse, sse
 from h2o_cpp.serve.logprobs import CompletionTokens, chat_logprobs
 from h2o_cpp.serve.openai_requests import (
@@ -38,6 +40,8 @@ from h2o_cpp.serve.openai_responses import (
     CompletionChoice,
     CompletionResponse,
     CompletionTokensDetails,
+    FinishReason,
+    InputTokens,
     KeptTokens,
     PolicyCounts,
     PromptTokensDetails,
@@ -47,6 +51,7 @@ from h2o_cpp.serve.openai_responses import (
 )
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.service import Service
+from h2o_cpp.serve.timings import Timings
 
 _PIECE = "\ufdd0"  # placeholder for a piece of text; a Unicode noncharacter
 
@@ -61,10 +66,15 @@ router = APIRouter()
     responses=EVENTS,
 )
 def create_completion(service: Service, body: CompletionRequest) -> _Completions:
-    """Continue each prompt."""
-    outputs = service.submit(
-        prompt_list(body.prompt), body, prompt_logprobs=body.echo and body.logprobs is not None
-    )
+    """Continue each prompt, or a single one up to the suffix."""
+    prompts = prompt_list(body.prompt)
+    if body.suffix:
+        if len(prompts) != 1:
+            raise ApiError(400, "suffix is given, expected one prompt", param="suffix")
+        outputs = service.fill_in(prompts[0], body.suffix, body)
+    else:
+        logs_prompt = body.echo and body.logprobs is not None
+        outputs = service.submit(prompts, body, prompt_logprobs=logs_prompt)
     if not body.echo:
         body.prompt = ""  # may be large
     return _Completions(service, body, outputs)
@@ -81,6 +91,18 @@ def create_completion(service: Service, body: CompletionRequest) -> _Completions
 def create_chat_completion(service: Service, body: ChatRequest) -> _Chat:
     """Answer the last message."""
     return _Chat(service, body, submit_chat(service, body))
+
+
+@post(
+    router,
+    "/v1/chat/completions/input_tokens",
+    ChatRequest,
+    response_model=InputTokens,
+    quick=False,
+)
+def count_input_tokens(service: Service, body: ChatRequest) -> InputTokens:
+    """Count the tokens of a conversation."""
+    return InputTokens(input_tokens=count_tokens(service, body))
 
 
 class _Choices(GenerationResponse):
@@ -112,23 +134,35 @@ class _Choices(GenerationResponse):
 
     @abstractmethod
     def delta(self, output: Output, parts: Sequence[Part]) -> BaseModel:
-        """The choice of a chunk, with the new parts of an output."""
+        """The choice of a chunk, with new parts of an output, or with the reason of its end."""
+
+    def first(self, output: Output) -> bytes:
+        """A chunk before all others of an output."""
+        return b""
 
     def complete(self, outputs: list[Output]) -> BaseModel:
         choices = [self.choice(output) for output in outputs]
-        return self.complete_type(**self._head, choices=choices, usage=self._usage())
+        times = Timings.of(outputs[0])
+        return self.complete_type(**self._head, choices=choices, usage=self._usage(), timings=times)
 
     def event(self, output: Output, piece: str) -> bytes:
-        """A chunk, unless the piece adds nothing."""
+        """The chunks for a piece; the last one has the reason of the end, and no text."""
         parts = output.parts(piece, deltas=True)
-        if output.generation is None and not (self._logprobs or self._views):
-            if not parts:
-                return b""
-            if output.begun and len(parts) == 1 and isinstance(part := parts[0], Content):
-                return self._plain_event(output, part.text)
-        event = self._chunk([self.delta(output, parts)])
-        output.begun = True
+        ended = output.generation is not None
+        event = b"" if output.begun else self.first(output)
+        if parts or (not ended and (self._logprobs or self._views)):
+            event += self._parts_event(output, parts, plain=not ended)
+            output.begun = True
+        if ended:
+            times = None if self._streams_usage else Timings.of(output)
+            event += self._chunk([self.delta(output, [])], timings=times)
         return event
+
+    def _parts_event(self, output: Output, parts: list[Part], *, plain: bool) -> bytes:
+        plain = plain and output.begun and not (self._logprobs or self._views)
+        if plain and len(parts) == 1 and isinstance(part := parts[0], Content):
+            return self._plain_event(output, part.text)
+        return self._chunk([self.delta(output, parts)])
 
     def _plain_event(self, output: Output, text: str) -> bytes:
         around = self._plain.get(output.index)
@@ -141,11 +175,17 @@ class _Choices(GenerationResponse):
         """The usage chunk, if requested, and [DONE]."""
         if not self._streams_usage:
             return sse("[DONE]")
-        return self._chunk([], self._usage()) + sse("[DONE]")
+        times = Timings.of(self._outputs.all[0])
+        return self._chunk([], self._usage(), times) + sse("[DONE]")
 
-    def _chunk(self, choices: list[BaseModel], usage: Usage | None = None) -> bytes:
-        chunk = self.chunk_type(**self._head, choices=choices, usage=usage)
-        return sse(chunk.model_dump_json(exclude=set() if self._streams_usage else {"usage"}))
+    def _chunk(
+        self,
+        choices: list[BaseModel],
+        usage: Usage | None = None,
+        timings: Timings | None = None,
+    ) -> bytes:
+        chunk = self.chunk_type(**self._head, choices=choices, usage=usage, timings=timings)
+        return sse(chunk.model_dump_json())
 
     def _kept(self, output: Output) -> KeptTokens | None:
         return self._views[output.index].new() if self._views else None
@@ -163,7 +203,12 @@ class _Choices(GenerationResponse):
             total_tokens=n_prompt + n,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=n_cached),
             completion_tokens_details=CompletionTokensDetails(reasoning_tokens=n_reasoning),
+            prompt_memory=_sum([output.prompt_memory for output in first]),
         )
+
+
+def _sum(memories: Sequence[PromptMemory]) -> PromptMemory:
+    return PromptMemory(*map(sum, zip(*map(astuple, memories), strict=True)))
 
 
 class _Completions(_Choices):
@@ -183,13 +228,15 @@ class _Completions(_Choices):
             ]
 
     def choice(self, output: Output) -> CompletionChoice:
-        return self._choice(output, output.ended.text)
+        return self._choice(output, output.ended.text, output.finish_reason)
 
     def delta(self, output: Output, parts: Sequence[Part]) -> CompletionChoice:
         text = "".join(part.text for part in parts if isinstance(part, Content))
-        return self._choice(output, text)
+        return self._choice(output, text, None if parts else output.finish_reason)
 
-    def _choice(self, output: Output, piece: str) -> CompletionChoice:
+    def _choice(
+        self, output: Output, piece: str, finish_reason: FinishReason | None
+    ) -> CompletionChoice:
         echoes = not output.begun and bool(self._prompts)
         logprobs = None
         if self._logprobs:
@@ -198,7 +245,7 @@ class _Completions(_Choices):
             index=output.index,
             text=self._prompt(output) + piece if echoes else piece,
             logprobs=logprobs,
-            finish_reason=output.finish_reason,
+            finish_reason=finish_reason,
             kept=self._kept(output),
         )
 
@@ -234,22 +281,25 @@ class _Chat(_Choices):
             kept=self._kept(output),
         )
 
+    def first(self, output: Output) -> bytes:
+        output.begun = True
+        logprobs = ChatLogprobs(content=[]) if self._logprobs else None
+        start = ChatDelta(role="assistant")
+        return self._chunk([ChatChunkChoice(index=output.index, delta=start, logprobs=logprobs)])
+
     def delta(self, output: Output, parts: Sequence[Part]) -> ChatChunkChoice:
-        """The first one of a message has the role."""
-        role: Literal["assistant"] | None = None if output.begun else "assistant"
         content = [part.text for part in parts if isinstance(part, Content)]
         reasoning = [part.text for part in parts if isinstance(part, Reasoning)]
         calls = [_delta(output, part) for part in parts if isinstance(part, CallDelta)]
         return ChatChunkChoice(
             index=output.index,
             delta=ChatDelta(
-                role=role,
                 content="".join(content) or None,
                 reasoning_content="".join(reasoning) or None,
                 tool_calls=calls or None,
             ),
             logprobs=self._new_logprobs(output),
-            finish_reason=output.finish_reason,
+            finish_reason=None if parts else output.finish_reason,
             kept=self._kept(output),
         )
 
@@ -270,7 +320,7 @@ def _delta(output: Output, part: CallDelta) -> ToolCallDelta:
 
 
 class _CacheView:
-    """What the cache keeps of one sequence, one observation after another."""
+    """The tokens that the cache keeps of one sequence, one observation after another."""
 
     def __init__(self, tokenizer: Tokenizer, output: Output) -> None:
         self._output = output

@@ -13,6 +13,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from h2o_cpp.serve.errors import LINGER_SECONDS, ApiError
+from h2o_cpp.serve.log import id_of
 
 _READ_BYTES = 32 * 2**10  # instead of 256 KiB, of which many connections hold several
 _MAX_REFUSED = 64  # rejected connections that may wait; further ones are aborted
@@ -73,6 +74,8 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._follow()
+        if self.conn.trailing_data[0]:  # a part of the next request
+            self._time_head()
         if self.transport.get_write_buffer_size():
             self._time_write()
 
@@ -115,7 +118,7 @@ class Connection(H11Protocol):
         self._write_timer.start(LINGER_SECONDS, self.transport.abort)
 
     def _answer(self, error: ApiError) -> None:
-        response = error.response({"Connection": "close"})
+        response = error.response({"Connection": "close", "X-Request-Id": id_of(())})
         lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}".encode()]
         lines += [name + b": " + value for name, value in response.raw_headers]
         self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + bytes(response.body))

@@ -29,7 +29,9 @@ class EmbeddingRequest(ModelRequest):
     encoding_format: Literal["float", "base64"] = Field(
         "float", description="base64: little-endian 32-bit floats"
     )
-    pooling: Literal["mean", "last"] = Field("mean", description="of the hidden states")
+    pooling: Literal["mean", "last", "cls"] | None = Field(
+        None, description="of the hidden states; default: the model's"
+    )
     dimensions: Annotated[int, Field(ge=1)] | None = Field(
         None, description="must be the model's own number"
     )

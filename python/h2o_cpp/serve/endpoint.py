@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPBearer
 
+from h2o_cpp.generation.constraint_process import CompilingError
 from h2o_cpp.serve.catalog import Catalog
+from h2o_cpp.serve.errors import ApiError, closed
 from h2o_cpp.serve.generation_response import OutputsResponse
+from h2o_cpp.serve.metrics import Times
 from h2o_cpp.serve.openai_requests import ModelRequest
+from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.schema import body_of, parse
 from h2o_cpp.serve.service import Service
 
@@ -30,18 +34,55 @@ _Body = TypeVar("_Body", bound=ModelRequest)
 _Submit = Callable[[Service, _Body], object]
 
 
+async def _submitted(
+    request: Request,
+    catalog: Catalog,
+    n_bytes: int,
+    job: Callable[[], object],
+    *,
+    quick: bool,
+    grammar: bool,
+) -> Any:
+    """The result of a job, again after its grammar has been compiled in another process."""
+
+    async def goes_on() -> bool:
+        return not catalog.closed and not await request.is_disconnected()
+
+    while True:
+        try:
+            return await catalog.workers.run(n_bytes, job, quick=quick, grammar=grammar)
+        except CompilingError as compiling:
+            if not await compiling.wait(goes_on):
+                left = ApiError(499, "the client has left")
+                raise (closed() if catalog.closed else left) from None
+
+
+def _end(request: Request, catalog: Catalog, service: Service, outputs: Sequence[Output]) -> None:
+    """Measure the outputs of a response that has ended, and give its model back."""
+    state = request.app.state
+    for output in outputs:
+        if output.generation is not None:
+            times = Times.of(output)
+            state.metrics.observe(service.name, output, times)
+            if state.telemetry is not None:
+                state.telemetry.observe(service.name, request.url.path, output, times)
+    catalog.give_back(service)
+
+
 def post(
     router: APIRouter,
     path: str,
     model: type[_Body],
     *,
     quick: bool = True,
+    prepare: Callable[[Request, _Body], None] = lambda request, body: None,
     unloaded: Callable[[str, _Body], object] | None = None,
     **route: Any,
 ) -> Callable[[_Submit[_Body]], _Submit[_Body]]:
     """A decorator that makes an endpoint from a function of a model and a body.
 
     quick: for small bodies without a grammar, the function is faster than switching to a thread.
+    prepare: called with the parsed body.
     unloaded: responds to a request to unload a model of this name that is not loaded.
     route: as for APIRouter.post.
     """
@@ -50,6 +91,7 @@ def post(
         async def respond(request: Request, catalog: CatalogOf) -> Any:
             sent = await request.body()
             body = await catalog.workers.run(len(sent), partial(parse, model, sent))
+            prepare(request, body)
             if unloaded is not None and body.unloads:
                 entry = catalog.find(body.model)
                 if entry.service is None:
@@ -57,14 +99,14 @@ def post(
             service = await catalog.take(body.model)
             job = partial(submit, service, body)
             try:
-                response = await catalog.workers.run(
-                    len(sent), job, quick=quick and not body.has_form
+                response = await _submitted(
+                    request, catalog, len(sent), job, quick=quick, grammar=body.is_constrained
                 )
             except BaseException:
                 catalog.give_back(service)
                 raise
             if isinstance(response, OutputsResponse):
-                response.on_end = partial(catalog.give_back, service)
+                response.on_end = partial(_end, request, catalog, service)
             else:
                 catalog.give_back(service)
                 if body.unloads:

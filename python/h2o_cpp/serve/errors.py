@@ -14,12 +14,14 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
+from h2o_cpp.files.visible_text import shortened
 from h2o_cpp.generation.request import ContextFullError
 
 Api = Literal["OpenAI", "Anthropic", "Ollama"]
 
 _JSON = "application/json"
 LINGER_SECONDS = 1.0  # before a connection closes, for the client to read an error
+_OPENAI = {401: "authentication_error", 429: "rate_limit_error"}  # 401 as in llama.cpp
 _ANTHROPIC = {
     401: "authentication_error",
     403: "permission_error",
@@ -58,7 +60,7 @@ class ApiError(Exception):
         details: Mapping[str, Any] | None = None,
     ) -> None:
         """status: HTTP status; param: the invalid field; details: for Anthropic's clients."""
-        super().__init__(message)
+        super().__init__(shortened(message))
         self.status, self.param, self.code, self.details = status, param, code, details
         self.headers: dict[str, str] = {}
         if status in (429, 503):
@@ -79,9 +81,8 @@ class ApiError(Exception):
             if self.details is not None:
                 detail["details"] = self.details
             return json.dumps({"type": "error", "error": detail})
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        if self.status == 429:
-            kind = "rate_limit_error"
+        other = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = _OPENAI.get(self.status, other)
         shown = ErrorDetail(message=str(self), type=kind, param=self.param, code=self.code)
         return json.dumps(ErrorResponse(error=shown).model_dump())
 

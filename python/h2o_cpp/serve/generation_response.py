@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from fastapi import Response
 from pydantic import BaseModel
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from h2o_cpp.serve.errors import Api, ApiError, internal_error
 from h2o_cpp.serve.outputs import Output, Outputs
@@ -23,7 +24,17 @@ EVENTS: dict[int | str, dict[str, Any]] = {
     }
 }
 
+_LINE_ENDS = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}
+
+_PINGS = re.compile(
+    rb'(?:: ping\n\n|event: ping\ndata: \{"type": "ping"\}\n\n|'
+    rb'\{[^\n]*"done":false,(?:"message":\{"role":"assistant","content":""\}|"response":"")\}\n)*'
+)
+
 Pieces = AsyncIterator[tuple[Output, str]]
+
+_PING_SECONDS = 2.0  # proxies and clients close connections that are silent for longer
+_FIRST_SECONDS = 0.1  # in which the error of a request that does not wait has its own status
 
 
 class OutputsResponse(Response, ABC):
@@ -31,13 +42,13 @@ class OutputsResponse(Response, ABC):
 
     When the response ends or the client disconnects, unfinished outputs are cancelled.
 
-    Attributes: `on_end`, called at the end.
+    Attributes: `on_end`, called with the outputs at the end.
     """
 
     def __init__(self, outputs: Outputs) -> None:
         super().__init__()
         self._outputs = outputs
-        self.on_end: Callable[[], None] = lambda: None
+        self.on_end: Callable[[Sequence[Output]], None] = lambda outputs: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response. The request's body must have been read."""
@@ -53,7 +64,7 @@ class OutputsResponse(Response, ABC):
         finally:
             client.cancel()
             self._outputs.close()
-            self.on_end()
+            self.on_end(self._outputs.all)
 
     @abstractmethod
     def complete(self, outputs: list[Output]) -> BaseModel:
@@ -74,8 +85,8 @@ class OutputsResponse(Response, ABC):
 class GenerationResponse(OutputsResponse):
     """A response that is complete or streamed.
 
-    The status is sent with the first piece, so earlier errors have their own status. A later error
-    is the last event of the stream.
+    A stream begins with the first piece, or soon without one, and then pings while there is nothing
+    else to send. An earlier error has its own status, a later one is the last event.
     """
 
     api: Api = "OpenAI"  # decides the form of errors
@@ -84,6 +95,8 @@ class GenerationResponse(OutputsResponse):
     def __init__(self, outputs: list[Output], *, stream: bool) -> None:
         super().__init__(Outputs(outputs))
         self._stream = stream
+        self._begun = False  # whether the headers of a stream were sent
+        self._silent = True  # whether nothing was sent since the last ping
 
     def begin(self) -> bytes:
         """The first bytes of a stream."""
@@ -97,6 +110,10 @@ class GenerationResponse(OutputsResponse):
         """The last bytes of a stream."""
         return b""
 
+    def ping(self) -> bytes:
+        """The bytes that only show that the server is there."""
+        return b": ping\n\n"
+
     def failed(self, error: ApiError) -> bytes:
         """The last bytes of a stream that failed."""
         return error_event(error, self.api)
@@ -104,38 +121,83 @@ class GenerationResponse(OutputsResponse):
     async def _answer(self, pieces: Pieces, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._stream:
             return await super()._answer(pieces, scope, receive, send)
-        output, piece = await anext(pieces)
-        headers = [(b"content-type", self.stream_type.encode()), (b"cache-control", b"no-store")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        # A timer first, then a task, because many streams are short.
+        loop = asyncio.get_running_loop()
+        self._pings: asyncio.TimerHandle | asyncio.Task[None]
+        self._pings = loop.call_later(_FIRST_SECONDS, self._start_pings, send)
         try:
+            output, piece = await anext(pieces)
             event = self.begin()
             while not self._outputs.ended:
                 event += self.event(output, piece)
                 if event:
-                    await send(_part(event))
+                    await self._send(send, event)
                 event = b""
                 output, piece = await anext(pieces)
             event += self.event(output, piece) + self.end()
-            await send(_part(event, more=False))
+            self._pings.cancel()
+            await self._send(send, event, more=False)
         except Exception as error:
+            if not self._begun:
+                raise
+            self._pings.cancel()
             shown = error if isinstance(error, ApiError) else internal_error()
-            await send(_part(self.failed(shown), more=False))
+            await self._send(send, self.failed(shown), more=False)
             if shown is not error:
                 raise
+        finally:
+            self._pings.cancel()
 
+    def _start_pings(self, send: Send) -> None:
+        self._pings = asyncio.ensure_future(self._send_pings(send))
 
-def _part(body: bytes, *, more: bool = True) -> Message:
-    return {"type": "http.response.body", "body": body, "more_body": more}
+    async def _send_pings(self, send: Send) -> None:
+        await self._begin(send)
+        while True:
+            await asyncio.sleep(_PING_SECONDS)
+            if self._silent:
+                await self._send(send, self.ping())
+            self._silent = True
+
+    async def _begin(self, send: Send) -> None:
+        if not self._begun:
+            self._begun = True
+            headers = [
+                (b"content-type", self.stream_type.encode()),
+                (b"cache-control", b"no-store"),
+                (b"x-accel-buffering", b"no"),  # nginx passes pieces on as they come
+            ]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _send(self, send: Send, event: bytes, *, more: bool = True) -> None:
+        await self._begin(send)
+        self._silent = False
+        await send({"type": "http.response.body", "body": event, "more_body": more})
 
 
 def sse(data: str, event: str | None = None) -> bytes:
-    """A server-sent event."""
+    """A server-sent event; data: JSON."""
     name = "" if event is None else f"event: {event}\n"
-    return f"{name}data: {data}\n\n".encode()
+    return f"{name}data: {_one_line(data)}\n\n".encode()
+
+
+def json_line(data: str) -> bytes:
+    """A line of JSON."""
+    return f"{_one_line(data)}\n".encode()
+
+
+def _one_line(data: str) -> str:
+    """JSON with escapes for what some clients take for the end of a line."""
+    return data if data.isascii() else data.translate(_LINE_ENDS)
+
+
+def are_pings(body: bytes) -> bool:
+    """Whether a part of a stream of any API only shows that the server is there."""
+    return _PINGS.fullmatch(body) is not None
 
 
 def error_event(error: ApiError, api: Api) -> bytes:
     """The last bytes of a stream that failed."""
     if api == "Ollama":
-        return error.body(api).encode() + b"\n"
+        return json_line(error.body(api))
     return sse(error.body(api), "error" if api == "Anthropic" else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections import Counter
 from collections.abc import Collection
@@ -14,11 +15,20 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from h2o_cpp.serve.errors import ApiError, refuse
 
 # Allowed without a key.
-_PUBLIC = ("/", "/docs", "/docs/", "/health", "/metrics", "/openapi.json")
+_PUBLIC = (
+    *("/", "/docs", "/docs/", "/openapi.json"),
+    *("/health", "/v1/health", "/ready", "/metrics"),
+)
 _STATIC = "/static/"
 
 # Only the local network resolves these names, so no website can use one for this server.
 _LOCAL_SUFFIXES = (".localhost", ".local", ".internal", ".home.arpa")
+
+
+_ORIGIN = re.compile(
+    r"null|(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[0-9a-f:.]+\]|[^/:@?#\[\]\s]+)"
+    r"(?::(?P<port>\d+|\*))?"
+)
 
 
 class Origins:
@@ -28,15 +38,37 @@ class Origins:
     """
 
     def __init__(self, origins: Collection[str], hosts: Collection[str]) -> None:
-        """origins: of pages, "*" for any; hosts: names of this server."""
+        """origins: of pages, in which * stands for anything; hosts: names of this server.
+
+        Raises ValueError for an origin that no page can have.
+        """
         self.listed = {*origins}
         self.hosts = {name.lower() for name in hosts}
+        self._patterns = [_pattern(origin) for origin in self.listed - {"*"}]
 
     def allow(self, origin: str) -> bool:
         """Whether pages of this origin may: listed ones, and those of this machine."""
         name = _name(origin)
-        listed = origin in self.listed or "*" in self.listed
+        listed = "*" in self.listed or any(one.fullmatch(origin) for one in self._patterns)
         return listed or name in self.hosts or _is_loopback(name)
+
+
+def _pattern(origin: str) -> re.Pattern[str]:
+    """A pattern for an origin as browsers send it: in lower case, without the usual port."""
+    found = _ORIGIN.fullmatch(origin.lower())
+    if found is None:
+        raise ValueError(
+            f"cors_origins has {origin!r}, expected an origin such as https://example.org, "
+            "https://*.example.org or http://example.org:*, or *"
+        )
+    scheme, host, port = found["scheme"], found["host"], found["port"]
+    any_host = re.escape(host or origin).replace(r"\*", r"[^/:]+")
+    if host is None:
+        return re.compile(any_host)
+    any_port = r"(?::\d+)?" if port == "*" else f":{port}"
+    if port is None or (scheme, port) in (("http", "80"), ("https", "443")):
+        any_port = ""
+    return re.compile(re.escape(f"{scheme}://") + any_host + any_port)
 
 
 class Cors(CORSMiddleware):
@@ -46,8 +78,10 @@ class Cors(CORSMiddleware):
         super().__init__(
             app,
             allow_origins=[*origins.listed],
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
+            allow_private_network=True,
+            expose_headers=["X-Request-Id"],
         )
         self._origins = origins
 
@@ -81,7 +115,7 @@ class Guard:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         try:
-            key = self._check(scope["path"], dict(scope["headers"]))
+            scope["api_key"] = key = self._check(scope["path"], dict(scope["headers"]))
         except ApiError as error:
             return await refuse(error, scope, receive, send)
         self._n_requests[key] += 1

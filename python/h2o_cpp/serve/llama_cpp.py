@@ -1,15 +1,18 @@
-"""llama.cpp's /props, /slots, /tokenize, /detokenize and /apply-template."""
+"""llama.cpp's own endpoints, besides completions: state, tokens and templates."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from h2o_cpp import __version__
+from h2o_cpp.serve.conversation import conversation_of
 from h2o_cpp.serve.endpoint import CatalogOf, post
 from h2o_cpp.serve.errors import ApiError
+from h2o_cpp.serve.llama_cpp_completion import generation_settings
 from h2o_cpp.serve.openai_requests import ChatRequest, ModelRequest, Token
-from h2o_cpp.serve.openai_responses import ModelLimits
+from h2o_cpp.serve.openai_responses import BUILD, ModelLimits
 from h2o_cpp.serve.schema import ListOf
 from h2o_cpp.serve.service import Service
 
@@ -17,9 +20,10 @@ router = APIRouter()
 
 
 class GenerationSettings(BaseModel):
-    """Settings of a sequence."""
+    """Settings of a sequence, and the defaults of requests."""
 
     n_ctx: int
+    params: dict[str, Any]
 
 
 class Properties(BaseModel):
@@ -30,6 +34,7 @@ class Properties(BaseModel):
     total_slots: int
     default_generation_settings: GenerationSettings
     chat_template: str | None
+    chat_template_tool_use: str | None  # another one for conversations with tools
     bos_token: str
     eos_token: str
     modalities: dict[str, bool]
@@ -93,17 +98,23 @@ async def properties(catalog: CatalogOf, model: str | None = None) -> Properties
     service = await catalog.take(model)
     catalog.give_back(service)
     generator, tokenizer = service.generator, service.generator.tokenizer
+    template = service.template
     return Properties(
         model_alias=service.name,
         model_path=generator.path.name,
         total_slots=generator.max_sequences,
-        default_generation_settings=GenerationSettings(n_ctx=generator.n_ctx),
-        chat_template=None if service.template is None else service.template.source,
+        default_generation_settings=GenerationSettings(
+            n_ctx=generator.n_ctx, params=generation_settings(service)
+        ),
+        chat_template=None if template is None else template.source,
+        chat_template_tool_use=None
+        if template is None or template.for_tools is template
+        else template.for_tools.source,
         bos_token=tokenizer.token_text(tokenizer.bos),
         eos_token=tokenizer.token_text(tokenizer.eos),
         modalities={"vision": False, "audio": False},
-        build_info=f"h2o.cpp {__version__}",
-        h2o=service.model.h2o,
+        build_info=BUILD,
+        h2o=service.limits,
     )
 
 
@@ -148,13 +159,8 @@ def _piece(service: Service, token: int) -> str | list[int]:
 @post(router, "/detokenize", DetokenizeRequest, response_model=Detokenized)
 def detokenize(service: Service, body: DetokenizeRequest) -> Detokenized:
     """The text of each token, also of special ones, and with the space that begins a text."""
-    tokenizer = service.generator.tokenizer
     with service.refusals():
-        pieces = [
-            tokenizer.token_bytes(token) or tokenizer.token_text(token).encode()
-            for token in body.tokens
-        ]
-    return Detokenized(content=b"".join(pieces).decode(errors="replace"))
+        return Detokenized(content=service.generator.tokenizer.spell(body.tokens))
 
 
 @post(router, "/apply-template", ChatRequest, response_model=AppliedTemplate, quick=False)
@@ -162,7 +168,7 @@ def apply_template(service: Service, body: ChatRequest) -> AppliedTemplate:
     """Render a conversation; special tokens appear as text."""
     template = service.chat_template(tools=bool(body.shown_tools()))
     with service.refusals():
-        text = template.text(**body.conversation())
+        text = template.text(**conversation_of(service, body))
     if any("\ud800" <= c <= "\udfff" for c in text):
         raise ApiError(400, "the conversation is not valid Unicode")
     return AppliedTemplate(prompt=text)

@@ -73,12 +73,15 @@ def _nothing() -> CompletionLogprobs:
     return CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
 
 
-def chat_logprobs(tokenizer: Tokenizer, found: Iterable[TokenLogprob]) -> ChatLogprobs:
+def chat_logprobs(
+    tokenizer: Tokenizer, found: Iterable[TokenLogprob], *, ids: bool = True
+) -> ChatLogprobs:
     """Log-probabilities in the form of chat completions."""
 
     def one(token: int, logprob: float) -> TopLogprob:
         data = tokenizer.token_bytes(token)
-        return TopLogprob(token=_spelling(tokenizer, token), logprob=logprob, bytes=list(data))
+        name = _spelling(tokenizer, token)
+        return TopLogprob(id=token if ids else None, token=name, logprob=logprob, bytes=list(data))
 
     return ChatLogprobs(
         content=[

@@ -9,8 +9,10 @@ from uuid import uuid4
 from fastapi import APIRouter
 from pydantic import BaseModel
 
+from h2o_cpp.generation.stats import PromptMemory
+from h2o_cpp.serve import conversation
 from h2o_cpp.serve.blocks import Block, Blocks, Step
-from h2o_cpp.serve.conversation import prompt_of, submit_chat
+from h2o_cpp.serve.conversation import submit_chat
 from h2o_cpp.serve.endpoint import post
 from h2o_cpp.serve.generation_response import EVENTS, GenerationResponse, sse
 from h2o_cpp.serve.messages_request import CountRequest, MessagesRequest
@@ -27,6 +29,7 @@ class MessageUsage(BaseModel):
     cache_read_input_tokens: int
     cache_creation_input_tokens: int = 0  # caching costs nothing
     output_tokens: int
+    prompt_memory: PromptMemory
 
 
 class AnthropicResponse(BaseModel):
@@ -48,10 +51,13 @@ class TokenCount(BaseModel):
     input_tokens: int
 
 
+_SAME_IN_CHATS = {"max_tokens", "stream", "temperature", "top_k", "top_p", "truncation"}
+
+
 @post(router, "/v1/messages/count_tokens", CountRequest, response_model=TokenCount, quick=False)
 def count_tokens(service: Service, body: CountRequest) -> TokenCount:
     """Count the tokens of a conversation."""
-    return TokenCount(input_tokens=len(prompt_of(service, body.chat()).tokens))
+    return TokenCount(input_tokens=conversation.count_tokens(service, body.chat()))
 
 
 @post(
@@ -66,9 +72,8 @@ def create_message(service: Service, body: MessagesRequest) -> _Message:
     """Answer the last message."""
     chat = body.chat(
         guided_json=body.schema_of_output,
-        max_tokens=min(body.max_tokens, service.max_tokens),
         stop=body.stop_sequences,
-        **body.model_dump(include={"stream", "temperature", "top_k", "top_p"}),
+        **body.model_dump(include=_SAME_IN_CHATS),
     )
     return _Message(service.name, submit_chat(service, chat), stream=body.stream)
 
@@ -97,6 +102,9 @@ class _Message(GenerationResponse):
         )
         return _event("message_start", message=message.model_dump())
 
+    def ping(self) -> bytes:
+        return _event("ping")
+
     def event(self, output: Output, piece: str) -> bytes:
         """The events for the blocks that a piece changes."""
         return b"".join(_block_event(step) for step in self._blocks.add(output, piece))
@@ -114,6 +122,7 @@ def _usage(output: Output, n_generated: int) -> MessageUsage:
         input_tokens=len(output.prompt) - n_cached,
         cache_read_input_tokens=n_cached,
         output_tokens=n_generated,
+        prompt_memory=output.prompt_memory,
     )
 
 

@@ -4,36 +4,44 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from h2o_cpp.serve.chat_messages import tool_call
+from h2o_cpp.model.truncation import Truncation
+from h2o_cpp.serve.chat_messages import tool_call, without_images
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.openai_requests import ChatRequest, ModelRequest
 from h2o_cpp.serve.sampling import StopStrings, TopP
-from h2o_cpp.serve.schema import ByType, Empty, ListOf, NonEmptyList, NonEmptyText, Schema, check
+from h2o_cpp.serve.schema import (
+    ByType,
+    Empty,
+    ListOf,
+    NonEmptyList,
+    NonEmptyText,
+    Schema,
+    Tolerant,
+    check,
+)
 
 
-class TextBlock(Schema):
+class TextBlock(Tolerant):
     """Text."""
 
-    ignored = ("cache_control", "citations")
     type: Literal["text"]
     text: str
 
 
-class ToolUseBlock(Schema):
+class ToolUseBlock(Tolerant):
     """A tool call by the assistant."""
 
-    ignored = ("caller", "cache_control", "toolset_name")
     type: Literal["tool_use"]
     id: str
     name: str
     input: dict[str, Any]
 
 
-class TextSource(Schema):
+class TextSource(Tolerant):
     """A document's text."""
 
     type: Literal["text"]
@@ -41,17 +49,16 @@ class TextSource(Schema):
     data: str
 
 
-class ContentSource(Schema):
+class ContentSource(Tolerant):
     """A document's text in blocks."""
 
     type: Literal["content"]
     content: str | ListOf[TextBlock]
 
 
-class DocumentBlock(Schema):
+class DocumentBlock(Tolerant):
     """A document, which becomes text: its title, context and contents."""
 
-    ignored = ("cache_control", "citations")
     type: Literal["document"]
     source: ByType[TextSource | ContentSource]
     title: str | None = None
@@ -64,10 +71,9 @@ class DocumentBlock(Schema):
         return "\n".join(part for part in (self.title, self.context, data) if part)
 
 
-class SearchResultBlock(Schema):
+class SearchResultBlock(Tolerant):
     """A search result, which becomes text: its title, source and contents."""
 
-    ignored = ("cache_control", "citations")
     type: Literal["search_result"]
     title: str
     source: str
@@ -82,27 +88,24 @@ TextLike = TextBlock | DocumentBlock | SearchResultBlock
 _TextBlocks = ListOf[ByType[TextLike]]
 
 
-class ToolResultBlock(Schema):
+class ToolResultBlock(Tolerant):
     """The result of a tool call."""
 
-    ignored = ("is_error", "cache_control", "toolset_name")
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | _TextBlocks = ""
+    content: Annotated[str | _TextBlocks, BeforeValidator(without_images)] = ""
 
 
-class ThinkingBlock(Schema):
+class ThinkingBlock(Tolerant):
     """The assistant's reasoning."""
 
-    ignored = ("signature",)
     type: Literal["thinking"]
     thinking: str
 
 
-class RedactedThinkingBlock(Schema):
+class RedactedThinkingBlock(Tolerant):
     """Encrypted reasoning; ignored."""
 
-    ignored = ("data",)
     type: Literal["redacted_thinking"]
 
 
@@ -117,7 +120,7 @@ Block_ = ByType[
 ]
 
 
-class AnthropicMessage(Schema):
+class AnthropicMessage(Tolerant):
     """A message."""
 
     role: Literal["user", "assistant", "system"]
@@ -153,8 +156,8 @@ class Thinking(Schema):
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
 
 
-class CountRequest(ModelRequest):
-    """A conversation whose tokens are counted."""
+class Conversation(ModelRequest):
+    """A conversation, and the tools that the model may call."""
 
     ignored: ClassVar[tuple[str, ...]] = (
         *("cache_control", "context_management", "output_config", "output_format", "speed"),
@@ -208,6 +211,10 @@ class CountRequest(ModelRequest):
         )
 
 
+class CountRequest(Tolerant, Conversation):
+    """A conversation whose tokens are counted; may be the whole body of a MessagesRequest."""
+
+
 class OutputFormat(Schema):
     """JSON that follows a schema."""
 
@@ -222,11 +229,12 @@ class OutputConfig(Schema):
     format: OutputFormat | None = None
 
 
-class MessagesRequest(CountRequest):
+class MessagesRequest(Conversation):
     """Answer the last message of a conversation."""
 
-    ignored = (*CountRequest.ignored, "metadata", "service_tier", "inference_geo", "diagnostics")
+    ignored = (*Conversation.ignored, "metadata", "service_tier", "inference_geo", "diagnostics")
     max_tokens: int = Field(ge=1)
+    truncation: Truncation | None = Field(None, description="as in /v1/chat/completions")
     stop_sequences: StopStrings | None = None
     stream: bool = False
     temperature: float | None = Field(None, ge=0, le=2)

@@ -7,41 +7,36 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from h2o_cpp.arguments import check_int
+from h2o_cpp.files.gguf_names import model_stem
+from h2o_cpp.files.model_file import ModelFile
+from h2o_cpp.generation.request import check_sampling
 from h2o_cpp.generator import Generator
-from h2o_cpp.model.arguments import (
-    archive_arguments,
-    check_int,
-    prefix_disk_bytes,
-    thread_count,
-)
 from h2o_cpp.model.chat_template import read_template
-from h2o_cpp.model.device import model_and_cache_bytes
-from h2o_cpp.model.gguf_names import model_stem
+from h2o_cpp.model.truncation import check_truncation
+from h2o_cpp.options import GeneratorOptions, option_names
 from h2o_cpp.reply.formats import format_named
 from h2o_cpp.serve.catalog import Entry
-from h2o_cpp.serve.service import Service
+from h2o_cpp.serve.service import Defaults, Service
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-_OF_CACHE = (
-    *("hh", "cache_memory", "recent", "policy", "n_ctx", "kv_dtype", "positions", "max_resident"),
-)
-_OF_SERVICE = ("template", "tool_parser", "max_queue", "max_tokens", "max_prompt")
+_OF_SERVICE = ("template", "tool_parser", "max_queue", "max_tokens", "max_prompt", "truncation")
+_OF_DEFAULTS = {"sampling": "sampling", "chat_template_kwargs": "variables"}  # the field
 
 
-def read_models(
-    path: Path, generator: Mapping[str, Any], service: Mapping[str, Any]
-) -> list[Entry]:
+def read_models(path: Path, generator: GeneratorOptions, service: Mapping[str, Any]) -> list[Entry]:
     """The models of a directory, named after their files, or of a TOML file with a table for each.
 
-    generator, service: default options of Generator and Service.
+    generator, service: defaults of the options of Generator and Service.
 
     Raises FileNotFoundError, and ValueError for an invalid file or option.
     """
@@ -77,7 +72,7 @@ def _entry(
     path: Path,
     name: str,
     table: dict[str, Any],
-    generator: Mapping[str, Any],
+    generator: GeneratorOptions,
     service: Mapping[str, Any],
 ) -> Entry:
     own = dict(table)
@@ -85,24 +80,29 @@ def _entry(
     beside = path.parent / model
     if "://" not in model and beside.exists():  # otherwise a pulled model or a Hub source
         model = str(beside)
-    known = {*generator, *_OF_SERVICE}
+    known = {*option_names(GeneratorOptions), *_OF_SERVICE, *_OF_DEFAULTS, "aliases"}
     for option in own:
         if option not in known:
             close = difflib.get_close_matches(option, known, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise ValueError(f"{path}: {name}: there is no option {option!r}{hint}")
-    if "max_sequences" in own or "memory" in own:  # mutually exclusive, as on the command line
-        generator = {**generator, "max_sequences": None, "memory": None}
-    if "hh" in own or "cache_memory" in own:  # these too; recent is a part of hh
-        budget = dict.fromkeys(generator.keys() & {"hh", "cache_memory", "recent"})
-        generator = {**generator, **budget}
-    options = {key: own.get(key, value) for key, value in generator.items()}
-    limits = {**service, **{key: own[key] for key in _OF_SERVICE if key in own}}
+    aliases = own.pop("aliases", [])
+    if not isinstance(aliases, list) or not all(isinstance(one, str) for one in aliases):
+        raise ValueError(f"{path}: {name}: aliases={aliases!r}, expected a list of names")
+    limits = {**service, **{key: own.pop(key) for key in _OF_SERVICE if key in own}}
+    given = {_OF_DEFAULTS[name]: own.pop(name) for name in _OF_DEFAULTS if name in own}
+    if given:
+        limits["defaults"] = replace(limits.get("defaults", Defaults()), **given)
+    for names in (("max_sequences", "memory"), ("hh", "cache_memory", "recent")):
+        if own.keys() & {*names[:2]}:  # exclusive, as on the command line; recent is a part of hh
+            own = dict.fromkeys(names) | own
     try:
-        if "template" in own:
-            limits["template"] = read_template(own["template"], path.parent)
-        # A file of a directory may be no model.
-        _check(None if path.is_dir() else model, {**options, **limits})
+        options = replace(generator, **own)
+        if "template" in table:
+            limits["template"] = read_template(limits["template"], path.parent)
+        _check_limits(limits)
+        if not path.is_dir() and os.path.isfile(model):  # a file of a directory may be no model
+            options.slab_bytes(ModelFile.find(model))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {name}: {error}") from None
     n_bytes, changed = _size(model)
@@ -110,31 +110,32 @@ def _entry(
         name,
         partial(_load, name, model, options, limits),
         n_bytes=n_bytes,
+        aliases=aliases,
+        file=model,
+        template=limits.get("template"),
         spec=(model, changed, options, limits),
     )
 
 
-def _check(model: str | None, options: Mapping[str, Any]) -> None:
-    """Check options, as far as possible without loading the model; None: those of any model.
-
-    Raises ValueError, TypeError.
-    """
-    given = {name: value for name, value in options.items() if value is not None}
-    thread_count(given.get("threads"))
-    for name in ("n_batch", "max_sequences", "max_queue", "max_tokens", "max_prompt"):
-        check_int(name, given.get(name, 1), 1)
-    archive_arguments(*map(given.get, ("archive", "archive_pages", "archive_dir", "archive_heads")))
-    prefix_disk_bytes(*map(given.get, ("prefix_cache_disk", "prefix_cache_disk_bytes")))
-    if "tool_parser" in given:
-        format_named(given["tool_parser"])
-    if model is not None and os.path.isfile(model):
-        model_and_cache_bytes(model, **{key: given[key] for key in _OF_CACHE if key in given})
+def _check_limits(limits: Mapping[str, Any]) -> None:
+    """Raises ValueError for options of Service that no model can have."""
+    for name in ("max_queue", "max_tokens", "max_prompt"):
+        if limits.get(name) is not None:
+            check_int(name, limits[name], 1)
+    check_truncation(limits.get("truncation", "error"))
+    defaults = limits.get("defaults", Defaults())
+    for name, field in _OF_DEFAULTS.items():
+        if not isinstance(value := getattr(defaults, field), Mapping):
+            raise ValueError(f"{name}={value!r}, expected a table")
+    check_sampling(defaults.sampling)
+    if limits.get("tool_parser") is not None:
+        format_named(limits["tool_parser"])
 
 
 def _load(
-    name: str, model: str, options: Mapping[str, Any], limits: Mapping[str, Any], opened: ExitStack
+    name: str, model: str, options: GeneratorOptions, limits: Mapping[str, Any], opened: ExitStack
 ) -> Service:
-    generator = opened.enter_context(Generator(model, **options))
+    generator = opened.enter_context(Generator(model, **vars(options)))
     return Service(generator, name=name, **limits)
 
 

@@ -38,10 +38,10 @@ class AnthropicModels(BaseModel):
 @router.get("/v1/models")
 async def list_models(request: Request, catalog: CatalogOf) -> ModelList | AnthropicModels:
     """The served models; loaded ones with their limits. Anthropic's clients get their own form."""
-    entries = [*catalog.entries.values()]
+    named = catalog.named
     if api_of(request.scope) != "Anthropic":
-        return ModelList(data=[_model(entry) for entry in entries])
-    data = [_anthropic_model(entry) for entry in entries]
+        return ModelList(data=[_model(name, entry) for name, entry in named.items()])
+    data = [_anthropic_model(name, entry) for name, entry in named.items()]
     first, last = (data[0].id, data[-1].id) if data else (None, None)
     return AnthropicModels(data=data, first_id=first, last_id=last)
 
@@ -50,15 +50,16 @@ async def list_models(request: Request, catalog: CatalogOf) -> ModelList | Anthr
 async def retrieve_model(name: str, request: Request, catalog: CatalogOf) -> Model | AnthropicModel:
     """A served model."""
     entry = catalog.find(name)
-    return _anthropic_model(entry) if api_of(request.scope) == "Anthropic" else _model(entry)
+    shown = name if name in catalog.named else entry.name
+    is_anthropic = api_of(request.scope) == "Anthropic"
+    return _anthropic_model(shown, entry) if is_anthropic else _model(shown, entry)
 
 
-def _anthropic_model(entry: Entry) -> AnthropicModel:
+def _anthropic_model(name: str, entry: Entry) -> AnthropicModel:
     created = datetime.fromtimestamp(entry.created, timezone.utc)
-    return AnthropicModel(id=entry.name, display_name=entry.name, created_at=created)
+    return AnthropicModel(id=name, display_name=name, created_at=created)
 
 
-def _model(entry: Entry) -> Model:
-    if entry.service is None:
-        return Model(id=entry.name, created=entry.created)
-    return entry.service.model
+def _model(name: str, entry: Entry) -> Model:
+    h2o = None if entry.service is None else entry.service.limits
+    return Model(id=name, created=entry.created, h2o=h2o)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+import os
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import datetime, timezone
+from functools import lru_cache
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from h2o_cpp.generation.embedding import unit_length
+from h2o_cpp.model.chat_turn import ChatTurn
 from h2o_cpp.reply import Reply
 from h2o_cpp.serve.catalog import Entry
-from h2o_cpp.serve.conversation import submit_chat, submit_prompt
+from h2o_cpp.serve.conversation import submit_chat, submit_turn
 from h2o_cpp.serve.embeddings import EmbeddingResponse
 from h2o_cpp.serve.endpoint import CatalogOf, post
-from h2o_cpp.serve.errors import ApiError, TooLongError
-from h2o_cpp.serve.generation_response import GenerationResponse
+from h2o_cpp.serve.errors import ApiError
+from h2o_cpp.serve.generation_response import GenerationResponse, json_line
 from h2o_cpp.serve.logprobs import chat_logprobs
 from h2o_cpp.serve.ollama_requests import (
     OllamaChatRequest,
@@ -45,6 +50,8 @@ router = APIRouter(
     prefix="/api", responses={"4XX": {"model": OllamaError}, "5XX": {"model": OllamaError}}
 )
 
+_HEAD_BYTES, _N_PARTS, _PART_BYTES = 2**20, 64, 2**16  # read for a digest
+
 _API_VERSION = "0.12.11"  # with log-probabilities
 
 _LINES: dict[int | str, dict[str, Any]] = {
@@ -55,20 +62,21 @@ _LINES: dict[int | str, dict[str, Any]] = {
 @router.get("/tags")
 async def tags(catalog: CatalogOf) -> dict[str, Any]:
     """The served models."""
-    return {"models": [_tag(entry) for entry in catalog.entries.values()]}
+    return {"models": await _tags([*catalog.entries.values()])}
 
 
 @router.get("/ps")
 async def loaded(catalog: CatalogOf) -> dict[str, Any]:
     """The loaded models."""
     models = []
-    for entry in [*catalog.entries.values()]:
+    entries = [entry for entry in catalog.entries.values() if entry.service is not None]
+    for entry, tag in zip(entries, await _tags(entries), strict=True):
         if (service := entry.service) is None:
             continue
         with suppress(RuntimeError):  # it has just been unloaded
             models.append(
                 {
-                    **_tag(entry),
+                    **tag,
                     "size_vram": entry.n_bytes if service.backend.startswith("cuda") else 0,
                     "expires_at": "9999-12-31T23:59:59Z",
                     "context_length": service.generator.n_ctx,
@@ -81,6 +89,21 @@ async def loaded(catalog: CatalogOf) -> dict[str, Any]:
 async def version() -> dict[str, str]:
     """The version of Ollama whose API this follows; clients check for a minimum."""
     return {"version": _API_VERSION}
+
+
+async def refused(request: Request) -> None:
+    """Explain what this server does not do with models."""
+    raise ApiError(
+        501,
+        f"{request.url.path} is not supported: the models are those that the server was started "
+        "with, by --model or --models; h2o-cpp pull downloads others",
+    )
+
+
+for _action in ("pull", "push", "create", "copy", "delete"):
+    router.add_api_route(
+        f"/{_action}", refused, methods=["POST", "DELETE"], include_in_schema=False
+    )
 
 
 def _empty_chat(name: str, body: OllamaRequest) -> OllamaAnswer:
@@ -98,10 +121,9 @@ def chat(service: Service, body: OllamaChatRequest) -> _Lines | OllamaAnswer:
         return _empty_chat(service.name, body)
     tools = [tool.plain() for tool in body.tools or ()]
     messages = [message.plain() for message in body.messages]
-    fields = body.chat(service.max_tokens)
+    fields = body.chat()
     request = check(ChatRequest, {**fields, "messages": messages, "tools": tools})
-    outputs = submit_chat(service, request, truncate=body.truncate, cut=True)
-    return _Lines(service, outputs, body, chat=True)
+    return _Lines(service, submit_chat(service, request), body, chat=True)
 
 
 @post(router, "/generate", OllamaGenerateRequest, responses=_LINES, quick=False, unloaded=_empty)
@@ -111,6 +133,9 @@ def generate(service: Service, body: OllamaGenerateRequest) -> _Lines | OllamaAn
         return _empty(service.name, body)
     if body.raw and body.context:
         raise ApiError(400, "context is given, but raw is set", param="context")
+    if body.suffix:
+        outputs = service.fill_in(body.prompt, body.suffix, _completion(body))
+        return _Lines(service, outputs, body, chat=False)
     submit = _continue if body.raw or service.template is None else _reply
     return _Lines(service, submit(service, body), body, chat=False, context=not body.raw)
 
@@ -121,22 +146,21 @@ def _continue(service: Service, body: OllamaGenerateRequest) -> list[Output]:
         reason = "raw is set" if body.raw else "the model has no chat template"
         message = f"system is given, but {reason}; expected its text in prompt"
         raise ApiError(400, message, param="system")
-    fields = body.generation(service.max_tokens)
-    fields["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
-    request = check(CompletionRequest, {"max_tokens": -1, **fields, "prompt": body.prompt})
+    request = _completion(body)
     tokenizer = service.generator.tokenizer
     prompt: str | list[int] = body.prompt
     if body.context:
         with service.refusals():
             prompt = body.context + tokenizer.encode(body.prompt, add_special=False, begins=False)
-    try:
-        return service.submit([prompt], request)
-    except TooLongError:
-        if not body.truncate:
-            raise
-    with service.refusals():
-        tokens = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-    return service.submit([_cut(service, tokens, body.n_keep)], request)
+    return service.submit([prompt], request)
+
+
+def _completion(body: OllamaGenerateRequest) -> CompletionRequest:
+    """The equivalent CompletionRequest."""
+    fields = body.generation()
+    fields["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
+    fields |= {"prompt": body.prompt, "n_keep": body.n_keep}
+    return check(CompletionRequest, {"max_tokens": -1, **fields})
 
 
 def _reply(service: Service, body: OllamaGenerateRequest) -> list[Output]:
@@ -144,32 +168,19 @@ def _reply(service: Service, body: OllamaGenerateRequest) -> list[Output]:
     messages = [{"role": "user", "content": body.prompt}]
     if body.system and not body.context:
         messages.insert(0, {"role": "system", "content": body.system})
-    chat = check(ChatRequest, {**body.chat(service.max_tokens), "messages": messages})
+    fields = {**body.chat(), "messages": messages, "n_keep": body.n_keep}
+    chat = check(ChatRequest, fields)
     if not body.context:
-        return submit_chat(service, chat, truncate=body.truncate, cut=True)
+        return submit_chat(service, chat)
     given = chat.conversation()
     first = {"role": "user", "content": "Hello"}  # before the reply, which is only a place
+    template = service.chat_template()
     with service.refusals():
-        prompt = service.chat_template().prompt_after_reply(
+        prompt = template.prompt_after_reply(
             [first], given["messages"], variables=given["variables"]
         )
     tokens = [*body.context, *prompt.tokens]
-    if body.truncate and len(tokens) > service.max_prompt:
-        tokens = _cut(service, tokens, body.n_keep)
-    return submit_prompt(service, chat, prompt._replace(tokens=tokens))
-
-
-def _cut(service: Service, tokens: list[int], n_keep: int) -> list[int]:
-    """The first n_keep tokens (-1: most), besides the one that begins a text, and the last ones.
-
-    A quarter of what fits is left for the output.
-    """
-    most = max(service.max_prompt * 3 // 4, 1)
-    n_first = most - 1
-    if n_keep >= 0:
-        begins = tokens[0] == service.generator.tokenizer.bos
-        n_first = min(n_keep + begins, most - 1)
-    return tokens[:n_first] + tokens[n_first - most :]
+    return submit_turn(service, chat, ChatTurn(template, prompt._replace(tokens=tokens)))
 
 
 @post(router, "/embed", OllamaEmbedRequest)
@@ -178,7 +189,7 @@ def embed(service: Service, body: OllamaEmbedRequest) -> EmbeddingResponse | Oll
     if not body.input:
         return OllamaEmbeddings(model=service.name, embeddings=[])
     texts = [body.input] if isinstance(body.input, str) else body.input
-    outputs = service.embed(texts, "mean", truncate=body.truncate)
+    outputs = service.embed(texts, None, truncate=body.truncate)
     dimensions = body.dimensions or None
 
     def complete(vectors: Any, n_tokens: int) -> OllamaEmbeddings:
@@ -197,7 +208,7 @@ def embed_one(service: Service, body: OllamaEmbeddingRequest) -> EmbeddingRespon
     """Embed one text: the older form of /api/embed."""
     if not body.prompt:
         return OllamaVector(embedding=[])
-    outputs = service.embed([body.prompt], "mean", truncate=body.truncate)
+    outputs = service.embed([body.prompt], None, truncate=body.truncate)
     return EmbeddingResponse(
         outputs, lambda vectors, _: OllamaVector(embedding=vectors[0].tolist())
     )
@@ -208,7 +219,7 @@ def show(service: Service, body: ShowRequest) -> dict[str, Any]:
     """A model's template, context and capabilities."""
     template = service.template
     capabilities = ["completion", "embedding"]
-    if template is not None and template.has_tools and template.format.parse is not None:
+    if template is not None and template.has_tools:
         capabilities.append("tools")
     if template is not None and template.format.think is not None:
         capabilities.append("thinking")
@@ -257,6 +268,7 @@ class _Lines(GenerationResponse):
     ) -> None:
         super().__init__(outputs, stream=body.stream)
         self._model, self._chat, self._context = service.name, chat, context
+        self._text = "content" if chat else "response"
         self._tokenizer = service.generator.tokenizer if body.logprobs else None
 
     def complete(self, outputs: list[Output]) -> OllamaAnswer:
@@ -265,7 +277,11 @@ class _Lines(GenerationResponse):
     def event(self, output: Output, piece: str) -> bytes:
         """A line of JSON, unless the piece adds nothing."""
         line = self._line(output, piece)
-        return line.model_dump_json().encode() + b"\n" if line.done or line.model_extra else b""
+        return json_line(line.model_dump_json()) if line.done or line.model_extra else b""
+
+    def ping(self) -> bytes:
+        """A line with an empty piece."""
+        return json_line(self._answer_of(self._shown({self._text: ""})).model_dump_json())
 
     def _line(self, output: Output, piece: str) -> OllamaAnswer:
         n_before = len(output.reply.calls)
@@ -274,10 +290,11 @@ class _Lines(GenerationResponse):
         new.add(parts)
         logprobs: list[ChatTokenLogprob] = []
         if self._tokenizer is not None:
-            logprobs = chat_logprobs(self._tokenizer, output.new_logprobs()).content
+            new_logprobs = output.new_logprobs()
+            logprobs = chat_logprobs(self._tokenizer, new_logprobs, ids=False).content
         fields: dict[str, Any] = {}
         if parts or logprobs or output.generation is not None:
-            message: dict[str, Any] = {"content" if self._chat else "response": new.content}
+            message: dict[str, Any] = {self._text: new.content}
             if new.reasoning:
                 message["thinking"] = new.reasoning
             if new.calls:
@@ -288,7 +305,7 @@ class _Lines(GenerationResponse):
                     }
                     for i, call in enumerate(new.calls, n_before)
                 ]
-            fields = {"message": {"role": "assistant", **message}} if self._chat else message
+            fields = self._shown(message)
         if logprobs:
             fields["logprobs"] = logprobs
         if (ended := output.generation) is not None:
@@ -301,10 +318,17 @@ class _Lines(GenerationResponse):
                 "prompt_eval_duration": prompt,
                 "eval_count": ended.completion_tokens,
                 "eval_duration": decode,
+                "prompt_memory": asdict(output.prompt_memory),
             }
             if self._context:
                 fields["context"] = [*output.prompt, *output.completion.tokens]
-        done = output.generation is not None
+        return self._answer_of(fields, done=output.generation is not None)
+
+    def _shown(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The fields of a piece of the message."""
+        return {"message": {"role": "assistant", **message}} if self._chat else message
+
+    def _answer_of(self, fields: dict[str, Any], *, done: bool = False) -> OllamaAnswer:
         return OllamaAnswer(model=self._model, created_at=_now(), done=done, **fields)
 
 
@@ -324,20 +348,46 @@ class OllamaVector(BaseModel):
     embedding: list[float]
 
 
-def _tag(entry: Entry) -> dict[str, Any]:
+async def _tags(entries: list[Entry]) -> list[dict[str, Any]]:
+    return [_tag(entry, await asyncio.to_thread(_digest, entry)) for entry in entries]
+
+
+def _tag(entry: Entry, digest: str) -> dict[str, Any]:
     return {
         "name": entry.name,
         "model": entry.name,
         "modified_at": _time(entry.created),
         "size": entry.n_bytes,
-        # Of the name, so that no file is read.
-        "digest": hashlib.sha256(entry.name.encode()).hexdigest(),
+        "digest": digest,
         "details": _details(entry.service),
     }
 
 
+def _digest(entry: Entry) -> str:
+    """A hash of the model's file and template."""
+    found = hashlib.sha256((entry.template or "").encode(errors="surrogatepass"))
+    try:
+        state = os.stat(entry.file)
+        found.update(_file_digest(entry.file, state.st_size, state.st_mtime_ns))
+    except (OSError, ValueError):  # a name
+        found.update(entry.file.encode(errors="surrogatepass"))
+    return found.hexdigest()
+
+
+@lru_cache(maxsize=1024)
+def _file_digest(file: str, n_bytes: int, _changed: int) -> bytes:
+    """A hash of a file's size, beginning and parts, because large files take long to read."""
+    found = hashlib.sha256(str(n_bytes).encode())
+    with open(file, "rb") as data:
+        found.update(data.read(_HEAD_BYTES))
+        for i in range(_N_PARTS):
+            data.seek(max(n_bytes - _PART_BYTES, 0) * i // (_N_PARTS - 1))
+            found.update(data.read(_PART_BYTES))
+    return found.digest()
+
+
 def _details(service: Service | None) -> dict[str, Any]:
-    """Of a model; the family only if it is loaded."""
+    """A model's details; the family only if it is loaded."""
     family = "" if service is None else service.architecture
     return {
         "parent_model": "",

@@ -8,22 +8,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from h2o_cpp.serve.chat_messages import FunctionDefinition, tool_call
+from h2o_cpp.serve.chat_messages import IMAGE_NOTE, FunctionDefinition, tool_call
 from h2o_cpp.serve.openai_requests import ModelRequest, Token
 from h2o_cpp.serve.sampling import Sampling, TopLogprobs
-from h2o_cpp.serve.schema import Empty, ListOf, NoText, Schema
+from h2o_cpp.serve.schema import Empty, ListOf, NoText, Tolerant
 
 
-class OllamaSchema(Schema):
-    """Ignores unknown fields, as Ollama does."""
-
-    ignores_unknown = True
-
-
-class Options(OllamaSchema, Sampling):
+class Options(Tolerant, Sampling):
     """Sampling options. Others, such as those for the machine, are ignored."""
 
-    num_predict: int | None = Field(None, ge=-2, lt=2**31, description="-1: no limit")
+    num_predict: int | None = Field(None, ge=-2, description="-1: no limit")
     num_keep: int | None = Field(
         None, ge=-1, lt=2**31, description="first tokens kept of a raw prompt that is cut; -1: most"
     )
@@ -42,15 +36,15 @@ class Options(OllamaSchema, Sampling):
             del values["repeat_penalty"]
         return values
 
-    def generation(self, most: int) -> dict[str, Any]:
-        """The equivalent fields of a GenerationRequest; at most `most` tokens, as in Ollama."""
+    def generation(self) -> dict[str, Any]:
+        """The equivalent fields of a GenerationRequest."""
         options = self.model_dump(exclude_unset=True, exclude={"num_predict", "num_keep"})
         if self.num_predict is not None and self.num_predict > 0:
-            options["max_tokens"] = min(self.num_predict, most)
+            options["max_tokens"] = self.num_predict
         return options
 
 
-class OllamaModelRequest(OllamaSchema, ModelRequest):
+class OllamaModelRequest(Tolerant, ModelRequest):
     """The model of a request."""
 
 
@@ -62,9 +56,8 @@ class OllamaRequest(OllamaModelRequest):
     )
     stream: bool = Field(True, description="a line of JSON for each piece")
     options: Options | None = None
-    truncate: bool = Field(
-        True,
-        description="if the prompt is too long, leave out the oldest turns, then cut the beginning",
+    truncate: bool | None = Field(
+        None, description="true: as truncation auto in /v1/chat/completions; false: as error"
     )
     format: Literal["", "json"] | dict[str, Any] | None = Field(
         None, description="json: any object; or a JSON Schema"
@@ -90,17 +83,19 @@ class OllamaRequest(OllamaModelRequest):
     def unloads(self) -> bool:
         return self.is_empty and self.keep_alive in (0, "0", "0s")
 
-    def generation(self, most: int) -> dict[str, Any]:
-        """The equivalent fields of a GenerationRequest; at most `most` tokens."""
-        fields: dict[str, Any] = {} if self.options is None else self.options.generation(most)
+    def generation(self) -> dict[str, Any]:
+        """The equivalent fields of a GenerationRequest."""
+        fields: dict[str, Any] = {} if self.options is None else self.options.generation()
         fields["stream"] = self.stream
+        if self.truncate is not None:
+            fields["truncation"] = "auto" if self.truncate else "error"
         if self.format:
             fields["json_schema"] = {"type": "object"} if self.format == "json" else self.format
         return fields
 
-    def chat(self, most: int) -> dict[str, Any]:
-        """The equivalent fields of a ChatRequest; at most `most` tokens."""
-        fields = self.generation(most)
+    def chat(self) -> dict[str, Any]:
+        """The equivalent fields of a ChatRequest."""
+        fields = self.generation()
         fields |= {"logprobs": self.logprobs, "top_logprobs": self.top_logprobs}
         if isinstance(self.think, bool):
             fields["chat_template_kwargs"] = {"enable_thinking": self.think}
@@ -109,14 +104,14 @@ class OllamaRequest(OllamaModelRequest):
         return fields
 
 
-class OllamaFunction(OllamaSchema):
+class OllamaFunction(Tolerant):
     """The called function."""
 
     name: str
     arguments: dict[str, Any]
 
 
-class OllamaCall(OllamaSchema):
+class OllamaCall(Tolerant):
     """A tool call by the assistant."""
 
     function: OllamaFunction
@@ -127,7 +122,7 @@ def _lower(role: Any) -> Any:
     return role.lower() if isinstance(role, str) else role
 
 
-class OllamaMessage(OllamaSchema):
+class OllamaMessage(Tolerant):
     """A message."""
 
     role: Annotated[Literal["system", "user", "assistant", "tool"], BeforeValidator(_lower)]
@@ -138,6 +133,14 @@ class OllamaMessage(OllamaSchema):
     tool_name: str | None = None
     name: str | None = Field(None, description="the older name of tool_name")
     tool_call_id: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("role") == "tool" and values.get("images"):
+            content = f"{values.get('content') or ''}\n{IMAGE_NOTE}".lstrip()
+            return {**values, "content": content, "images": None}
+        return values
 
     def plain(self) -> dict[str, Any]:
         """The equivalent chat message."""
@@ -157,11 +160,11 @@ class OllamaMessage(OllamaSchema):
         }
 
 
-class OllamaFunctionDefinition(OllamaSchema, FunctionDefinition):
+class OllamaFunctionDefinition(Tolerant, FunctionDefinition):
     """A function that the model may call."""
 
 
-class OllamaTool(OllamaSchema):
+class OllamaTool(Tolerant):
     """A tool."""
 
     function: OllamaFunctionDefinition
@@ -191,7 +194,9 @@ class OllamaGenerateRequest(OllamaRequest):
     prompt: str = ""
     system: str | None = None
     raw: bool = False
-    suffix: NoText | None = None
+    suffix: str | None = Field(
+        None, description="the text after the output, for models that fill in the middle"
+    )
     template: NoText | None = None
     context: ListOf[Token] | None = Field(
         None, description="of an earlier response, which the prompt follows; it includes `system`"

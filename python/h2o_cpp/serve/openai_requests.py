@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from h2o_cpp.generation.request import StreamOptions
+from h2o_cpp.model.truncation import Truncation
 from h2o_cpp.reply import supported
 from h2o_cpp.serve.chat_messages import (
     AllowedToolsChoice,
@@ -18,9 +19,10 @@ from h2o_cpp.serve.chat_messages import (
     ToolDefinition,
 )
 from h2o_cpp.serve.sampling import Sampling, TopLogprobs
-from h2o_cpp.serve.schema import ByType, Empty, ListOf, NonEmptyList, NonEmptyText, NoText, Schema
+from h2o_cpp.serve.schema import ByType, Empty, ListOf, NonEmptyList, NonEmptyText, Schema
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
+Ends = Annotated[list[int], Field(min_length=2, max_length=2)]  # of a prompt, in tokens
 
 
 def _token_limit(limit: int) -> int | None:
@@ -67,6 +69,7 @@ class JsonObjectFormat(JsonFormat):
     """Any JSON object, or JSON that follows a schema, as in llama.cpp."""
 
     schema_: dict[str, Any] = Field({"type": "object"}, alias="schema")
+    value: dict[str, Any] | None = Field(None, description="the schema, by Hugging Face's name")
 
 
 class JsonSchema(Schema):
@@ -87,6 +90,17 @@ class JsonSchemaFormat(Schema):
     json_schema: JsonSchema
 
 
+class StructuredOutputs(Schema):
+    """vLLM's form of guided_*: one of these."""
+
+    ignored = ("disable_any_whitespace", "disable_fallback", "backend")
+    json_: dict[str, Any] | str | None = Field(default=None, alias="json", description="a schema")
+    regex: str | None = None
+    choice: list[NonEmptyText] | None = Field(default=None, min_length=1, max_length=1024)
+    grammar: str | None = None
+    json_object: Literal[True] | None = Field(default=None, description="any JSON object")
+
+
 class ModelRequest(Schema):
     """Fields that all requests to a model share."""
 
@@ -98,8 +112,13 @@ class ModelRequest(Schema):
 
     @property
     def has_form(self) -> bool:
-        """Whether a schema or grammar is compiled, the first one after the vocabulary."""
+        """Whether the output has a schema or a grammar."""
         return False
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether a grammar is compiled."""
+        return self.has_form
 
 
 class GenerationRequest(ModelRequest, Sampling):
@@ -108,9 +127,11 @@ class GenerationRequest(ModelRequest, Sampling):
     ignored: ClassVar[tuple[str, ...]] = (
         *("user", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
         *("prompt_cache_options", "prompt_cache_retention", "verbosity"),
+        # vLLM's, OpenRouter's and LM Studio's:
+        *("request_id", "priority", "cache_salt", "session_id", "usage", "provider", "ttl"),
         # llama.cpp's:
         *("cache_prompt", "id_slot", "timings_per_token", "return_progress", "backend_sampling"),
-        *("n_keep", "n_discard", "penalize_nl", "tfs_z"),
+        *("n_discard", "penalize_nl", "tfs_z", "return_tokens", "verbose"),
     )
 
     n: int = Field(
@@ -121,8 +142,10 @@ class GenerationRequest(ModelRequest, Sampling):
     stream_options: StreamSettings | None = None
 
     response_format: ByType[TextFormat | JsonObjectFormat | JsonSchemaFormat] | None = Field(
-        None, description="at most one of this, guided_*, grammar and json_schema"
+        None,
+        description="at most one of this, structured_outputs, guided_*, grammar and json_schema",
     )
+    structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = Field(None, description="a schema")
     guided_regex: str | None = Field(None, description="the whole output matches it")
     guided_choice: list[NonEmptyText] | None = Field(
@@ -137,6 +160,18 @@ class GenerationRequest(ModelRequest, Sampling):
     policy: str | None = Field(
         None, description="the policy for hh, such as `window`; default: h2o"
     )
+    protect: int | Literal["prompt", "system"] | Ends | None = Field(
+        None,
+        description="tokens of the prompt that are never evicted: all, those before the first "
+        "message, a number of the first, or of the first and the last",
+    )
+    truncation: Truncation | None = Field(
+        None,
+        description="auto: a prompt that is too long loses its oldest turns, or a text its oldest "
+        "tokens; error: status 400; default: the server's",
+    )
+    n_keep: int = Field(0, ge=-1, description="the first tokens that a text keeps; -1: most")
+    draft: bool = Field(True, description="false: without the drafts that the model is served with")
     kept_every: int | None = Field(
         None, ge=1, lt=2**31, description="report what is kept every N tokens and at the end"
     )
@@ -144,9 +179,8 @@ class GenerationRequest(ModelRequest, Sampling):
 
     # llama.cpp's fields, accepted only with values that have no effect.
     min_keep: Literal[0] | None = None
-    n_probs: Literal[0] | None = None
+    n_probs: int | None = Field(None, ge=0, le=0)
     post_sampling_probs: Literal[False] | None = None
-    return_tokens: Literal[False] | None = None
     reasoning_format: Literal["auto", "deepseek"] | None = None
     parse_tool_calls: Literal[True] | None = None
 
@@ -181,12 +215,19 @@ class GenerationRequest(ModelRequest, Sampling):
         given: Any = self.model_dump(include={*Sampling.model_fields}, exclude_unset=True)
         for name, form in self._forms() if forms else ():
             if name in given:
-                raise ValueError("give one of response_format, guided_*, grammar and json_schema")
+                raise ValueError(
+                    "give one of response_format, structured_outputs, guided_*, grammar and "
+                    "json_schema"
+                )
             given[name] = form
         if "schema" in given and not self._is_strict:
             given["schema"] = supported(given["schema"])
         if self.logit_bias:
             given["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
+        if self.protect is not None:
+            given["protect"] = self.protect
+        if not self.draft:
+            given["draft"] = False
         options: StreamOptions = given
         return options
 
@@ -199,15 +240,21 @@ class GenerationRequest(ModelRequest, Sampling):
         """Whether a schema is taken literally, and refused if it is not supported."""
         form = self.response_format
         is_strict = isinstance(form, JsonSchemaFormat) and form.json_schema.strict is True
-        return is_strict or self.guided_json is not None
+        return is_strict or self.guided_json is not None or self.structured_outputs is not None
 
     def _forms(self) -> Iterator[tuple[str, Any]]:
         """The given output formats as options of Generator.stream."""
         if isinstance(self.response_format, JsonObjectFormat):
-            yield "schema", self.response_format.schema_
+            yield "schema", self.response_format.value or self.response_format.schema_
         elif isinstance(self.response_format, JsonSchemaFormat):
             yield "schema", self.response_format.json_schema.schema_
+        vllm = self.structured_outputs or StructuredOutputs()
         for name, value in (
+            ("schema", vllm.json_),
+            ("schema", {"type": "object"} if vllm.json_object else None),
+            ("regex", vllm.regex),
+            ("choice", vllm.choice),
+            ("grammar", vllm.grammar),
             ("schema", self.guided_json),
             ("schema", self.json_schema),
             ("regex", self.guided_regex),
@@ -232,7 +279,9 @@ class CompletionRequest(GenerationRequest):
     )
     echo: bool = Field(False, description="return the prompt in front of the text")
     best_of: Literal[1] | None = None
-    suffix: NoText | None = None
+    suffix: str | None = Field(
+        None, description="the text after the output, for models that fill in the middle"
+    )
 
     @property
     def n_top(self) -> int | None:
@@ -326,6 +375,10 @@ class ChatRequest(GenerationRequest):
         if isinstance(choice, AllowedToolsChoice):
             choice = choice.allowed_tools.mode
         return choice not in (None, "none", "auto")
+
+    @property
+    def is_constrained(self) -> bool:
+        return self.has_form or self.must_call
 
     @property
     def called_tool(self) -> str | None:

@@ -8,10 +8,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from h2o_cpp import __version__
-from h2o_cpp.model.policy import Policy
+from h2o_cpp.budget.policy import Policy
+from h2o_cpp.generation.stats import PromptMemory
 from h2o_cpp.serve.chat_messages import ToolCall
+from h2o_cpp.serve.timings import Timings
 
 FinishReason = Literal["stop", "length", "tool_calls"]
+
+BUILD = f"b{__version__}-h2o-cpp"  # in the form of llama-server's
 
 _IF_THERE: Any = Field(default=None, exclude_if=lambda value: value is None)
 
@@ -22,7 +26,7 @@ class ResponseHead(BaseModel):
     id: str
     created: int  # Unix time, seconds
     model: str
-    system_fingerprint: str = f"h2o-cpp-{__version__}"
+    system_fingerprint: str = BUILD
 
 
 class PromptTokensDetails(BaseModel):
@@ -45,10 +49,11 @@ class Usage(BaseModel):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
+    prompt_memory: PromptMemory
 
 
 class PolicyCounts(BaseModel):
-    """What is kept of each sequence, in tokens; for several policies, the first layer's."""
+    """The tokens kept of each sequence; for several policies, the first layer's."""
 
     sinks: int
     heavy: int
@@ -56,13 +61,13 @@ class PolicyCounts(BaseModel):
 
     @staticmethod
     def of(policy: Policy | Sequence[Policy]) -> PolicyCounts:
-        """Of a policy; of a list, those of the first layer."""
+        """Makes it from a policy; from a list, that of the first layer."""
         first = policy if isinstance(policy, Policy) else policy[0]
         return PolicyCounts(sinks=first.n_sinks, heavy=first.n_heavy, recent=first.n_recent)
 
 
 class KeptTokens(BaseModel):
-    """What the cache keeps of a sequence at one moment."""
+    """The tokens that the cache keeps of a sequence at one moment."""
 
     tokens_seen: int
     tokens_kept: int  # in the layer that keeps most
@@ -96,12 +101,14 @@ class CompletionResponse(ResponseHead):
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
-    usage: Usage | None = None  # in a stream if requested, null before the last chunk
+    usage: Usage | None = _IF_THERE  # in a stream only in the last chunk, if requested
+    timings: Timings | None = _IF_THERE  # of the first output; in a stream in its last chunk
 
 
 class TopLogprob(BaseModel):
     """A token and its log-probability."""
 
+    id: int | None = _IF_THERE
     token: str
     logprob: float
     bytes: list[int]
@@ -162,10 +169,11 @@ class ChatResponse(ResponseHead):
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
     usage: Usage
+    timings: Timings
 
 
 class ChatDelta(BaseModel):
-    """The part of a message that a chunk adds."""
+    """The part of a message that a chunk adds; the first chunk adds only the role."""
 
     role: Literal["assistant"] | None = _IF_THERE
     content: str | None = _IF_THERE
@@ -174,7 +182,7 @@ class ChatDelta(BaseModel):
 
 
 class ChatChunkChoice(BaseModel):
-    """A piece of a reply."""
+    """A piece of a reply; the last one has no text."""
 
     index: int
     delta: ChatDelta
@@ -188,7 +196,8 @@ class ChatChunk(ResponseHead):
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChatChunkChoice]
-    usage: Usage | None = None  # in a stream if requested, null before the last chunk
+    usage: Usage | None = _IF_THERE  # in the last chunk, if requested
+    timings: Timings | None = _IF_THERE  # of the first output; in a stream in its last chunk
 
 
 class ModelLimits(BaseModel):
@@ -198,6 +207,7 @@ class ModelLimits(BaseModel):
     endless: bool  # whether max_tokens may be more than n_ctx
     chat: bool  # whether there is a chat template
     policy: PolicyCounts
+    has_archive: bool  # of evicted tokens, which can be recalled
     n_sequences: int  # decoded at once
     cache_bytes: int  # per sequence
     full_cache_bytes: int  # of a full cache of n_ctx tokens
@@ -218,6 +228,13 @@ class ModelList(BaseModel):
 
     object: Literal["list"] = "list"
     data: list[Model]
+
+
+class InputTokens(BaseModel):
+    """The number of tokens of a conversation."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
 
 
 class Health(BaseModel):

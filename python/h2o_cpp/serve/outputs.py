@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 import string
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from h2o_cpp.budget.policy import Policy
 from h2o_cpp.generation.completion import Completion
 from h2o_cpp.generation.record import Record, TokenLogprob
+from h2o_cpp.generation.stats import PromptMemory
 from h2o_cpp.generation.stream import Generation
-from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.tokenizer import Tokenizer
 from h2o_cpp.reply import Call, CallDelta, Content, NoCall, Part, Reply, ReplyParser
 from h2o_cpp.serve.errors import ApiError, closed, refusal
@@ -35,8 +37,13 @@ class Output:
     policy: Policy | Sequence[Policy]
     offset: TextOffset | None = None
     generation: Generation | None = None  # set at the end
+    n_dropped: int = 0  # tokens that were left out of the prompt
     n_text: int = 0  # characters read
+    submitted_at: float = field(default_factory=time.monotonic)
+    first_at: float = 0.0  # when the first piece was read
+    ended_at: float = 0.0
     begun: bool = False  # whether anything was sent
+    n_sent: int = 0  # tokens sent as ids
     parser: ReplyParser | None = None  # for replies with reasoning or tool calls
     max_calls: int | None = None
     reply: Reply = field(default_factory=Reply)  # parts returned so far
@@ -100,6 +107,11 @@ class Output:
         return self.generation
 
     @property
+    def prompt_memory(self) -> PromptMemory:
+        """Tokens of the prompt that the cache no longer holds; evictions only at the end."""
+        return replace(self.completion.prompt_memory, dropped_tokens=self.n_dropped)
+
+    @property
     def finish_reason(self) -> FinishReason | None:
         """OpenAI's finish_reason; None until the end."""
         if self.generation is None:
@@ -123,7 +135,7 @@ class Output:
         return [found for found, _ in self.new_tokens()]
 
     def new_tokens(self) -> Iterator[tuple[TokenLogprob, int]]:
-        """As new_logprobs(), each with the token's end in the text, in characters."""
+        """Does as new_logprobs(), each with the token's end in the text, in characters."""
         assert self.offset is not None
         n_prompt = len(self.prompt) - 1 if self.record.prompt else 0
         n_read = n_prompt + self.completion.n_read
@@ -200,9 +212,12 @@ class Outputs:
 
     def _take(self, output: Output, piece: str | Generation) -> str:
         """The text of an item from Output.pieces(); records the generation at the end."""
+        if not output.first_at:
+            output.first_at = time.monotonic()
         if isinstance(piece, str):
             output.n_text += len(piece)
             return piece
+        output.ended_at = time.monotonic()
         output.generation = piece
         self._n_unfinished -= 1
         return ""

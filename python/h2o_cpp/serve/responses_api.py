@@ -1,26 +1,29 @@
-"""POST /v1/responses: OpenAI's Responses API, without stored responses."""
+"""POST /v1/responses: OpenAI's Responses API."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
 from uuid import uuid4
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel
 
 from h2o_cpp.generation.record import TokenLogprob
 from h2o_cpp.serve.blocks import Block, Blocks, Step
-from h2o_cpp.serve.conversation import prompt_of, submit_chat
+from h2o_cpp.serve.conversation import count_tokens, submit_chat
 from h2o_cpp.serve.endpoint import post
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.generation_response import EVENTS, GenerationResponse, sse
 from h2o_cpp.serve.logprobs import chat_logprobs
+from h2o_cpp.serve.openai_responses import InputTokens
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.responses_request import FunctionTool, ResponsesRequest, Tool, shown_name
 from h2o_cpp.serve.service import Service
+from h2o_cpp.serve.stored_responses import StoredResponses, item_id
 
 router = APIRouter()
 
@@ -38,35 +41,106 @@ class ResponseObject(BaseModel):
     output: list[dict[str, Any]]
 
 
+async def _stored(request: Request) -> StoredResponses:
+    stored: StoredResponses = request.app.state.stored_responses[request.scope["api_key"]]
+    return stored
+
+
+StoredOf = Annotated[StoredResponses, Depends(_stored)]
+
+
+def _refer(request: Request, body: ResponsesRequest) -> None:
+    """Let a request refer to the last responses with its key."""
+    body.refer_to(request.app.state.stored_responses[request.scope["api_key"]])
+
+
 @post(
     router,
     "/v1/responses",
     ResponsesRequest,
+    prepare=_refer,
     response_model=ResponseObject,
     responses=EVENTS,
     quick=False,
 )
 def create_response(service: Service, body: ResponsesRequest) -> _Response:
     """Answer the last message."""
-    outputs = submit_chat(service, body.chat(), truncate=body.truncation == "auto")
-    body.input = ""  # may be large
+    outputs = submit_chat(service, body.chat())
     return _Response(service, body, outputs)
 
 
-class InputTokens(BaseModel):
-    """The number of tokens of a conversation."""
-
-    object: Literal["response.input_tokens"] = "response.input_tokens"
-    input_tokens: int
-
-
 @post(
-    router, "/v1/responses/input_tokens", ResponsesRequest, response_model=InputTokens, quick=False
+    router,
+    "/v1/responses/input_tokens",
+    ResponsesRequest,
+    prepare=_refer,
+    response_model=InputTokens,
+    quick=False,
 )
 def count_input_tokens(service: Service, body: ResponsesRequest) -> InputTokens:
     """Count the tokens of a conversation."""
-    prompt = prompt_of(service, body.chat(), truncate=body.truncation == "auto")
-    return InputTokens(input_tokens=len(prompt.tokens))
+    return InputTokens(input_tokens=count_tokens(service, body.chat()))
+
+
+@router.get("/v1/responses/{id}", response_model=ResponseObject)
+async def retrieve_response(id: str, stored: StoredOf) -> Response:
+    """One of the last responses with this key."""
+    return Response(stored.response(id), media_type="application/json")
+
+
+class DeletedResponse(BaseModel):
+    """A response that was deleted."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+@router.delete("/v1/responses/{id}")
+async def delete_response(id: str, stored: StoredOf) -> DeletedResponse:
+    """Forget one of the last responses with this key."""
+    stored.remove(id)
+    return DeletedResponse(id=id)
+
+
+class InputItems(BaseModel):
+    """A part of the items before a response's output."""
+
+    object: Literal["list"] = "list"
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+@router.get("/v1/responses/{id}/input_items")
+async def list_input_items(
+    id: str,
+    stored: StoredOf,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+) -> InputItems:
+    """The items before the output of a response, also those of earlier ones."""
+    items = [_listed(item, item_id("in", id, i)) for i, item in enumerate(stored.input(id))]
+    if order == "desc":
+        items.reverse()
+    ids = [item["id"] for item in items]
+    begin = ids.index(after) + 1 if after in ids else 0
+    page = items[begin : begin + limit]
+    return InputItems(
+        data=page,
+        first_id=page[0]["id"] if page else None,
+        last_id=page[-1]["id"] if page else None,
+        has_more=begin + limit < len(items),
+    )
+
+
+def _listed(item: dict[str, Any], id: str) -> dict[str, Any]:
+    """An item with an id, and with its text in a part."""
+    if isinstance(text := item.get("content"), str):
+        item = {**item, "content": [{"type": "input_text", "text": text}]}
+    return {"id": id, **item}
 
 
 class _Response(GenerationResponse):
@@ -77,6 +151,9 @@ class _Response(GenerationResponse):
         self._id, self._created = f"resp_{uuid4().hex}", int(time.time())
         self._blocks = Blocks()
         self._n_events = 0
+        self._truncation = body.truncation or service.truncation
+        self._store = body.storing()
+        body.input = ""  # may be large
         self._functions = {
             shown_name(namespace, function.name): (namespace, function.name)
             for namespace, function in body.functions()
@@ -119,6 +196,7 @@ class _Response(GenerationResponse):
             "incomplete_details": None,
             "usage": None,
         }
+        items = [self._item(block, done=True) for block in self._blocks.all]
         if output is not None:
             cut = output.finish_reason == "length"
             n_prompt, n = len(output.prompt), output.ended.completion_tokens
@@ -136,37 +214,41 @@ class _Response(GenerationResponse):
                         "reasoning_tokens": output.count_reasoning(self._tokenizer)
                     },
                     "total_tokens": n_prompt + n,
+                    "prompt_memory": asdict(output.prompt_memory),
                 },
             }
-        return ResponseObject.model_validate(
+        response = ResponseObject.model_validate(
             {
                 "id": self._id,
                 "created_at": self._created,
                 "model": self._model,
-                "output": [self._item(block, done=True) for block in self._blocks.all],
+                "output": items,
                 "error": None,
                 "instructions": body.instructions,
                 "max_output_tokens": body.max_output_tokens,
                 "metadata": body.metadata or {},
                 "parallel_tool_calls": body.parallel_tool_calls is not False,
-                "previous_response_id": None,
+                "previous_response_id": body.previous_response_id,
                 "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
-                "store": False,
+                "store": body.store,
                 "temperature": body.temperature,
                 "text": {"format": self._format},
                 "tool_choice": choice,
                 "tools": [_given(tool) for tool in body.tools or ()],
                 "top_logprobs": body.top_logprobs or 0,
                 "top_p": body.top_p,
-                "truncation": body.truncation,
+                "truncation": "auto" if self._truncation == "auto" else "disabled",
                 **fields,
             }
         )
+        if output is not None:
+            self._store(self._id, response.model_dump_json())
+        return response
 
     def _item(self, block: Block, *, done: bool) -> dict[str, Any]:
         status = ("completed" if block.complete else "incomplete") if done else "in_progress"
         kind = {"text": "msg", "reasoning": "rs", "call": "fc"}[block.kind]
-        head = {"id": f"{kind}_{self._id}_{block.index}", "status": status}
+        head = {"id": item_id(kind, self._id, block.index), "status": status}
         if block.kind == "call":
             namespace, name = self._functions.get(block.name, (None, block.name))
             named = {"name": name} if namespace is None else {"name": name, "namespace": namespace}

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, PrivateAttr, Tag, TypeAdapter
 
-from h2o_cpp.serve.chat_messages import FunctionDefinition, RefusalPart, text_of, tool_call
+from h2o_cpp.files.visible_text import visible_log
+from h2o_cpp.model.truncation import Truncation
+from h2o_cpp.serve.chat_messages import (
+    FunctionDefinition,
+    RefusalPart,
+    text_of,
+    tool_call,
+    without_images,
+)
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.openai_requests import (
     ChatRequest,
@@ -18,13 +27,13 @@ from h2o_cpp.serve.openai_requests import (
     TextFormat,
 )
 from h2o_cpp.serve.sampling import TopLogprobs, TopP
-from h2o_cpp.serve.schema import ByType, ListOf, NonEmptyList, NonEmptyText, Schema, check
+from h2o_cpp.serve.schema import ByType, ListOf, NonEmptyList, NonEmptyText, Schema, Tolerant, check
+from h2o_cpp.serve.stored_responses import StoredResponses
 
 
-class TextContent(Schema):
+class TextContent(Tolerant):
     """Text."""
 
-    ignored = ("annotations", "logprobs", "parsed", "prompt_cache_breakpoint")
     type: Literal["input_text", "output_text", "text"]
     text: str
 
@@ -32,19 +41,17 @@ class TextContent(Schema):
 _Parts = ListOf[ByType[TextContent | RefusalPart]]
 
 
-class MessageItem(Schema):
+class MessageItem(Tolerant):
     """A message."""
 
-    ignored = ("id", "status", "phase")
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: str | _Parts
 
 
-class CallItem(Schema):
+class CallItem(Tolerant):
     """A tool call by the assistant."""
 
-    ignored = ("id", "status", "caller", "parsed_arguments")
     type: Literal["function_call"]
     call_id: str
     name: str
@@ -52,43 +59,53 @@ class CallItem(Schema):
     arguments: str
 
 
-class ResultItem(Schema):
+class ResultItem(Tolerant):
     """The result of a tool call."""
 
-    ignored = ("id", "status", "name", "namespace", "caller")
     type: Literal["function_call_output"]
     call_id: str
-    output: str | _Parts
+    output: Annotated[str | _Parts, BeforeValidator(without_images)]
 
 
-class ReasoningText(Schema):
+class ReasoningText(Tolerant):
     """A piece of reasoning."""
 
     type: Literal["reasoning_text"]
     text: str
 
 
-class ReasoningItem(Schema):
+class ReasoningItem(Tolerant):
     """The assistant's earlier reasoning, before the message or call that it belongs to."""
 
-    ignored = ("id", "summary", "encrypted_content", "status")
     type: Literal["reasoning"]
     content: ListOf[ReasoningText] | None = None
 
 
+class ItemReference(Tolerant):
+    """An item of an earlier response."""
+
+    type: Literal["item_reference"] = "item_reference"
+    id: str
+
+
 def _type_of(item: Any) -> str:
-    """The type of an item; messages may have none."""
-    given = item.get("type") if isinstance(item, dict) else None
-    return "message" if given is None else str(given)
+    """The type of an item; messages and references may have none."""
+    if not isinstance(item, dict):  # an item that is written, or an error
+        return getattr(item, "type", "message")
+    is_reference = "id" in item and "role" not in item
+    return str(item.get("type") or ("item_reference" if is_reference else "message"))
 
 
 Item = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]
     | Annotated[ResultItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[ItemReference, Tag("item_reference")],
     Discriminator(_type_of),
 ]
+_ITEMS = TypeAdapter(list[Item])
+_NOTHING = StoredResponses(max_bytes=0)
 
 
 class FunctionTool(FunctionDefinition):
@@ -107,19 +124,28 @@ class NamespaceTool(Schema):
     tools: ListOf[FunctionTool]
 
 
-class HostedTool(BaseModel):
-    """A tool that OpenAI's servers run; the model does not see it, and its fields are ignored."""
+class OtherTool(BaseModel):
+    """A tool of another type, such as one that OpenAI's servers run; the model does not see it."""
 
-    type: Literal[
-        "web_search",
-        "web_search_2025_08_26",
-        "web_search_preview",
-        "web_search_preview_2025_03_11",
-        "image_generation",
-    ]
+    type: str
 
 
-Tool = ByType[FunctionTool | NamespaceTool | HostedTool]
+def _kind_of(tool: Any) -> str:
+    given = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return given if given in ("function", "namespace") else "other"
+
+
+Tool = Annotated[
+    Annotated[FunctionTool, Tag("function")]
+    | Annotated[NamespaceTool, Tag("namespace")]
+    | Annotated[OtherTool, Tag("other")],
+    Discriminator(_kind_of),
+]
+
+
+@lru_cache(maxsize=64)  # once for each type
+def _warn(kind: str) -> None:
+    _log.warning("tools of type %r are left out, expected functions and namespaces", kind)
 
 
 class FunctionChoice(Schema):
@@ -130,7 +156,7 @@ class FunctionChoice(Schema):
 
 
 class AllowedFunctions(Schema):
-    """As if `tools` were only these; mode: as tool_choice."""
+    """Leaves only these of `tools`; mode: as tool_choice."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -167,7 +193,11 @@ class TextSettings(Schema):
         return given
 
 
-_SAME_IN_CHATS = {"parallel_tool_calls", "stream", "temperature", "top_logprobs", "top_p"}
+_log = visible_log("uvicorn.error")  # the server's log
+
+_SAME_IN_CHATS = {
+    *("parallel_tool_calls", "stream", "temperature", "top_logprobs", "top_p", "truncation")
+}
 _LOGPROBS = "message.output_text.logprobs"
 Included = Literal[
     "message.output_text.logprobs",
@@ -181,22 +211,35 @@ Included = Literal[
 ]
 
 
+def _as_error(truncation: Any) -> Any:
+    """OpenAI's name."""
+    return "error" if truncation == "disabled" else truncation
+
+
 class ResponsesRequest(ModelRequest):
     """Answer the last message of a conversation."""
 
     ignored = (
-        *("store", "user", "service_tier", "client_metadata"),
+        *("user", "service_tier", "client_metadata"),
         *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "stream_options"),
         *("prompt_cache_options", "access_programs"),
         "max_tool_calls",  # of hosted tools
     )
     input: str | NonEmptyList[Item]
+    previous_response_id: str | None = Field(
+        None, description="continue after this response, without its instructions"
+    )
+    store: bool = Field(
+        True, description="keep the response for a while, so that later requests can refer to it"
+    )
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     stream: bool = False
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: TopP | None = None
-    tools: ListOf[Tool] | None = Field(None, description="hosted tools are left out")
+    tools: ListOf[Tool] | None = Field(
+        None, description="tools of other types are left out, with a warning in the log"
+    )
     tool_choice: (
         Literal["none", "auto", "required"] | ByType[FunctionChoice | AllowedFunctions] | None
     ) = None
@@ -204,14 +247,39 @@ class ResponsesRequest(ModelRequest):
     reasoning: Reasoning | None = None
     text: TextSettings | None = None
     background: Literal[False] | None = None
-    truncation: Literal["auto", "disabled"] = Field(
-        "disabled", description="auto: leave out the oldest turns if the prompt is too long"
+    truncation: Annotated[Truncation, BeforeValidator(_as_error)] | None = Field(
+        None, description="as in /v1/chat/completions; disabled: error"
     )
     metadata: dict[str, str] | None = Field(None, max_length=16)
     include: ListOf[Included] | None = Field(
         None, description=f"only {_LOGPROBS} has an effect: log-probabilities of the text"
     )
     top_logprobs: TopLogprobs = None
+    _stored: StoredResponses = PrivateAttr(default_factory=lambda: _NOTHING)
+
+    def refer_to(self, stored: StoredResponses) -> None:
+        """Set the responses that the request may refer to."""
+        self._stored = stored
+
+    def items(self) -> list[Item]:
+        """The items of `input`, with those that it refers to. Raises ApiError."""
+        if isinstance(self.input, str):
+            return [MessageItem(role="user", content=self.input)]
+        found: list[Item] = []
+        for item in self.input:
+            if isinstance(item, ItemReference):
+                found += _ITEMS.validate_json(self._stored.item(item.id))
+            else:
+                found.append(item)
+        return found
+
+    def storing(self) -> Callable[[str, str], None]:
+        """A function that stores the response, given its id and JSON, if it is to be stored."""
+        if not self.store:
+            return lambda id, response: None
+        given = _ITEMS.dump_json(self.items(), exclude_none=True).decode()
+        stored, previous = self._stored, self.previous_response_id
+        return lambda id, response: stored.add(id, previous, given, response)
 
     def functions(self) -> Iterator[tuple[str | None, FunctionTool]]:
         """The functions that the model may call, each with its namespace."""
@@ -221,6 +289,8 @@ class ResponsesRequest(ModelRequest):
             elif isinstance(tool, NamespaceTool):
                 for function in tool.tools:
                     yield tool.name, function
+            else:
+                _warn(tool.type)
 
     def chat(self) -> ChatRequest:
         """The equivalent ChatRequest. Raises ApiError."""
@@ -231,12 +301,13 @@ class ResponsesRequest(ModelRequest):
         messages: list[dict[str, Any]] = []
         if self.instructions:
             messages.append({"role": "system", "content": self.instructions})
-        if isinstance(self.input, str):
-            messages.append({"role": "user", "content": self.input})
-        else:
-            for item in self.input:
-                _add(messages, item)
-            _drop_mere_reasoning(messages)
+        items: list[Item] = []
+        if self.previous_response_id is not None:
+            for earlier in self._stored.conversation(self.previous_response_id):
+                items += _ITEMS.validate_json(earlier)
+        for item in [*items, *self.items()]:
+            _add(messages, item)
+        _drop_mere_reasoning(messages)
         functions = [
             {
                 **function.model_dump(exclude_unset=True, exclude={"type"}),
@@ -265,9 +336,7 @@ def shown_name(namespace: str | None, name: str) -> str:
     return name if namespace is None else f"{namespace.removesuffix('__')}__{name}"
 
 
-def _add(
-    messages: list[dict[str, Any]], item: MessageItem | CallItem | ResultItem | ReasoningItem
-) -> None:
+def _add(messages: list[dict[str, Any]], item: Item) -> None:
     """Append an item as a chat message; a tool call joins the assistant's message before it.
 
     The messages for the system at the beginning become one: many chat templates drop or refuse

@@ -53,7 +53,7 @@ _Request = TypeVar("_Request", bound=BaseModel)
 class Schema(BaseModel):
     """Rejects unknown fields, because ignoring them could change the meaning of a request.
 
-    Attributes: `ignored`, known fields without effect; `ignores_unknown`, for an API that does.
+    Attributes: `ignored`, known fields without effect; `ignores_unknown`, as in Tolerant.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -98,6 +98,12 @@ class Schema(BaseModel):
             properties.setdefault(name, {"description": "ignored"})
         found["additionalProperties"] = cls.ignores_unknown or {"type": "null"}
         return found
+
+
+class Tolerant(Schema):
+    """Ignores unknown fields: clients send earlier replies back with fields of their own."""
+
+    ignores_unknown = True
 
 
 def _nullable(field: dict[str, Any]) -> dict[str, Any]:

@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import signal
 import socket
 import ssl
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
-from h2o_cpp.model.arguments import check_int
+from h2o_cpp.arguments import check_int
 from h2o_cpp.serve.connection import Connection, Connections
+from h2o_cpp.serve.log import LogFormat, log_config
 
 _MAX_CONNECTIONS = 512
-_TO_SEND_SECONDS = 5  # for clients that read slowly
+_TO_SEND_SECONDS = 3  # for clients that read slowly
+_TO_END_SECONDS = 4.5  # after the grace period, whatever still runs
 
 
 class Server(uvicorn.Server):
     """Uvicorn with a grace period: requests may finish for `grace` seconds after SIGTERM or SIGINT.
 
-    Then they are cancelled, with an error for their clients.
+    Before it, the server goes on for `drain` seconds, in which /ready says that it will end. Then
+    they are cancelled, with an error for their clients. The process ends within 5 seconds after
+    that: if something still runs, faulthandler shows where, and ends it with status 1.
     """
 
     def __init__(
@@ -36,23 +43,28 @@ class Server(uvicorn.Server):
         host: str,
         port: int,
         grace: int,
+        drain: int = 0,
         max_connections: int | None = None,
         header_timeout: int = 10,
         write_timeout: int = 60,
-        keep_alive: int = 5,
+        keep_alive: int = 75,
         tls_cert: str | None = None,
         tls_key: str | None = None,
+        log_format: LogFormat = "text",
         on_hangup: Callable[[], Awaitable[None]] | None = None,
         on_start: Callable[[str], None] = lambda address: None,
     ) -> None:
         """Configure the server; serve_until_signal() runs it.
 
         port: 0: any free port.
+        grace, drain: seconds.
         max_connections: default: 512, or half of the limit of open files if that is less.
         header_timeout: seconds within which the headers of a request must arrive.
         write_timeout: seconds within which a client must read something.
-        keep_alive: idle seconds allowed between two requests of a connection.
+        keep_alive: idle seconds allowed between two requests of a connection, as clients are told;
+            the default is longer than what most of them and proxies allow.
         tls_cert, tls_key: PEM files for HTTPS; without tls_key, tls_cert has the key too.
+        log_format: of the log's lines.
         on_hangup: called on SIGHUP.
         on_start: called with the address, such as http://HOST:PORT, when the server listens.
 
@@ -74,6 +86,8 @@ class Server(uvicorn.Server):
             ws="none",
             timeout_keep_alive=check_int("keep_alive", keep_alive, 1),
             server_header=False,
+            log_config=log_config(log_format),
+            headers=[("Keep-Alive", f"timeout={keep_alive}")],
             timeout_graceful_shutdown=check_int("grace", grace, 0) + _TO_SEND_SECONDS,
             ssl_certfile=tls_cert,
             ssl_keyfile=tls_key,
@@ -92,6 +106,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._app = app
         self._grace = grace
+        self._drain = check_int("drain", drain, 0)
         self._on_hangup = on_hangup
         self._on_start = on_start
 
@@ -106,11 +121,21 @@ class Server(uvicorn.Server):
             self._on_start(f"{scheme}://{shown}:{port}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        end = time.monotonic() + self._drain
+        while time.monotonic() < end and not self.force_exit:
+            await asyncio.sleep(0.1)
         ending = asyncio.ensure_future(self._end_texts())
         try:
             await super().shutdown(sockets)
         finally:
             ending.cancel()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # A thread of faulthandler needs neither the event loop nor Python's lock.
+        seconds = self._drain + self._grace + _TO_END_SECONDS
+        faulthandler.dump_traceback_later(seconds, exit=True)
+        self._app.state.draining = True
+        super().handle_exit(sig, frame)
 
     def serve_until_signal(self) -> bool:
         """Serve; returns whether the server started."""

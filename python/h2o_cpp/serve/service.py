@@ -4,32 +4,63 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, Literal
 
 from h2o_cpp import _core
+from h2o_cpp.arguments import INT32_MAX, check_int
+from h2o_cpp.budget.policy import choose_policy
+from h2o_cpp.files.visible_text import visible_log
 from h2o_cpp.generation.completion import Completion
+from h2o_cpp.generation.constraint_process import CompilingError
 from h2o_cpp.generation.engine import Engine
+from h2o_cpp.generation.lazy_constraint import LazyConstraint
 from h2o_cpp.generation.record import Record
-from h2o_cpp.generation.request import ContextFullError, Pooling
+from h2o_cpp.generation.request import (
+    ContextFullError,
+    Pooled,
+    Pooling,
+    StreamOptions,
+    check_sampling,
+)
+from h2o_cpp.generation.reranking import pair_prompts
 from h2o_cpp.generator import Generator
-from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.chat_template import ChatTemplate
-from h2o_cpp.model.policy import choose_policy
+from h2o_cpp.model.chat_turn import ChatPrompt
+from h2o_cpp.model.infill import Infill
+from h2o_cpp.model.truncation import Truncation, check_truncation
 from h2o_cpp.serve.errors import ApiError, TooLongError, closed, refusal
 from h2o_cpp.serve.logprobs import TextOffset
 from h2o_cpp.serve.openai_requests import GenerationRequest
-from h2o_cpp.serve.openai_responses import Model, ModelLimits, PolicyCounts
+from h2o_cpp.serve.openai_responses import ModelLimits, PolicyCounts
 from h2o_cpp.serve.outputs import Output, Outputs
+
+_log = visible_log("uvicorn.error")  # the server's log
+
+_DESCRIBED_TOOLS = (
+    "%s: the chat template has no known format of tool calls, so tools are described in the system "
+    "prompt and calls are JSON in <tool_call>; --tool-parser sets another format"
+)
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """The options of requests that do not set them."""
+
+    sampling: StreamOptions = field(default_factory=StreamOptions)
+    variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
+    protect: Literal["system"] | None = None  # of conversations
 
 
 class Service:
     """A Generator with a name and limits.
 
     Attributes: `generator`, `name`, `created` (Unix time in seconds), `template` (None: no chat),
-    `architecture` and `sizes` (of the model, by GGUF key), `backend` (as in Stats), and `engine`
-    during run().
+    `infill` (None: no tokens for it), `defaults`, `architecture` and
+    `sizes` (of the model, by GGUF key), `backend` (as in Stats), and `engine` during run().
     """
 
     engine: Engine
@@ -44,6 +75,8 @@ class Service:
         max_queue: int = 64,
         max_tokens: int | None = None,
         max_prompt: int | None = None,
+        truncation: Truncation = "error",
+        defaults: Defaults | None = None,
     ) -> None:
         """Arguments and errors as for create_app."""
         self.generator = generator
@@ -52,15 +85,20 @@ class Service:
         n_ctx = generator.n_ctx
         self.max_queue = check_int("max_queue", max_queue, 1)
         self.max_tokens = n_ctx if max_tokens is None else check_int("max_tokens", max_tokens, 1)
-        self.max_prompt = n_ctx if max_prompt is None else check_int("max_prompt", max_prompt, 1)
-        if not generator.endless:
-            self.max_prompt = min(self.max_prompt, n_ctx)
+        self.max_prompt = INT32_MAX if generator.endless else n_ctx
+        if max_prompt is not None:
+            self.max_prompt = min(self.max_prompt, check_int("max_prompt", max_prompt, 1))
+        self.truncation = check_truncation(truncation)
+        self.defaults = defaults or Defaults()
+        check_sampling(self.defaults.sampling)
         self.template: ChatTemplate | None = None
+        self._has_described_tools = False  # for any request yet
         if template is not None or generator.tokenizer.chat_template is not None:
             self.template = generator.chat_template(template, tool_parser=tool_parser)
         metadata = _core.GgufFile(str(generator.path)).metadata()
         self.architecture: str = metadata["general.architecture"]
         begin = f"{self.architecture}."
+        self.infill = Infill.of(generator.tokenizer, metadata)
         self.sizes = {
             key: value
             for key, value in metadata.items()
@@ -73,11 +111,11 @@ class Service:
             endless=generator.endless and self.max_tokens > generator.n_ctx,
             chat=self.template is not None,
             policy=PolicyCounts.of(generator.policy),
+            has_archive=generator.has_archive,
             n_sequences=generator.max_sequences,
             cache_bytes=stats.cache_bytes // stats.n_sequences,
             full_cache_bytes=stats.full_cache_bytes // stats.n_sequences,
         )
-        self.model = Model(id=name, created=self.created, h2o=self.limits)
 
     @contextmanager
     def run(self) -> Iterator[None]:
@@ -87,28 +125,23 @@ class Service:
 
     def submit(
         self,
-        prompts: Sequence[str | list[int]],
+        prompts: Sequence[str | list[int] | ChatPrompt],
         body: GenerationRequest,
         *,
         prompt_logprobs: bool = False,
         spelled: Sequence[int] = (),
         grammar: str | None = None,
         around_form: str | None = None,
+        trigger: tuple[int, Callable[[], str]] | None = None,
     ) -> list[Output]:
         """Submit `body.n` outputs for each prompt, all or none, without blocking.
 
         spelled: special tokens to include in the text; grammar: of the outputs, instead of the
-        body's format; around_form: as for Engine.submit.
+        body's format; around_form: as for Engine.submit; trigger: as for LazyConstraint.
 
         Raises ApiError if the Engine rejects a request, a limit is exceeded or the queue is full.
         """
-        max_tokens = self.max_tokens if body.limit is None else body.limit
-        if max_tokens > self.max_tokens:
-            raise ApiError(
-                400,
-                f"max_tokens is {max_tokens}, expected at most {self.max_tokens} (the server's "
-                "--max-tokens)",
-            )
+        max_tokens = min(self.max_tokens, body.limit or self.max_tokens)
         if len(prompts) * body.n > self.max_queue:
             raise ApiError(
                 400,
@@ -119,24 +152,33 @@ class Service:
             policy = None  # the Generator's
             if body.hh is not None or body.policy is not None:
                 policy = choose_policy(body.hh, None, body.policy, self.generator.n_ctx)
-            options = body.sampling(forms=grammar is None)
+            options = self.defaults.sampling | body.sampling(forms=grammar is None)
             options["max_tokens"] = max_tokens
             if grammar is not None:
                 options["grammar"] = grammar
+            seed = options.get("seed")
             for given in prompts:
-                prompt = self._tokens(given)
+                replies: Sequence[tuple[int, int]] = ()
+                if isinstance(given, ChatPrompt):
+                    prompt, n_dropped = self._fitting(given.tokens, body)
+                    replies = () if n_dropped else given.replies
+                else:
+                    prompt, n_dropped = self._fitting(given, body)
                 for i in range(body.n):
-                    if body.seed is not None:
-                        options["seed"] = (body.seed + i) % 2**64
+                    if seed is not None:
+                        options["seed"] = (seed + i) % 2**64
                     record = Record(
                         n_top=body.n_top, prompt=prompt_logprobs, kept_every=body.kept_every
                     )
+                    if trigger is not None:
+                        options["constraint"] = LazyConstraint(self.generator.tokenizer, *trigger)
                     completion = self.engine.submit(
                         prompt,
                         policy=policy,
                         record=record,
                         spelled=spelled,
                         around_form=around_form,
+                        replies=replies,
                         timeout=0,
                         **options,
                     )
@@ -144,16 +186,69 @@ class Service:
                     offset = None
                     if body.n_top is not None:
                         offset = TextOffset(self.generator.tokenizer, prompt, spelled)
-                    outputs.append(Output(len(outputs), prompt, completion, record, kept, offset))
+                    output = Output(len(outputs), prompt, completion, record, kept, offset)
+                    output.n_dropped = n_dropped
+                    outputs.append(output)
         return outputs
 
-    def embed(
-        self, texts: Sequence[str | list[int]], pooling: Pooling, *, truncate: bool = False
-    ) -> Outputs:
-        """Submit embeddings, of which only some wait in the queue at a time.
+    def _fitting(self, prompt: str | list[int], body: GenerationRequest) -> tuple[list[int], int]:
+        """The tokens of a prompt that are read, and how many are dropped.
 
-        truncate: cut strings that are too long. Raises as submit() does.
+        Of too many, the first `body.n_keep` (-1: most) besides the one that begins a text, and the
+        last ones are kept. A quarter of what fits is left for the output.
+
+        Raises ApiError for too many tokens that must not be dropped.
         """
+        if (body.truncation or self.truncation) == "error":
+            return self._tokens(prompt, parse_special=True), 0
+        tokens = prompt
+        if isinstance(tokens, str):
+            with self.refusals():
+                tokens = self.generator.tokenizer.encode(tokens, parse_special=True)
+        if len(tokens) <= self.max_prompt:
+            return tokens, 0
+        most = max(self.max_prompt * 3 // 4, 1)
+        n_first = most - 1
+        if body.n_keep >= 0:
+            begins = tokens[0] == self.generator.tokenizer.bos
+            n_first = min(body.n_keep + begins, most - 1)
+        return tokens[:n_first] + tokens[n_first - most :], len(tokens) - most
+
+    def fill_in(
+        self,
+        prefix: str | list[int],
+        suffix: str,
+        body: GenerationRequest,
+        *,
+        files: Sequence[tuple[str, str]] = (),
+    ) -> list[Output]:
+        """Submit outputs for the text between prefix and suffix; files: as for Infill.prompt().
+
+        Raises as submit() does, and if the model has no tokens for this.
+        """
+        if self.infill is None or not isinstance(prefix, str):
+            got = "the model has no tokens to fill in the middle"
+            if self.infill is not None:
+                got = "the prompt is token ids, expected text"
+            raise ApiError(400, f"suffix is given, but {got}", param="suffix")
+        with self.refusals():
+            prompt = self.infill.prompt(prefix, suffix, files=files, most=self.max_prompt)
+        given = [body.stop] if isinstance(body.stop, str) else body.stop or []
+        body.stop = [*given, *self.infill.ends.values()]
+        return self.submit([prompt], body, spelled=[*self.infill.ends])
+
+    def embed(
+        self, texts: Sequence[str | list[int]], chosen: Pooling | None, *, truncate: bool = False
+    ) -> Outputs:
+        """Submit embeddings.
+
+        chosen: the pooling, or None for the model's. truncate: cut strings that are too long.
+        Raises as submit() does.
+        """
+        try:
+            pooling = chosen or self.generator.default_pooling
+        except ValueError as error:
+            raise ApiError(400, str(error), param="pooling") from None
         prompts = []
         for i, text in enumerate(texts):
             if not text:
@@ -162,6 +257,20 @@ class Service:
                 prompts.append(self._first_tokens(text))
             else:
                 prompts.append(self._tokens(text))
+        return self._pooled(prompts, pooling)
+
+    def rerank(self, query: str, documents: Sequence[str]) -> Outputs:
+        """Submit a query with each document, whose relevance is that of the scores of labels.
+
+        Raises as submit() does, and for a model that scores no pairs.
+        """
+        runtime = self.generator
+        with self.refusals():
+            prompts = pair_prompts(runtime.tokenizer, runtime.n_labels, query, documents)
+        return self._pooled(prompts, "rank")
+
+    def _pooled(self, prompts: Sequence[list[int]], pooling: Pooled) -> Outputs:
+        """Submit prompts, of which only some wait in the queue at a time."""
 
         def output(i: int, completion: Completion) -> Output:
             return Output(i, prompts[i], completion, Record(), self.generator.policy)
@@ -178,15 +287,19 @@ class Service:
         return Outputs(outputs, [partial(submit_later, i) for i in range(n, len(prompts))])
 
     def chat_template(self, *, tools: bool = False) -> ChatTemplate:
-        """The chat template; tools: whether it must support tools. Raises ApiError."""
+        """The chat template; tools: the one for tools. Raises ApiError."""
         if self.template is None:
             raise ApiError(400, "the model has no chat template; use /v1/completions")
-        if tools and not self.template.has_tools:
+        if not tools:
+            return self.template
+        template = self.template.for_tools
+        if template.describes_tools:
+            if not self._has_described_tools:
+                self._has_described_tools = True
+                _log.warning(_DESCRIBED_TOOLS, self.name)
+        elif not template.has_tools:
             raise ApiError(400, "the chat template does not support tools", param="tools")
-        if tools and self.template.format.parse is None:
-            message = "the model's format of tool calls is unknown; start with --tool-parser"
-            raise ApiError(400, message, param="tools")
-        return self.template
+        return template
 
     @contextmanager
     def refusals(self) -> Iterator[None]:
@@ -198,10 +311,12 @@ class Service:
         except ValueError as error:
             raise refusal(error) from error
 
-    def _tokens(self, prompt: str | list[int]) -> list[int]:
+    def _tokens(self, prompt: str | list[int], *, parse_special: bool = False) -> list[int]:
         if isinstance(prompt, str):
             with self.refusals():
-                return self.generator.tokenizer.encode(prompt, most=self.max_prompt)
+                return self.generator.tokenizer.encode(
+                    prompt, parse_special=parse_special, most=self.max_prompt
+                )
         if len(prompt) > self.max_prompt:
             raise self._too_long()
         return prompt
@@ -222,7 +337,7 @@ class Service:
 
     def _too_long(self) -> TooLongError:
         most = self.max_prompt
-        message = f"the prompt has more than {most} tokens, the server's --max-prompt"
+        message = f"the prompt has more than {most} tokens, the server's limit"
         if most == self.generator.n_ctx:  # in OpenAI's words, which clients compare
             message = (
                 f"This model's maximum context length is {most} tokens (n_ctx). However, your "
@@ -243,6 +358,10 @@ def _submitting() -> Iterator[list[Output]]:
             raise
     except ValueError as error:
         raise refusal(error) from error
+    except CompilingError:  # endpoint.post() submits again
+        raise
+    except TimeoutError as error:
+        raise ApiError(400, str(error)) from error
     except ImportError as error:  # llguidance is missing
         raise ApiError(501, str(error)) from error
     except queue.Full as full:

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.measure.budgets import budgeted
+from h2o_cpp.arguments import check_int
+from h2o_cpp.measure.budgets import Comparison
 from h2o_cpp.measure.perplexity import token_losses
 from h2o_cpp.measure.retrieval.tasks import Sample
-from h2o_cpp.model.arguments import KvDType, check_int
-from h2o_cpp.model.session import open_session, read_tokens
+from h2o_cpp.model.session import read_tokens
 
 
 @dataclass(frozen=True)
@@ -35,31 +35,21 @@ class Measurement:
 def measure(
     model: _core.Model,
     tasks: Mapping[str, Sequence[Sample]],
+    every: Comparison,
     *,
-    policies: Sequence[str],
-    budgets: Sequence[float],
-    n_ctx: int,
-    n_batch: int,
-    kv_dtype: KvDType | None = None,
-    equal_bytes: bool = False,
     question_apart: bool = False,
-    archive: KvDType | None = None,
-    archive_pages: int | None = None,
-    archive_heads: float | None = None,
 ) -> Iterator[Measurement]:
     """Measure each task with the full cache, without the fact, and with every policy and budget.
 
-    budgets: fractions of n_ctx.
-    n_batch: prompt tokens per chunk, each followed by eviction. The correct answer follows token by
+    every: the caches; n_ctx and n_batch are required. The correct answer follows a prompt token by
         token.
-    equal_bytes: as for perplexity.measure.
     question_apart: evict before the question, as if the text had been read in advance.
-    archive, archive_pages, archive_heads: as for Generator, for policies that evict.
 
     Raises ValueError.
     """
-    check_int("n_batch", n_batch, 1, n_ctx)
-    whole, *evicting = budgeted(policies, budgets, model, n_ctx, kv_dtype, equal_bytes=equal_bytes)
+    n_ctx = every.cache.context
+    check_int("n_batch", every.cache.n_batch, 1, n_ctx)
+    whole, *evicting = every.caches(model)
     absent = whole._replace(name="absent")
     for task, samples in tasks.items():
         longest = max(len(sample.prompt) + len(sample.answer) for sample in samples)
@@ -68,28 +58,25 @@ def measure(
                 f"{task} has a sample of {longest} tokens, expected at most n_ctx={n_ctx}"
             )
         full = np.zeros(len(samples))
-        for name, budget, kept, policy, types in [whole, absent, *evicting]:
-            session = open_session(
-                model, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=types, archive=archive,
-                archive_pages=archive_pages, archive_heads=archive_heads,
-            )  # fmt: skip
+        for one in [whole, absent, *evicting]:
+            session = every.session(model, one)
             values, exact = np.zeros(len(samples)), np.zeros(len(samples), bool)
             for i, sample in enumerate(samples):
-                prompt = sample.without_fact if name == "absent" else sample.prompt
+                prompt = sample.without_fact if one.name == "absent" else sample.prompt
                 n_question = sample.n_question if question_apart else 0
                 logits = answer_logits(session, prompt, sample.answer, n_question)
                 answer = np.asarray(sample.answer, np.int32)
                 values[i] = -token_losses(logits, answer).mean()
                 exact[i] = (logits.argmax(axis=1) == answer).all()
-            if name == "full":
+            if one.name == "full":
                 full = values
             gain = values - full
             error = gain.std(ddof=1) / sqrt(len(gain)) if len(gain) > 1 else nan
             yield Measurement(
                 task,
-                name,
-                budget,
-                kept,
+                one.name,
+                one.budget,
+                one.kept,
                 log_likelihood=float(values.mean()),
                 of_full=float(gain.mean()),
                 error=float(error),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from h2o_cpp.model.tokenizer import Tokenizer
 
-# From Herman Melville, Moby-Dick (1851).
+# Herman Melville, Moby-Dick (1851).
 FILLER = (
     "Some years ago, never mind how long precisely, having little or no money in my purse, and "
     "nothing particular to interest me on shore, I thought I would sail about a little and see the "

@@ -1,0 +1,136 @@
+#include "cpu/recurrent.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace h2o {
+namespace {
+
+// Columns of a part: few, so that many threads have some.
+constexpr int64_t kBlocks = 4;  // of kDeltaColumns
+
+// Cost of each number of a state, in multiply-adds.
+constexpr int64_t kStateCost = 4;
+
+float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
+
+int64_t parts(int64_t n, int64_t size) { return (n + size - 1) / size; }
+
+// Calls body(segment, first, n) for all rows of each segment and some of its channels at a time:
+// few, so that many threads have some.
+template <class Body>
+void for_channels(ThreadPool& pool, const Batch& batch, int64_t n_channels, const Body& body) {
+  constexpr int64_t kChannels = 256;
+  constexpr int64_t kCost = 64;  // of a channel of a row, in multiply-adds
+  const int64_t n_parts = parts(n_channels, kChannels);
+  const auto n_segments = static_cast<int64_t>(batch.segments.size());
+  pool.parallel_for(n_segments * n_parts, kCost * batch.n_rows() * n_channels,
+                    [&](int, int64_t begin, int64_t end) {
+                      for (int64_t i = begin; i < end; ++i) {
+                        const int64_t first = i % n_parts * kChannels;
+                        body(batch.segments[i / n_parts], first,
+                             std::min(kChannels, n_channels - first));
+                      }
+                    });
+}
+
+}  // namespace
+
+void delta_net(const CpuKernels& kernels, ThreadPool& pool, const DeltaNet& layer,
+               const KvView& cache, const Batch& batch) {
+  const int64_t n_rows = batch.n_rows();
+  const int64_t n_channels = layer.qkv.cols;
+  const int64_t head_dim = layer.head_dim;
+  const int64_t k_width = layer.n_k_heads * head_dim;
+  const auto n_segments = static_cast<int64_t>(batch.segments.size());
+  const auto state = [&](const Segment& segment) { return cache.state(segment.sequence); };
+
+  for_channels(pool, batch, n_channels, [&](const Segment& segment, int64_t first, int64_t n) {
+    kernels.convolve({
+        .x = layer.qkv.floats() + segment.row * n_channels + first,
+        .before = state(segment) + layer.matrix_floats() + first,
+        .weights = layer.conv.floats() + first,
+        .n_rows = segment.n_rows,
+        .n_taps = layer.conv.rows,
+        .n = n,
+        .stride = n_channels,
+        .silu = true,
+    });
+  });
+
+  pool.parallel_for(n_rows, n_rows * n_channels, [&](int, int64_t begin, int64_t end) {
+    const float q_length = 1 / std::sqrt(static_cast<float>(head_dim));
+    for (int64_t row = begin; row < end; ++row) {
+      float* const q = layer.qkv.floats() + row * n_channels;
+      for (int64_t h = 0; h < 2 * layer.n_k_heads; ++h) {
+        kernels.normalize(q + h * head_dim, head_dim, h < layer.n_k_heads ? q_length : 1);
+      }
+      for (int64_t h = 0; h < layer.n_v_heads; ++h) {
+        float& alpha = layer.alpha.floats()[row * layer.n_v_heads + h];
+        float& beta = layer.beta.floats()[row * layer.n_v_heads + h];
+        alpha = std::exp(layer.a.floats()[h] * softplus(alpha + layer.dt_bias.floats()[h]));
+        beta = 1 / (1 + std::exp(-beta));
+      }
+    }
+  });
+
+  const int64_t n_blocks = head_dim / kDeltaColumns;
+  const int64_t per_head = parts(n_blocks, kBlocks);
+  const int64_t per_segment = layer.n_v_heads * per_head;
+  pool.parallel_for(n_segments * per_segment, kStateCost * n_rows * layer.matrix_floats(),
+                    [&](int, int64_t begin, int64_t end) {
+                      for (int64_t i = begin; i < end; ++i) {
+                        const Segment& segment = batch.segments[i / per_segment];
+                        const auto h = static_cast<int32_t>(i % per_segment / per_head);
+                        const int64_t block = i % per_head * kBlocks;
+                        const float* const qkv = layer.qkv.floats() + segment.row * n_channels;
+                        const int64_t k_head = layer.k_head(h);
+                        const int64_t column = h * head_dim + block * kDeltaColumns;
+                        const int64_t gate = segment.row * layer.n_v_heads + h;
+                        kernels.delta_rule({
+                            .state = state(segment) + head_dim * column,
+                            .q = qkv + k_head * head_dim,
+                            .k = qkv + k_width + k_head * head_dim,
+                            .v = qkv + 2 * k_width + column,
+                            .out = layer.out.floats() + segment.row * layer.out.cols + column,
+                            .decay = layer.alpha.floats() + gate,
+                            .beta = layer.beta.floats() + gate,
+                            .n_rows = segment.n_rows,
+                            .stride = n_channels,
+                            .out_stride = layer.out.cols,
+                            .n_v_heads = layer.n_v_heads,
+                            .head_dim = head_dim,
+                            .n_blocks = std::min(kBlocks, n_blocks - block),
+                        });
+                      }
+                    });
+}
+
+void short_conv(const CpuKernels& kernels, ThreadPool& pool, const ShortConv& layer,
+                const KvView& cache, const Batch& batch) {
+  const int64_t width = layer.out.cols;
+  for_channels(pool, batch, width, [&](const Segment& segment, int64_t first, int64_t n) {
+    float* const out = layer.out.floats() + segment.row * width + first;
+    const float* const b = layer.bcx.floats() + segment.row * 3 * width + first;
+    for (int64_t row = 0; row < segment.n_rows; ++row) {
+      const float* const x = b + (row * 3 + 2) * width;
+      std::copy_n(x, n, out + row * width);
+      kernels.multiply(out + row * width, b + row * 3 * width, n);
+    }
+    kernels.convolve({
+        .x = out,
+        .before = cache.state(segment.sequence) + first,
+        .weights = layer.conv.floats() + first,
+        .n_rows = segment.n_rows,
+        .n_taps = layer.conv.rows,
+        .n = n,
+        .stride = width,
+        .silu = false,
+    });
+    for (int64_t row = 0; row < segment.n_rows; ++row) {
+      kernels.multiply(out + row * width, b + (row * 3 + 1) * width, n);
+    }
+  });
+}
+
+}  // namespace h2o

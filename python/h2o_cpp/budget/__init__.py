@@ -1,0 +1,1 @@
+"""Cache budgets: policies, the memory of caches, and what advise stored in a file."""

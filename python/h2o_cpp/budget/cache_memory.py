@@ -1,0 +1,138 @@
+"""Memory of caches: the policy and the types of K and V that fit, and how many caches fit."""
+
+from __future__ import annotations
+
+import os
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from h2o_cpp import _core
+from h2o_cpp.arguments import KvDType, Positions, bytes_of, check_float, kv_dtypes
+from h2o_cpp.budget.policy import Policy, core_policies, named_policy
+
+DEFAULT_POLICY = "contribution"
+
+# Tried in this order; if not all tokens fit, the last is used: at equal bytes, twice as many tokens
+# in q8_0 are better than f16, and values with fewer bits lose more than the additional tokens gain
+# (docs/quality.md).
+_TYPES = ("f16", "q8_0")
+_BLOCK = 32  # other head sizes use f16
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The parameters that determine a cache's size."""
+
+    n_layers: int
+    n_kv_heads: int
+    head_dim: int
+    n_ctx_train: int
+    learned_positions: bool
+    state_floats: tuple[int, ...] = ()
+    """Each layer's; 0: it has a KV cache. Empty: all layers have one."""
+    shared_values: bool = False
+    """Whether the cache holds one latent vector instead of a key and a value."""
+
+    @staticmethod
+    def of(model: _core.Config | _core.Model) -> ModelShape:
+        """Reads it from a model, or its file's parameters."""
+        return ModelShape(
+            model.n_layers,
+            model.n_kv_heads,
+            model.head_dim,
+            model.n_ctx_train,
+            model.learned_positions,
+            tuple(model.state_floats),
+            model.shared_values,
+        )
+
+    @staticmethod
+    def of_file(path: str | os.PathLike[str]) -> ModelShape:
+        """Reads it from a GGUF file. Raises ValueError if it is not a model that can be run."""
+        return ModelShape.of(_core.Config(_core.GgufShards(path)))
+
+
+def slab_bytes(
+    shape: ModelShape,
+    policy: Policy | Sequence[Policy],
+    *,
+    n_ctx: int,
+    kv_dtype: KvDType,
+    positions: Positions,
+) -> int:
+    """Bytes of one sequence's cache; n sequences need at most n times as much."""
+    policies = [policy] if isinstance(policy, Policy) else policy
+    bounded = all(one.budget is not None and one.budget < n_ctx for one in policies)
+    return _core.cache_bytes(
+        n_layers=shape.n_layers,
+        n_kv_heads=shape.n_kv_heads,
+        head_dim=shape.head_dim,
+        policies=core_policies(policy),
+        max_tokens=n_ctx,
+        state_floats=shape.state_floats,
+        shared_values=shape.shared_values,
+        **kv_dtypes(kv_dtype),
+        may_roll=bounded and not shape.learned_positions and positions != "original",
+    )
+
+
+def default_types(head_dim: int) -> Sequence[str]:
+    """The types that a head of this size is tried in, the most precise first."""
+    return _TYPES if head_dim % _BLOCK == 0 else _TYPES[:1]
+
+
+def fit_cache(
+    shape: ModelShape,
+    memory: float | str,
+    policy: str | None,
+    *,
+    n_ctx: int,
+    kv_dtype: KvDType | None,
+    positions: Positions,
+) -> tuple[Policy, KvDType]:
+    """The policy and the types of K and V that keep the most tokens in a sequence's memory.
+
+    memory: a share of a full f16 cache (0.1 or "10%") or a size ("5MiB").
+    policy: a policy's name, used if not all tokens fit; default: DEFAULT_POLICY.
+    kv_dtype: default: f16 if it holds all n_ctx tokens or the head size is not divisible by 32,
+        otherwise q8_0.
+
+    Raises ValueError for unknown names, and if not one token fits.
+    """
+
+    def bytes_with(policy: Policy, kv_dtype: KvDType) -> int:
+        return slab_bytes(shape, policy, n_ctx=n_ctx, kv_dtype=kv_dtype, positions=positions)
+
+    limit = _limit(memory, bytes_with(Policy.full(), "f16"))
+    types: Sequence[KvDType] = default_types(shape.head_dim) if kv_dtype is None else [kv_dtype]
+    for one in types:
+        if bytes_with(Policy.full(), one) <= limit:
+            return Policy.full(), one
+    make = partial(named_policy, policy or DEFAULT_POLICY)
+    fits = bisect_right(range(1, n_ctx), limit, key=lambda n: bytes_with(make(n), types[-1]))
+    if fits == 0:
+        least = bytes_with(make(1), types[-1])
+        raise ValueError(
+            f"cache_memory={memory!r} is {limit} bytes, expected at least {least} for one token"
+        )
+    return make(fits), types[-1]
+
+
+def _limit(memory: float | str, full: int) -> int:
+    """A memory limit in bytes."""
+    share = memory
+    if isinstance(memory, str):
+        if match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", memory):
+            share = float(match[1]) / 100
+        elif re.fullmatch(r"\s*\d*\.\d+\s*", memory):
+            share = float(memory)
+        else:
+            return bytes_of("cache_memory", memory)
+    if not 0 < check_float("cache_memory", share) <= 1:
+        raise ValueError(
+            f'cache_memory={memory!r}, expected a share above 0 and up to 1, "10%", or "5MiB"'
+        )
+    return int(float(share) * full)

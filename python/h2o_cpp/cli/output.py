@@ -1,0 +1,49 @@
+"""Writes to the standard streams for the commands; no other module of them prints.
+
+Names, metadata, templates and messages come from files and from the network: their control
+characters are escaped, so that no terminal obeys them.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from h2o_cpp.files.visible_text import message_line, visible, visible_json
+
+
+def put(text: str = "", *, lines: bool = False) -> None:
+    """Write a line to stdout; lines: `text` may have several."""
+    print(visible(text, lines=lines), flush=True)
+
+
+def put_json(document: Any, *, indent: int | None = 2) -> None:
+    """Write JSON to stdout."""
+    print(visible_json(document, indent=indent), flush=True)
+
+
+def put_text(text: str) -> None:
+    """Write a piece of a prompt, of an output or of a document: visibly to a terminal, otherwise
+    unchanged.
+    """
+    print(visible(text, lines=True) if sys.stdout.isatty() else text, end="", flush=True)
+
+
+def put_styled(text: str, *, to_stderr: bool = False) -> None:
+    """Write a line of our own, with colors, in which everything else is visible."""
+    print(text, file=sys.stderr if to_stderr else sys.stdout, flush=True)
+
+
+def tell(text: str = "", *, lines: bool = False) -> None:
+    """Write a line to stderr; lines: `text` may have several."""
+    print(visible(text, lines=lines), file=sys.stderr)
+
+
+def tell_progress(text: str = "") -> None:
+    """Replace the line of a terminal on which stderr is; without text, clear it."""
+    print(f"\r{visible(text)}\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def tell_error(text: str) -> None:
+    """Write an error to stderr, as one line."""
+    tell(message_line(f"error: {text}"))

@@ -1,0 +1,1 @@
+"""Model files: finding, downloading and reading them, and their tokenizers."""

@@ -1,0 +1,1 @@
+"""Processes that check and compile grammars, and compute masks, within limits."""

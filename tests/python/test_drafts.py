@@ -1,0 +1,152 @@
+"""Outputs with drafts equal those without, bit for bit, and the caches that they leave too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from h2o_cpp import BUNDLED_MODEL, Generator, Policy
+from h2o_cpp.cli import main
+from h2o_cpp.generation.stats import LayerStats
+from support.random_search import examples
+from support.random_texts import OPTIONS, POLICIES, PROTECTED
+
+LLAMA = Path(__file__).parents[1] / "data" / "golden" / "llama_gqa2_tied.gguf"
+N_VOCAB = 61
+N_CTX = 40
+PROMPT = "the cat sat on the mat. the cat sat on the mat. the cat sat on"
+
+
+def only_some(tokens: Any, mask: Any) -> None:
+    """Allows every second token, in turns, so that outputs repeat."""
+    mask[:] = 0x55555555 << len(tokens) % 2
+
+
+OPTION_SETS = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 0.3, 1.0]),
+        "seed": st.integers(0, 99),
+        "max_tokens": st.integers(1, 60),
+        "ignore_eos": st.booleans(),
+    },
+    optional={
+        "stop": st.just(["aba", "bb b"]),
+        "constraint": st.just(only_some),
+        "repeat_penalty": st.just(1.2),
+    },
+)
+
+
+def left(generator: Generator, prompt: list[int], options: dict[str, Any]) -> tuple[Any, ...]:
+    """Everything that an output leaves: its pieces, its end, its snapshot and the cache."""
+    stream = generator.stream(prompt, **options)
+    pieces = list(stream)
+    layers: tuple[LayerStats, ...] = generator.stats(layers=True).layers
+    kept = [array.tobytes() for layer in range(len(layers)) for array in generator.kept(layer, 1)]
+    return pieces, stream.tokens, stream.finish_reason, stream.save().data, layers, kept
+
+
+@settings(max_examples=examples(60))
+@given(
+    policy=st.one_of(POLICIES, OPTIONS, PROTECTED),
+    unit=st.lists(st.integers(3, N_VOCAB - 1), min_size=1, max_size=8),
+    repeated=st.integers(1, 4),
+    requests=st.lists(OPTION_SETS, min_size=1, max_size=3),
+    draft_max=st.integers(1, 20),
+    threads=st.integers(1, 2),
+    positions=st.sampled_from(["auto", "original"]),
+)
+def test_nothing_differs_with_drafts(
+    policy: Policy,
+    unit: list[int],
+    repeated: int,
+    requests: list[dict[str, Any]],
+    draft_max: int,
+    threads: int,
+    positions: Any,
+) -> None:
+    prompt = unit * repeated
+    common: Any = {
+        "policy": policy, "n_ctx": N_CTX, "positions": positions, "max_sequences": 1, "n_batch": 16,
+    }  # fmt: skip
+    with (
+        Generator(LLAMA, threads=1, **common) as plain,
+        Generator(LLAMA, threads=threads, draft="lookup", draft_max=draft_max, **common) as drafted,
+    ):
+        for options in requests:
+            assert left(drafted, prompt, options) == left(plain, prompt, options)
+
+
+def test_repetitions_are_guessed() -> None:
+    with Generator(BUNDLED_MODEL, hh=40, n_ctx=256, draft="lookup") as generator:
+        result = generator.generate(PROMPT, max_tokens=100, temperature=0)
+        assert result.accepted_tokens > 0  # later, as many as measured times allow
+        assert result.drafted_tokens >= result.accepted_tokens
+        assert result.completion_tokens == 100
+        without = generator.generate(PROMPT, max_tokens=100, temperature=0, draft=False)
+        assert (without.text, without.drafted_tokens) == (result.text, 0)
+
+
+def test_batches_count_their_drafts() -> None:
+    with (
+        Generator(BUNDLED_MODEL, hh=40, n_ctx=256) as plain,
+        Generator(BUNDLED_MODEL, hh=40, n_ctx=256, draft="lookup", draft_max=8) as generator,
+    ):
+        prompts = [PROMPT, "Once upon a time", PROMPT[4:]]
+        options: Any = {"max_tokens": 60, "temperature": 0.2, "seed": 1}
+        expected = plain.generate(prompts, **options)
+        results = generator.generate(prompts, **options)
+        assert [one.text for one in results] == [one.text for one in expected]
+        with generator.engine() as engine:
+            stats = engine.stats()
+        assert stats.drafted_tokens == sum(one.drafted_tokens for one in results)
+        assert stats.accepted_tokens == sum(one.accepted_tokens for one in results)
+
+
+def test_text_that_repeats_nothing_has_few_drafts() -> None:
+    words = Counter[str]()
+    random = np.random.default_rng(0)
+    with Generator(LLAMA, n_ctx=N_CTX, draft="lookup") as generator:
+        for seed in range(10):
+            prompt = random.integers(3, N_VOCAB, 5).tolist()
+            result = generator.generate(
+                prompt, max_tokens=30, temperature=5, top_k=0, top_p=1, min_p=0, seed=seed
+            )
+            words["drafted"] += result.drafted_tokens
+            words["all"] += result.completion_tokens
+    assert words["drafted"] < words["all"] / 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"draft": "model.gguf"}, "draft='model.gguf', expected 'lookup'"),
+        ({"draft": "lookup", "draft_max": 0}, "draft_max=0"),
+        ({"draft": "lookup", "hh": 20, "archive": "f16"}, "archive"),
+    ],
+)
+def test_refused_options(options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Generator(BUNDLED_MODEL, **options)
+
+
+def test_refused_option_of_a_stream() -> None:
+    with Generator(BUNDLED_MODEL) as generator, pytest.raises(TypeError, match="draft"):
+        generator.stream("a", draft="lookup")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "option", [["--draft", "lookup"], ["--spec-type", "ngram-simple", "--draft-n", "4"]]
+)
+def test_the_command_has_drafts(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", PROMPT, "-n", "40", "--temp", "0"]
+    assert main(command) == 0
+    expected = capsys.readouterr().out
+    assert main([*command, *option]) == 0
+    assert capsys.readouterr().out == expected

@@ -1,0 +1,117 @@
+"""Protected prompts of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
+
+from h2o_cpp import Generator
+from h2o_cpp.serve.service import Defaults
+from support.serving import Server, serving
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+LLAMA = Path(__file__).parents[1] / "data" / "golden" / "llama_gqa2_tied.gguf"
+SYSTEM = "Talk like the sea does."
+MESSAGES = [
+    {"role": "system", "content": SYSTEM},
+    {"role": "user", "content": "Who are you, and where is the boat of the old man?"},
+]
+OPTIONS = {"max_tokens": 60, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def generator(tiny_opt: Path) -> Iterator[Generator]:
+    with Generator(tiny_opt, hh=40, n_ctx=200, n_batch=16, threads=1, max_sequences=1) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def server(generator: Generator) -> Iterator[Server]:
+    with serving(generator, template=TEMPLATE) as server:
+        yield server
+
+
+def kept_by_all(generator: Generator) -> set[int]:
+    """Positions that every KV head of every layer keeps."""
+    stats = generator.stats(layers=True)
+    return set.intersection(
+        *(
+            set(generator.kept(layer, head)[0].tolist())
+            for layer in range(stats.n_layers)
+            for head in range(len(stats.layers[layer].heads))
+        )
+    )
+
+
+def test_system_prompt_of_a_conversation(server: Server, generator: Generator) -> None:
+    n_system = len(generator.tokenize(f"[system] {SYSTEM}\n[user] ")) - 1
+    body = {"messages": MESSAGES, **OPTIONS}
+    assert server.ask("/v1/chat/completions", body).status == 200
+    assert not {*range(n_system)} <= kept_by_all(generator)
+    for protect in ("system", n_system, [n_system, 0]):
+        answer = server.ask("/v1/chat/completions", {**body, "protect": protect})
+        assert answer.status == 200, answer.body
+        assert {*range(n_system)} <= kept_by_all(generator)
+
+
+def test_prompt_of_a_text(server: Server, generator: Generator) -> None:
+    prompt = "The old man went down to the sea"
+    body = {"prompt": prompt, "protect": "prompt", **OPTIONS}
+    assert server.ask("/v1/completions", body).status == 200
+    assert {*range(len(generator.tokenize(prompt)))} <= kept_by_all(generator)
+
+
+@pytest.mark.parametrize(
+    ("path", "protect", "message"),
+    [
+        ("/v1/completions", "system", "protect='system', expected 'prompt'"),
+        (
+            "/v1/completions",
+            40,
+            "protect keeps 40 tokens of the prompt, expected fewer than the 40",
+        ),
+        ("/v1/completions", -1, "protect=-1"),
+        ("/v1/chat/completions", "all", "protect"),
+    ],
+)
+def test_errors(server: Server, path: str, protect: Any, message: str) -> None:
+    given: Any = {"messages": MESSAGES} if "chat" in path else {"prompt": [7] * 50}
+    answer = server.ask(path, {**given, **OPTIONS, "protect": protect})
+    assert answer.status == 400
+    assert message in answer.json()["error"]["message"]
+
+
+def test_a_server_protects_system_prompts(tiny_opt: Path) -> None:
+    options: dict[str, Any] = {"hh": 40, "n_ctx": 200, "n_batch": 16, "max_sequences": 1}
+    with Generator(tiny_opt, threads=1, **options) as generator:
+        _check_protected(generator)
+
+
+def _check_protected(generator: Generator) -> None:
+    n_system = len(generator.tokenize(f"[system] {SYSTEM}\n[user] ")) - 1
+    body = {"messages": MESSAGES, **OPTIONS}
+    with serving(generator, template=TEMPLATE, defaults=Defaults(protect="system")) as server:
+        assert server.ask("/v1/chat/completions", body).status == 200
+        assert {*range(n_system)} <= kept_by_all(generator)
+        assert server.ask("/v1/chat/completions", {**body, "protect": 0}).status == 200
+        assert not {*range(n_system)} <= kept_by_all(generator)
+
+
+def test_a_system_prompt_after_100_000_tokens() -> None:
+    """The model was trained on 40."""
+    with Generator(LLAMA, hh=24, policy="window", n_batch=16, threads=1) as generator:
+        system = generator.tokenize("Be brief.")
+        prompt = [*system, *(5 + i * i % 50 for i in range(100_000))]
+        for protect, holds in ((len(system), True), (0, False)):
+            stream = generator.stream(prompt, protect=protect, max_tokens=2, ignore_eos=True)
+            list(stream)
+            assert generator.stats().tokens_seen > 100_000
+            assert ({*range(len(system))} <= kept_by_all(generator)) == holds

@@ -1,1 +1,0 @@
-"""Benchmarks: this engine and baselines, their measurements and reports."""

@@ -1,1 +1,0 @@
-"""The steps of tools/gpu_check; nothing here needs the binaries they build."""
