@@ -58,12 +58,15 @@ std::pair<std::vector<std::vector<int32_t>>, uint64_t> sample_together(
 TEST_CASE("sampling copies the largest logits, and all of them only for rows that need them" *
           doctest::skip(!on_cuda())) {
   constexpr uint64_t kSteps = 6, kVocab = 61;
+  // At its end, each request reads the positions of what two layers of two KV heads keep, and the
+  // slots written next.
+  constexpr uint64_t kSlots = 1 + 3 + 4 + 1, kEnd = 2 * 2 * (kSlots + 1) * sizeof(int32_t);
   const auto requests = sampled_requests(false);
   const uint64_t n = requests.size();
   const auto [tokens, bytes] = sample_together(requests);
-  CHECK(bytes == kSteps * n * sizeof(LargestLogits));
+  CHECK(bytes == n * (kSteps * sizeof(LargestLogits) + kEnd));
   const auto [expected, all_bytes] = sample_together(sampled_requests(true));
-  CHECK(all_bytes == kSteps * n * kVocab * sizeof(float));
+  CHECK(all_bytes == n * (kSteps * kVocab * sizeof(float) + kEnd));
   CHECK(tokens == expected);
 
   auto mixed = sampled_requests(false);
@@ -71,7 +74,8 @@ TEST_CASE("sampling copies the largest logits, and all of them only for rows tha
   mixed[10].constraint = only_a();
   mixed[17].sampling = {.temperature = 1, .top_k = 0, .top_p = 1, .min_p = 0};
   const auto [mixed_tokens, mixed_bytes] = sample_together(mixed);
-  CHECK(mixed_bytes == kSteps * (n * sizeof(LargestLogits) + 3 * kVocab * sizeof(float)));
+  CHECK(mixed_bytes ==
+        kSteps * (n * sizeof(LargestLogits) + 3 * kVocab * sizeof(float)) + n * kEnd);
   for (size_t i = 0; i < n; ++i) {
     if (i != 10 && i != 17) CHECK(mixed_tokens[i] == expected[i]);
   }
