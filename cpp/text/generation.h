@@ -36,6 +36,8 @@ struct Piece {
 struct Forgotten {
   int32_t n_evicted = 0;
   int32_t n_archived = 0;  // of these, in an archive, which may recall them
+  // For each input token, whether some KV head keeps it: 1 or 0; null: nothing was evicted.
+  std::shared_ptr<const std::vector<char>> kept = nullptr;
 };
 
 // Statistics of a generation. Tokens after the first count as decoding.
@@ -45,6 +47,7 @@ struct Progress {
   std::string stop_string = {};     // that ended the text, or ""
   int32_t n_prompt = 0;             // tokens read before the first was generated
   int32_t n_cached = 0;             // tokens before those that were found in a cache
+  int32_t n_read = 0;               // of the n_prompt tokens, those read so far
   int32_t n_generated = 0;
   int32_t n_drafted = 0;     // tokens proposed by a drafter,
   int32_t n_accepted = 0;    // of which these were right

@@ -569,10 +569,11 @@ void Scheduler::count_evictions(Generation& g) {
 }
 
 Forgotten Scheduler::forgotten(const Generation& g) const {
-  const std::vector<char> kept = session_.kept_anywhere(g.sequence_);
-  const auto input = std::span(kept).first(std::min(kept.size(), g.n_input_tokens_));
-  const auto n = static_cast<int32_t>(std::ranges::count(input, 0));
-  return {n, session_.archive_bytes() > 0 ? n : 0};
+  std::vector<char> kept = session_.kept_anywhere(g.sequence_);
+  kept.resize(std::min(kept.size(), g.n_input_tokens_));
+  const auto n = static_cast<int32_t>(std::ranges::count(kept, 0));
+  return {n, session_.archive_bytes() > 0 ? n : 0,
+          std::make_shared<const std::vector<char>>(std::move(kept))};
 }
 
 void Scheduler::park(Generation& g) {

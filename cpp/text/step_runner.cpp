@@ -173,6 +173,7 @@ void StepRunner::publish(StepOutput& output) {
   Progress& progress = g.progress_;
   (progress.n_generated > 0 ? progress.decode_seconds : progress.prompt_seconds) += output.seconds;
   stats_.prompt_tokens += output.n_read;
+  progress.n_read += output.n_read;
   const size_t n_unread = g.pieces_.size();
   for (const Written& written : output.accepted) publish(g, written.token, written.piece);
   publish(g, output.token, output.piece);
@@ -181,7 +182,7 @@ void StepRunner::publish(StepOutput& output) {
   progress.n_accepted += n_accepted;
   stats_.drafted_tokens += output.n_drafts;
   stats_.accepted_tokens += n_accepted;
-  progress.forgotten = output.forgotten;
+  progress.forgotten = std::move(output.forgotten);
   progress.finish_message = std::move(output.finish_message);
   if (output.error != nullptr) g.error_ = output.error;
   if (output.finish != Finish::none) {

@@ -46,16 +46,16 @@ export async function complete(path, body, { hh, key, signal }) {
   return response.json();
 }
 
-// Yields the first choice of each chunk.
+// Yields the first choice of each chunk, and at the end { usage }.
 export async function* stream(path, body, { hh, key, signal }) {
-  const text = withBudget({ ...body, stream: true }, hh);
+  const text = withBudget({ ...body, stream: true, stream_options: { include_usage: true } }, hh);
   const response = await request(path, { method: "POST", headers: headers(key), body: text, signal });
   try {
     for await (const data of events(response.body)) {
       if (data === "[DONE]") return;
       const chunk = JSON.parse(data);
       if (chunk.error) throw new Refused(503, chunk.error.message);
-      if (chunk.choices.length) yield chunk.choices[0];
+      yield chunk.choices[0] ?? { usage: chunk.usage };
     }
   } catch (error) {
     if (error instanceof TypeError) throw new Refused(0, "The connection to the server was lost.");

@@ -2,6 +2,7 @@
 
 import { $, copyButton, el, iconButton } from "./dom.js";
 import { Follow } from "./follow.js";
+import { keptIn, warning } from "./kept.js";
 import { Message, Piece } from "./message.js";
 import { running } from "./replies.js";
 import * as store from "./store.js";
@@ -33,7 +34,12 @@ export class Log {
     this.place = place;
     const { conversation, messages } = place;
     const isText = conversation.mode === "continue";
-    const shown = store.branch(messages, conversation.leaf).map((message) => this.view(message, isText));
+    const branch = store.branch(messages, conversation.leaf);
+    const shown = branch.map((message) => this.view(message, isText));
+    const kept = keptIn(conversation, branch);
+    if (!isText) for (const view of shown) view.showKept(kept);
+    $("forgot").textContent = isText ? "" : warning(kept, branch);
+    $("forgot").hidden = !$("forgot").textContent;
     const late = shown.slice(0, -AT_ONCE).filter((view) => !view.isShown);
     for (const view of shown) if (!late.includes(view)) update(view);
     this.updateLater(late);

@@ -1,6 +1,7 @@
 // A shown message, with what can be done with it.
 
 import { copyButton, el, iconButton } from "./dom.js";
+import { sharedWords } from "./kept.js";
 import { Markdown } from "./markdown.js";
 import { isCut, isWriting } from "./replies.js";
 
@@ -23,8 +24,9 @@ export class Message {
     this.bubble = el("div", { className: `message ${message.role}` }, this.content);
     this.notice = isUser ? "" : el("p", { className: "cut", hidden: true });
     this.tools = el("div", { className: "actions" });
+    this.kept = el("p", { className: "kept hint", hidden: true });
     this.target = el("article", { className: `turn ${message.role}`, "aria-label": isUser ? "You" : "Reply" },
-      this.bubble, this.notice, this.tools);
+      this.bubble, this.notice, this.kept, this.tools);
     if (!isUser) this.markdown = new Markdown(this.content);
     this.cost = this.last = 0;
   }
@@ -82,6 +84,16 @@ export class Message {
     this.target.classList.toggle("writing", isWriting(message));
     if (this.notice) this.showCut();
     this.tools.replaceChildren(...(isWriting(message) ? [] : this.buttons(versions)));
+  }
+
+  // kept: from keptIn().
+  showKept(kept) {
+    const share = kept?.shares[this.message.id];
+    const words = kept ? sharedWords(share, kept) : "";
+    this.kept.textContent = words;
+    this.kept.hidden = !words;
+    this.target.classList.toggle("faded", Boolean(words));
+    this.target.style.setProperty("--kept", share ?? 0);
   }
 
   showCut() {

@@ -3,6 +3,7 @@
 import * as api from "./api.js";
 import { isBudget } from "./cache/budget.js";
 import { Clock, Look } from "./cache/look.js";
+import { keptOf } from "./kept.js";
 import { settings } from "./settings.js";
 import * as store from "./store.js";
 import { titleOf } from "./titles.js";
@@ -81,7 +82,12 @@ async function run({ conversation, messages }, reply, added, text = "") {
   let reason = "stop";
   try {
     const history = store.branch(messages, isContinued ? reply.id : reply.parent);
+    const asked = history.filter(isSaid);
     for await (const choice of choices(conversation, history, stop.signal)) {
+      if (choice.usage) {
+        conversation.kept = keptOf(reply, asked, choice.usage.prompt_memory);
+        continue;
+      }
       hasChanged = take(reply, choice.delta ?? { content: choice.text }) || hasChanged;
       reason = choice.finish_reason ?? reason;
       isSaved = false;
@@ -161,8 +167,9 @@ export function request({ mode }, history) {
 }
 
 // Replies that were cut before they said anything are left out.
-export const said = (history) => history
-  .filter(({ role, content, tool_calls: calls }) => role === "user" || content || calls)
+const isSaid = ({ role, content, tool_calls: calls }) => role === "user" || content || calls;
+
+export const said = (history) => history.filter(isSaid)
   .map(({ role, content, reasoning_content: reasoning, tool_calls: calls }) => ({
     role, content, ...(reasoning && { reasoning_content: reasoning }), ...(calls && { tool_calls: calls }),
   }));

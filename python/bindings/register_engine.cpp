@@ -302,6 +302,13 @@ void register_engine(py::module_& m) {
                                const Forgotten found = h.generation->progress().forgotten;
                                return std::pair(found.n_evicted, found.n_archived);
                              })
+      .def_property_readonly("kept",
+                             [](const Handle& h) -> std::optional<py::bytes> {
+                               const Forgotten found = h.generation->progress().forgotten;
+                               if (found.kept == nullptr) return std::nullopt;
+                               return py::bytes(found.kept->data(), found.kept->size());
+                             })
+      .def_property_readonly("prompt_tokens_read", progress(&Progress::n_read))
       .def_property_readonly("prompt_seconds", progress(&Progress::prompt_seconds))
       .def_property_readonly("decode_seconds", progress(&Progress::decode_seconds));
 

@@ -1,4 +1,5 @@
 // The tokenizer for Python: text is str, tokens are any integers. Releases the GIL.
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include "core/error.h"
@@ -67,6 +68,13 @@ bool has_text(const Tokenizer& tokenizer, const py::iterable& tokens) {
   return false;
 }
 
+// The number of bytes of each token's text, int32 [n]; 0 for special ones.
+py::array_t<int32_t> byte_lengths(const Tokenizer& tokenizer, const py::iterable& tokens) {
+  std::vector<int32_t> found = tokens_of(tokenizer, tokens);
+  for (int32_t& one : found) one = static_cast<int32_t>(tokenizer.token_bytes(one).size());
+  return py::array_t<int32_t>(static_cast<py::ssize_t>(found.size()), found.data());
+}
+
 // Special tokens as ids, the text between them as str.
 py::list split_special(const Tokenizer& tokenizer, const py::str& text) {
   py::list parts;
@@ -100,6 +108,7 @@ void register_tokenizer(py::module_& m) {
             return py::bytes(tokenizer.token_bytes(token_of(tokenizer, token), begins));
           },
           py::arg("token"), py::kw_only(), py::arg("begins"))
+      .def("byte_lengths", &byte_lengths, py::arg("tokens"))
       .def(
           "token_text",
           [](const Tokenizer& tokenizer, py::handle token) {

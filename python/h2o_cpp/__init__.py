@@ -16,9 +16,10 @@ from h2o_cpp.chat import Chat
 from h2o_cpp.files.model_files import BUNDLED_MODEL
 from h2o_cpp.generation.completion import Completion
 from h2o_cpp.generation.engine import Engine
+from h2o_cpp.generation.prompt_memory import PromptMemory
 from h2o_cpp.generation.record import Kept, Record, TokenLogprob
 from h2o_cpp.generation.snapshot import Snapshot
-from h2o_cpp.generation.stats import EngineStats, HeadStats, LayerStats, PromptMemory, Stats
+from h2o_cpp.generation.stats import EngineStats, HeadStats, LayerStats, Stats
 from h2o_cpp.generation.stream import Generation, Stream
 from h2o_cpp.generator import Generator
 from h2o_cpp.model.tokenizer import Tokenizer

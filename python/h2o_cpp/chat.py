@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from h2o_cpp.arguments import check_int, check_str, short
-from h2o_cpp.generation.request import ContextFullError, StreamOptions, show_options
+from h2o_cpp.generation.prompt_memory import PromptParts
+from h2o_cpp.generation.request import ContextFullError, Request, StreamOptions, show_options
 from h2o_cpp.generation.snapshot import Snapshot
 from h2o_cpp.generation.stream import Stream
 from h2o_cpp.model.truncation import Truncation, check_truncation
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _RestoredReply:
-    """A reply restored from a snapshot."""
+    """A reply restored from a snapshot; parts: of the conversation up to its end."""
 
     text: str
     snapshot: Snapshot
+    parts: PromptParts
 
 
 class Chat:
@@ -116,27 +118,25 @@ class Chat:
     def _after(
         self, last: Stream | _RestoredReply, message: Message, options: StreamOptions
     ) -> Stream:
-        more = self._template.prompt_after_reply(self._messages, [message]).tokens
+        more = self._template.prompt_after_reply(self._messages, [message])
         if isinstance(last, _RestoredReply):
             # The message's first chunk has no token of the reply, whose last one may be unread.
             unread = (last.snapshot.n_read, len(last.snapshot.tokens))
-            request = self._generator._request(more, last.snapshot, options)
+            request = self._generator._request(more.tokens, last.snapshot, options)
             request = replace(request, replies=[unread] if unread[0] < unread[1] else [])
-            return Stream(self._generator._runtime, request)
-        last.close()
-        return self._after_stream(last, more, options)
+        else:
+            last.close()
+            request = self._after_stream(last, more.tokens, options)
+        request = replace(request, parts=_parts_with(last).then(len(self.tokens), more))
+        follows = last if isinstance(last, Stream) and request.after is None else None
+        return Stream(self._generator._runtime, request, follows)
 
-    def _after_stream(self, last: Stream, more: list[int], options: StreamOptions) -> Stream:
-        request = last.request
+    def _after_stream(self, last: Stream, more: list[int], options: StreamOptions) -> Request:
+        request, generator, history = last.request, self._generator, last.history
         if request.after is not None and not last.began:  # the last reply was never read
-            prompt = [*request.prompt, *more]
-            return self._generator.stream(prompt, after=request.after, **options)
-        generator = self._generator
-        history = last.history
-        request = generator._request([*history, *more], None, options)
-        replies = [*last.request.replies, (len(history) - len(last.tokens), len(history))]
-        request = replace(request, replies=replies)
-        return Stream(generator._runtime, request, follows=last)  # appends to the cache of `last`
+            return generator._request([*request.prompt, *more], request.after, options)
+        replies = [*request.replies, _reply_of(last)]
+        return replace(generator._request([*history, *more], None, options), replies=replies)
 
     def _begin(self, message: Message, options: StreamOptions) -> tuple[Stream, int | None]:
         """The first reply, and the number of protected tokens."""
@@ -187,7 +187,8 @@ class Chat:
         since the last one.
         """
         other = copy(self)  # say() replaces the list of messages
-        other._reply = _RestoredReply(self._last_reply().text, self._snapshot())
+        reply = self._last_reply()
+        other._reply = _RestoredReply(reply.text, self._snapshot(), _parts_with(reply))
         return other
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -212,8 +213,11 @@ class Chat:
         try:
             *earlier, reply = snapshot.note
             chat._messages = [{"role": m["role"], "content": m["content"]} for m in earlier]
-            chat._reply = _RestoredReply(str(reply["content"]), snapshot)
-        except (TypeError, KeyError, ValueError):
+            text = str(reply["content"])
+            places = [[(int(i), int(j)) for i, j in m.get("tokens", ())] for m in snapshot.note]
+            parts = PromptParts(messages=[*map(tuple, places)])
+            chat._reply = _RestoredReply(text, snapshot, parts)
+        except (TypeError, KeyError, ValueError, OverflowError):
             raise ValueError(f"{os.fspath(path)}: the snapshot has no conversation") from None
         if isinstance(protect, str):
             roles = [message["role"] for message in chat._messages]
@@ -233,6 +237,21 @@ class Chat:
 
     def _snapshot(self) -> Snapshot:
         reply = self._last_reply()
-        return (
-            reply.snapshot if isinstance(reply, _RestoredReply) else reply.save(note=self.messages)
-        )
+        if isinstance(reply, _RestoredReply):
+            return reply.snapshot
+        both = zip(self.messages, _parts_with(reply).messages, strict=True)
+        return reply.save(note=[{**message, "tokens": places} for message, places in both])
+
+
+def _reply_of(stream: Stream) -> tuple[int, int]:
+    """Where the tokens of a reply begin and end."""
+    end = len(stream.history)
+    return end - len(stream.tokens), end
+
+
+def _parts_with(reply: Stream | _RestoredReply) -> PromptParts:
+    """The parts of the conversation up to the end of a reply."""
+    if isinstance(reply, _RestoredReply):
+        return reply.parts
+    parts = reply.request.parts
+    return replace(parts, messages=[*parts.messages, (_reply_of(reply),)])

@@ -73,10 +73,11 @@ def test_dropped_tokens_are_reported(tmp_path: Path, stream: bool) -> None:
         messages = [*user("Hi"), {"role": "assistant", "content": "a" * 90}, *user("Hi")]
         n_whole = len(generator.chat_template().tokens(messages))
         n_read = len(generator.chat_template().tokens(user("Hi")))
-        memory = {
+        memory: dict[str, Any] = {
             "dropped_tokens": n_whole - n_read,
             "evicted_tokens": 0,
             "archived_tokens": 0,
+            "messages": [None, None, 1.0],
         }
         body = {"messages": messages, "stream": stream, "max_tokens": 3}
         answer = server.ask(
@@ -93,7 +94,9 @@ def test_dropped_tokens_are_reported(tmp_path: Path, stream: bool) -> None:
         answer = server.ask("/api/chat", body)
         assert json.loads(answer.body.splitlines()[-1])["prompt_memory"] == memory
         reply = generator.reply(messages, truncation="auto", max_tokens=3)
-        assert reply.generation.prompt_memory == PromptMemory(**memory)
+        assert reply.generation.prompt_memory == PromptMemory(
+            **{**memory, "messages": (None, None, 1.0)}
+        )
 
 
 @pytest.mark.parametrize("archive", [None, "f16"])

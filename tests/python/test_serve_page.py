@@ -140,6 +140,49 @@ def test_chat(browser: Any, server: Server, tiny_opt: Path) -> None:
         assert page.locator(".message").count() == 0
 
 
+def test_what_is_kept_of_each_message(browser: Any, server: Server, tiny_opt: Path) -> None:
+    """The server's shares, in words; a warning about instructions and turns that are lost."""
+    system = "Be brief."
+    said = [{"role": "system", "content": system}]
+    for page in opened(browser, server):
+        choose(page, Temperature="0", System_prompt=system)
+        page.get_by_label("Length").fill("60")
+        with Generator(tiny_opt, **CACHE) as alone:
+            for turn in range(3):
+                page.get_by_label("Write a message").fill(f"Where is ship {turn}?")
+                page.keyboard.press("Enter")
+                end(page)
+                said.append({"role": "user", "content": f"Where is ship {turn}?"})
+                stream = alone.chat(said, template=PLAIN, max_tokens=60, temperature=0)
+                said.append({"role": "assistant", "content": "".join(stream)})
+        first, *shares = (share or 0 for share in stream.prompt_memory.messages)
+        assert first == shares[0] == shares[1] == 0
+        assert 0 < shares[-1] < 1
+        labels = page.locator(".turn .kept").all_text_contents()
+        assert labels == [
+            "forgotten" if share == 0 else f"{100 * share // 1:.0f}% kept" if share < 1 else ""
+            for share in shares
+        ] + [""]
+        faded = page.locator(".turn.faded")
+        assert faded.count() == sum(share < 1 for share in shares)
+        opacities = faded.locator(".message").evaluate_all(
+            "all => all.map(one => getComputedStyle(one).opacity)"
+        )
+        assert [float(one) for one in opacities] == pytest.approx(
+            [0.6 + 0.4 * share for share in shares if share < 1], abs=1e-5
+        )
+        turns = sum(shares[i] == shares[i + 1] == 0 for i in range(0, 4, 2))
+        lost = "one earlier turn" if turns == 1 else f"{turns} earlier turns"
+        expect(page.locator("#forgot")).to_have_text(
+            f"The model has forgotten the system prompt and {lost}."
+        )
+        page.reload()
+        expect(page.locator("#forgot")).to_contain_text("forgotten the system prompt")
+        expect(page.locator(".turn .kept").first).to_have_text("forgotten")
+        page.get_by_role("button", name="New chat").click()
+        expect(page.locator("#forgot")).to_be_hidden()
+
+
 def test_budget_of_a_text(browser: Any, server: Server) -> None:
     for page in opened(browser, server):
         page.get_by_label("Budget").fill("12")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -222,28 +223,30 @@ class _Terminal(io.StringIO):
 
 
 class _Reading:
-    """A Generator that has read more tokens each time it is asked."""
+    """A Stream that has read more tokens each time it is asked."""
 
-    def __init__(self) -> None:
-        self.tokens_seen = 100
+    prompt_tokens = 1000
+    _n_read = 0
 
-    def stats(self) -> _Reading:
-        self.tokens_seen += 10
-        return self
+    @property
+    def prompt_tokens_read(self) -> int:
+        self._n_read += 10
+        return self._n_read
 
 
 def test_progress_of_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows the share that was read and the time that is left."""
     terminal = _Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(progress, "_AFTER", 0.001)
     monkeypatch.setattr(progress, "_EVERY", 0.001)
-    generator: Any = _Reading()
-    with progress.reading(generator, 1000) as ended:
-        while "[reading 2% of 1000 tokens]" not in terminal.getvalue():
+    stream: Any = _Reading()
+    with progress.reading(stream) as ended:
+        while not re.search(r"reading: +\d+%.*/1000 \[00:\d\d<\d\d:\d\d", terminal.getvalue()):
             time.sleep(0.001)
         ended()
         shown = terminal.getvalue()
-        assert shown.endswith("\r\x1b[K")
+        assert shown.endswith("\r")  # the bar is gone
     assert terminal.getvalue() == shown
 
 
@@ -251,7 +254,8 @@ def test_no_progress_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_AFTER", 0.0)
     file = io.StringIO()
     monkeypatch.setattr(sys, "stderr", file)
-    with progress.reading(Generator(BUNDLED_MODEL, threads=1), 1000) as ended:
+    stream: Any = _Reading()
+    with progress.reading(stream) as ended:
         ended()
     assert file.getvalue() == ""
 

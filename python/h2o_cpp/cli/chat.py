@@ -1,14 +1,15 @@
 """Chat with a model; Ctrl-C stops a reply, Ctrl-D ends the program.
 
 Each line is a message; a message of several lines begins and ends with three double quotes. Lines
-that begin with / are commands: /help, /budget, /stats, /inspect, /save, /load, /reset, /exit.
+that begin with / are commands: /help, /file, /budget, /stats, /inspect, /save, /load, /reset and
+/exit.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +20,8 @@ from h2o_cpp import BUNDLED_MODEL
 from h2o_cpp.budget.policy import Policy
 from h2o_cpp.chat import Chat
 from h2o_cpp.cli.argument_types import budget
-from h2o_cpp.cli.files import error_text
+from h2o_cpp.cli.files import error_text, read_text
+from h2o_cpp.cli.forgotten import described, lost_messages
 from h2o_cpp.cli.line_editor import editing, history_file, is_quoted, messages, unquoted
 from h2o_cpp.cli.option_names import with_limit_names
 from h2o_cpp.cli.options import (
@@ -60,6 +62,10 @@ def add_arguments(parser: Parser) -> None:
         help="auto: where the context ends, drop the oldest turns, but not the system prompt "
         "(default: an error)",
     )  # fmt: skip
+    parser.add_argument(
+        "-f", "--file", type=Path, metavar="FILE",
+        help="begin the first message with the text of FILE, of any length (default: none)",
+    )  # fmt: skip
     history = parser.add_mutually_exclusive_group()
     history.add_argument(
         "--history", type=Path, metavar="FILE",
@@ -72,7 +78,7 @@ def add_arguments(parser: Parser) -> None:
 
     def check(args: argparse.Namespace, extras: Sequence[str]) -> None:
         for word in extras:
-            if word in ("-p", "--prompt", "-f", "--file"):
+            if word in ("-p", "--prompt"):
                 raise ValueError(f"unrecognized arguments: {word}; {_MESSAGES}")
 
     parser.add_check(check)
@@ -114,8 +120,8 @@ def _run_or_answer(conversation: Conversation, text: str) -> bool:
         else:
             stream = conversation.say(unquoted(text))
             show(conversation.generator, stream)
-            if not conversation.generator.endless and stream.finish_message:
-                tell(f"note: {conversation.ways_on}")
+            for note in conversation.notes(stream):
+                tell(f"note: {note}")
     except ContextFullError as error:
         ways = f"send a shorter message, {conversation.ways_on}"
         tell_error(f"{with_limit_names(str(error))}: {ways}")
@@ -154,6 +160,10 @@ class Conversation:
         self.generator.request([0], **self._options)  # checks them
         self._chat = self._new_chat()
         self._file: Path | None = None  # where the conversation was last saved, or loaded from
+        self._lost: set[int] = set()  # messages that it was said the model has not
+        self._text = ""  # of a file, for the next message
+        if args.file is not None:
+            self._attach(str(args.file))
 
     @property
     def ways_on(self) -> str:
@@ -175,7 +185,22 @@ class Conversation:
         )
 
     def say(self, text: str) -> Stream:
-        return self._chat.say(text, **self._options)
+        stream = self._chat.say(f"{self._text}{text}", **self._options)
+        self._text = ""
+        return stream
+
+    def notes(self, stream: Stream) -> Iterator[str]:
+        """What the user should know after a reply."""
+        if not self.generator.endless and stream.finish_message:
+            yield self.ways_on
+        n_read, n = stream.prompt_tokens_read, stream.prompt_tokens
+        if stream.finish_reason == "cancelled" and n_read < n:
+            yield f"stopped after {n_read} of {n} tokens; the next message goes on, or /reset"
+        messages, memory = self._chat.messages, stream.prompt_memory
+        lost = lost_messages(messages, memory)
+        if lost - self._lost:
+            yield described(messages, lost, memory)
+        self._lost = lost
 
     def command(self, line: str) -> None:
         """Run a line that begins with /.
@@ -196,6 +221,11 @@ class Conversation:
         if not argument and found.argument and not found.argument.startswith("["):
             raise ValueError(f"expected {name} {found.argument}")
         found.do(self, argument)
+
+    def _attach(self, path: str) -> None:
+        text = read_text(Path(path).expanduser())
+        self._text = f"{self._text}{text.rstrip()}\n\n"
+        tell(f"the next message begins with {path}, {len(text)} characters")
 
     def _help(self, _: str) -> None:
         rows = {f"{name} {each.argument}": each.meaning for name, each in COMMANDS.items()}
@@ -264,7 +294,7 @@ class Conversation:
 
     def _reset(self, _: str) -> None:
         self._chat = self._new_chat()
-        self._file = None
+        self._file, self._lost, self._text = None, set(), ""
 
     def _exit(self, _: str) -> None:
         raise EOFError
@@ -272,6 +302,9 @@ class Conversation:
 
 COMMANDS = {
     "/help": _Command(Conversation._help, "", "show this"),
+    "/file": _Command(
+        Conversation._attach, "FILE", "begin the next message with a text file of any length"
+    ),
     "/budget": _Command(
         Conversation._budget, "[X [POLICY]]", "keep X as --hh does, or full; without X: what it is"
     ),

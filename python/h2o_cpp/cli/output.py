@@ -39,11 +39,6 @@ def tell(text: str = "", *, lines: bool = False) -> None:
     print(visible(text, lines=lines), file=sys.stderr)
 
 
-def tell_progress(text: str = "") -> None:
-    """Replace the line of a terminal on which stderr is; without text, clear it."""
-    print(f"\r{visible(text)}\x1b[K", end="", file=sys.stderr, flush=True)
-
-
 def tell_error(text: str) -> None:
     """Write an error to stderr, as one line."""
     tell(message_line(f"error: {text}"))

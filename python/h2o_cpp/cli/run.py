@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     with open_generator(args) as generator:
         stream = generator.stream(prompt, **options)
         if args.json:
-            status = _read(generator, stream)
+            status = _read(stream)
             put_json(_document(generator, stream, prompt))
             return status
         if not args.no_display_prompt:
@@ -58,11 +58,9 @@ def run(args: argparse.Namespace) -> int:
         return show(generator, stream)
 
 
-def _read(
-    generator: Generator, stream: Stream, write: Callable[[str], object] = lambda piece: None
-) -> int:
+def _read(stream: Stream, write: Callable[[str], object] = lambda piece: None) -> int:
     """Read a stream to its end; Ctrl-C ends it with status 130."""
-    with stream, reading(generator, stream.prompt_tokens) as ended:
+    with stream, reading(stream) as ended:
         try:
             for piece in stream:
                 ended()
@@ -94,7 +92,7 @@ def _document(generator: Generator, stream: Stream, prompt: str) -> dict[str, ob
 
 def show(generator: Generator, stream: Stream) -> int:
     """Print a stream and a summary; Ctrl-C ends it with status 130."""
-    status = _read(generator, stream, put_text)
+    status = _read(stream, put_text)
     put()
     tell(summary(generator, stream))
     return status

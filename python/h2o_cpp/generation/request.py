@@ -16,6 +16,7 @@ from h2o_cpp import _core
 from h2o_cpp.arguments import INT32_MAX, check_bool, check_int, check_strings, short
 from h2o_cpp.budget.policy import Policy, core_policies
 from h2o_cpp.generation.grammar import form_of, make_constraint
+from h2o_cpp.generation.prompt_memory import NOTHING_DROPPED, PromptParts
 from h2o_cpp.generation.record import Record
 from h2o_cpp.generation.sampling import NUMBERS, default, make_sampling
 from h2o_cpp.generation.snapshot import Snapshot
@@ -151,11 +152,11 @@ class Request:
     protect: tuple[int, int] = (0, 0)  # the first and the last tokens of the prompt
     drafts: bool = True  # if the engine has any
     replies: Sequence[tuple[int, int]] = ()  # parts of the prompt that earlier outputs generated
-    n_dropped: int = 0  # tokens of the conversation that the prompt has not
+    parts: PromptParts = NOTHING_DROPPED  # of a conversation
 
     def of_turn(self, turn: ChatTurn) -> Request:
         """The request for a turn of a conversation, whose tokens the prompt has."""
-        return replace(self, replies=turn.prompt.replies, n_dropped=turn.n_dropped)
+        return replace(self, replies=turn.prompt.replies, parts=PromptParts.of(turn))
 
     def submit(
         self,

@@ -88,18 +88,6 @@ class Stats:
 
 
 @dataclass(frozen=True)
-class PromptMemory:
-    """Tokens of a prompt, with those before it in its sequence, that the cache does not hold."""
-
-    dropped_tokens: int = 0  # left out before the model read it, by truncation="auto"
-    evicted_tokens: int = 0  # at the end of the output, kept by no KV head of any layer
-    archived_tokens: int = 0  # of the evicted, those in an archive, which may recall them
-
-
-NOTHING_LOST = PromptMemory()
-
-
-@dataclass(frozen=True)
 class EngineStats:
     """The state of an Engine, and counters since its start."""
 

@@ -10,9 +10,14 @@ from typing import Any
 
 from h2o_cpp import _core
 from h2o_cpp.generation.closing import Closing
+from h2o_cpp.generation.prompt_memory import (
+    NOTHING_DROPPED,
+    NOTHING_LOST,
+    PromptMemory,
+    PromptParts,
+)
 from h2o_cpp.generation.request import Request
 from h2o_cpp.generation.snapshot import Snapshot
-from h2o_cpp.generation.stats import NOTHING_LOST, PromptMemory
 from h2o_cpp.model.runtime import Runtime
 
 
@@ -42,8 +47,8 @@ class Generation:
         return self.text
 
     @staticmethod
-    def of(state: _core.Generation, n_dropped: int = 0) -> Generation:
-        """The result of an engine's generation so far; n_dropped: as in PromptMemory."""
+    def of(state: _core.Generation, parts: PromptParts = NOTHING_DROPPED) -> Generation:
+        """The result of an engine's generation so far; parts: of its prompt."""
         return Generation(
             text=state.text,
             finish_reason=state.finish_reason or "cancelled",
@@ -56,7 +61,7 @@ class Generation:
             stop_string=state.stop_string,
             drafted_tokens=state.n_drafted,
             accepted_tokens=state.n_accepted,
-            prompt_memory=PromptMemory(n_dropped, *state.forgotten),
+            prompt_memory=parts.memory(state),
         )
 
 
@@ -65,7 +70,7 @@ class GenerationHandle(Closing):
 
     _state: _core.Generation  # cancels the request when it is dropped
     _closed = False
-    _n_dropped = 0
+    _parts = NOTHING_DROPPED
 
     def __repr__(self) -> str:
         reason = self.finish_reason or "not ended"
@@ -88,8 +93,12 @@ class GenerationHandle(Closing):
 
     @property
     def prompt_memory(self) -> PromptMemory:
-        """Tokens of the prompt that the cache no longer holds; evictions only at the end."""
-        return PromptMemory(self._n_dropped, *self._state.forgotten)
+        """What the cache holds of the prompt; evictions only at the end."""
+        return self.memory_of(self._parts)
+
+    def memory_of(self, parts: PromptParts) -> PromptMemory:
+        """Returns prompt_memory for a prompt with these parts of a conversation."""
+        return parts.memory(self._state)
 
     def _next_piece(self) -> str | None:
         """The next piece; None at the end. If closed, waits for the end."""
@@ -128,7 +137,7 @@ class Stream(Iterator[str], GenerationHandle):
         """
         self._runtime = runtime  # keeps the Generator alive
         self._request = request
-        self._n_dropped = request.n_dropped
+        self._parts = request.parts
         self._follows: _core.Generation | None = None
         if follows is not None:
             self._follows = follows._state if follows.began else follows._follows
@@ -168,6 +177,11 @@ class Stream(Iterator[str], GenerationHandle):
         return self._state.prompt_tokens
 
     @property
+    def prompt_tokens_read(self) -> int:
+        """Tokens of the prompt read so far."""
+        return self._state.prompt_tokens_read
+
+    @property
     def completion_tokens(self) -> int:
         """Number of tokens generated so far; unlike `tokens`, without a copy."""
         return self._state.n_generated
@@ -184,7 +198,7 @@ class Stream(Iterator[str], GenerationHandle):
 
     def generation(self) -> Generation:
         """The generation so far; "cancelled" while it runs."""
-        return Generation.of(self._state, self._n_dropped)
+        return Generation.of(self._state, self._parts)
 
     @property
     def history(self) -> list[int]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from itertools import groupby, zip_longest
+from itertools import chain, groupby, zip_longest
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -18,7 +18,17 @@ from h2o_cpp.model.builtin_templates import BUILTIN_TEMPLATES
 from h2o_cpp.model.chat_turn import ChatPrompt, ChatTurn, Tool
 from h2o_cpp.model.described_tools import with_described_tools
 from h2o_cpp.model.jinja_template import JinjaTemplate
-from h2o_cpp.model.marked_text import NAME, REPLY, TEMPLATE, VALUE, MarkedText, runs
+from h2o_cpp.model.marked_text import (
+    MESSAGE,
+    NAME,
+    REPLY,
+    TEMPLATE,
+    VALUE,
+    MarkedText,
+    joined,
+    runs,
+)
+from h2o_cpp.model.message_places import message_places
 from h2o_cpp.model.special_escape import SpecialTokenEscape, unused_characters
 from h2o_cpp.model.template_messages import Message, for_template, text_to_continue
 from h2o_cpp.model.tokenizer import Tokenizer
@@ -29,6 +39,7 @@ _EXPECTED = f"one of {', '.join(BUILTIN_TEMPLATES)}, a file or Jinja2 with {{{{ 
 # Stands for a reply, and is found where it is rendered.
 _REPLY: Message = {"role": "assistant", "content": MarkedText("(reply)", REPLY)}
 
+_ORIGIN = "\0"  # the key of its texts' origin in a message, until it is rendered
 _TOOL_USE = "tool_use"  # the name of a template in files of Hermes and Command R
 
 _MESSAGES = "expected a list of messages such as {'role': 'user', 'content': 'Hello'}"
@@ -171,9 +182,15 @@ class ChatTemplate:
         """
         one = self.for_tools if tools else self
         given = one._given(messages, tools, documents, variables, continue_final_message)
-        parts = [*one._parts(given.text), *one._final_parts(given.final)]
-        tokens = self._tokenizer.encode_chat(_joined(parts), most=most)
-        return ChatPrompt(tokens, given.thinking, given.begun, one._replies(tokens))
+        parts = [*_joined(chain(one._parts(given.text), one._final_parts(given.final)))]
+        each = [*self._tokenizer.encode_each(parts, most=most)]
+        after = [*chain.from_iterable(each)]
+        tokens = self._tokenizer.begun(after)
+        text = joined((given.text, MarkedText(given.final, MESSAGE + len(messages) - 1)))
+        places = message_places(
+            text, len(messages), parts, each, self._tokenizer, begin=len(tokens) - len(after)
+        )
+        return ChatPrompt(tokens, given.thinking, given.begun, one._replies(tokens), places)
 
     def turn(
         self, messages: Sequence[Message], *, tools: Sequence[Tool] | None = None, **options: Any
@@ -240,14 +257,17 @@ class ChatTemplate:
         rendered = self._render([*before, _REPLY, *after], variables or {})
         spans = _reply_spans(rendered)
         begin, end = spans[0] if len(spans) == 1 else (0, 0)
-        rest = _joined(self._parts(rendered[end:]))
-        tokens = self._tokenizer.encode_parts(rest, begins=False)
+        rest = [*_joined(self._parts(rendered[end:]))]
+        each = [*self._tokenizer.encode_each(rest, begins=False)]
+        tokens = [*chain.from_iterable(each)]
         if end - begin != len(_REPLY["content"]) or not tokens:
             raise ValueError(
                 "the chat template cannot continue a conversation: it must render a reply exactly "
                 "once, followed by the next messages"
             )
-        return ChatPrompt(tokens, self._thinks(rendered))
+        n = len(before) + 1 + len(after)
+        places = message_places(rendered[end:], n, rest, each, self._tokenizer)
+        return ChatPrompt(tokens, self._thinks(rendered), messages=places)
 
     def text(
         self,
@@ -305,6 +325,7 @@ class ChatTemplate:
     def _render(self, messages: Sequence[Message], given: Mapping[str, Any]) -> str:
         """Render a conversation; given: the template's variables."""
         tokenizer = self._tokenizer
+        messages = [{**message, _ORIGIN: MESSAGE + i} for i, message in enumerate(messages)]
         tools = given.get("tools") or ()
         if self.describes_tools and (tools or "tool" not in self.source):
             messages = with_described_tools(messages, tools)
@@ -321,9 +342,13 @@ class ChatTemplate:
             "bos_token": tokenizer.token_text(tokenizer.bos),
             "eos_token": tokenizer.token_text(tokenizer.eos),
         }
-        is_reply = (isinstance(one.get("content"), MarkedText) for one in messages)
-        replies = [i for i, found in enumerate(is_reply) if found]
-        return self._template.render(_plain(variables), own=own, replies=replies)
+        variables = _plain(variables)
+        rendered: list[dict[str, Any]] = variables["messages"]
+        origins = [one.pop(_ORIGIN, None) for one in rendered]
+        for i, one in enumerate(rendered):
+            if isinstance(one.get("content"), MarkedText):
+                origins[i] = REPLY
+        return self._template.render(variables, own=own, origins=origins)
 
     def _parts(self, rendered: str) -> Iterator[int | str]:
         """A rendered conversation as the template's special tokens and the text between them."""

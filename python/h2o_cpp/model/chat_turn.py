@@ -11,6 +11,7 @@ from h2o_cpp.reply import Reply, ReplyParser, Rules, call_grammar, form_grammar
 
 if TYPE_CHECKING:
     from h2o_cpp.model.chat_template import ChatTemplate
+    from h2o_cpp.model.message_places import Places
 
 Tool = Mapping[str, Any]  # {"type": "function", "function": {"name": ..., "parameters": SCHEMA}}
 
@@ -23,12 +24,14 @@ class ChatPrompt(NamedTuple):
     thinking: whether the output begins inside reasoning.
     begun: the beginning of the reply in the prompt, as for ReplyParser.
     replies: where earlier replies begin and end in the tokens, as for Engine.submit.
+    messages: the tokens that have a part of each message's text; none: the message is not there.
     """
 
     tokens: list[int]
     thinking: bool
     begun: str = ""
     replies: Sequence[tuple[int, int]] = ()
+    messages: Sequence[Places] = ()
 
 
 @dataclass(frozen=True)

@@ -35,14 +35,14 @@ class JinjaTemplate:
         _ask({"source": source, "variables": None})
 
     def render(
-        self, variables: dict[str, Any], *, own: dict[str, str], replies: Sequence[int] = ()
+        self, variables: dict[str, Any], *, own: dict[str, str], origins: Sequence[int | None]
     ) -> MarkedText:
         """Render the template. Raises ValueError if it rejects the variables or exceeds a limit.
 
         variables: JSON values. own: more variables, which are part of the template's own text.
-        replies: which of the messages have text that is found as a REPLY.
+        origins: of the text of each message; None: a VALUE's.
         """
-        given = {"variables": variables, "own": own, "replies": [*replies]}
+        given = {"variables": variables, "own": own, "origins": [*origins]}
         answer = _ask({"source": self._source, **given})
         return MarkedText.of_runs(answer["text"], answer["runs"])
 

@@ -14,9 +14,10 @@ VALUE = 0  # messages, tools and whatever is not known
 TEMPLATE = 1  # the template itself
 NAME = 2  # roles and variables, which a template may have inside its special tokens
 REPLY = 3  # the reply that the rest of a prompt follows
+MESSAGE = 4  # the first message; the second one is MESSAGE + 1, and so on
 
 _PERCENT = re.compile(r"%(?:\(([^()]*)\))?([#0\- +]*\d*(?:\.\d*)?)[hlL]?([a-zA-Z%])")
-_RUNS = re.compile(rb"(.)\1*", re.DOTALL)
+_RUNS = re.compile(r"(.)\1*", re.DOTALL)
 
 
 class MarkedText(str):
@@ -27,18 +28,18 @@ class MarkedText(str):
     """
 
     __slots__ = ("_origins",)
-    _origins: bytes
+    _origins: str  # of each character, as the character of this number
 
-    def __new__(cls, text: str = "", origin: int | bytes = VALUE) -> MarkedText:
+    def __new__(cls, text: str = "", origin: int | str = VALUE) -> MarkedText:
         """origin: of every character, or of each of them."""
         self = str.__new__(cls, text)
-        self._origins = bytes((origin,)) * len(text) if isinstance(origin, int) else origin
+        self._origins = chr(origin) * len(text) if isinstance(origin, int) else origin
         return self
 
     @classmethod
     def of_runs(cls, text: str, runs: Iterable[tuple[int, int]]) -> MarkedText:
         """Text with origins from runs()."""
-        return cls(text, b"".join(bytes((origin,)) * length for origin, length in runs))
+        return cls(text, "".join(chr(origin) * length for origin, length in runs))
 
     def __str__(self) -> str:
         return self
@@ -171,7 +172,7 @@ def joined(pieces: Iterable[str]) -> str:
     text = "".join(pieces)
     if not any(isinstance(piece, MarkedText) for piece in pieces):
         return text
-    return MarkedText(text, b"".join(marked(piece)._origins for piece in pieces))
+    return MarkedText(text, "".join(marked(piece)._origins for piece in pieces))
 
 
 def checked(text: str, pieces: Iterable[str]) -> str:
@@ -182,7 +183,7 @@ def checked(text: str, pieces: Iterable[str]) -> str:
 
 def runs(text: str) -> list[tuple[int, int]]:
     """The origins in a text: (origin, number of characters)."""
-    return [(run[0][0], len(run[0])) for run in _RUNS.finditer(marked(text)._origins)]
+    return [(ord(run[1]), run.end() - run.start()) for run in _RUNS.finditer(marked(text)._origins)]
 
 
 def _percent_pieces(form: MarkedText, values: Any) -> Iterator[str]:

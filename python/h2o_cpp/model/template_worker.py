@@ -22,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING or __package__:
     from h2o_cpp.model.marked_text import (
+        MESSAGE,
         NAME,
         REPLY,
         TEMPLATE,
@@ -34,7 +35,18 @@ if TYPE_CHECKING or __package__:
     )
 else:
     sys.path.append(os.path.dirname(__file__))
-    from marked_text import NAME, REPLY, TEMPLATE, VALUE, MarkedText, checked, joined, marked, runs
+    from marked_text import (
+        MESSAGE,
+        NAME,
+        REPLY,
+        TEMPLATE,
+        VALUE,
+        MarkedText,
+        checked,
+        joined,
+        marked,
+        runs,
+    )
 
 if TYPE_CHECKING:
     import jinja2
@@ -46,10 +58,10 @@ _CPU_SECONDS = 60.0  # per template, in case the parent has died
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Answer a request {"source": ..., "variables": {...}, "own": {...}, "replies": [...]}.
+    """Answer a request {"source": ..., "variables": {...}, "own": {...}, "origins": [...]}.
 
     variables: None to compile the template only. own: variables that are the template's text.
-    replies: which messages have the text that is found as a REPLY.
+    origins: of the text of each message, or None.
 
     The answer is {"text": ..., "runs": as for MarkedText.of_runs}. After an error it is {"error":
     message}, or {"error": None} if memory ran out.
@@ -79,10 +91,11 @@ class _TooLongError(Exception):
 
 def _marked_variables(request: dict[str, Any]) -> dict[str, Any]:
     messages: list[dict[str, Any]] = request["variables"]["messages"]
-    for message in messages:
+    for message, origin in zip(messages, request["origins"], strict=True):
+        keys = {"content"} if origin == REPLY else message.keys() - {"role"}
+        for key in keys if origin is not None else ():
+            message[key] = _with_origin(message[key], origin)
         message["role"] = _name(message["role"])
-    for i in request["replies"]:
-        messages[i]["content"] = MarkedText(messages[i]["content"], REPLY)
     own = {name: MarkedText(text, TEMPLATE) for name, text in request["own"].items()}
     given = {
         name: _name(value) if isinstance(value, str) else value
@@ -156,7 +169,7 @@ def _environment_class() -> type[jinja2.Environment]:
 
         def _own(self, value: Any) -> str:
             own: list[Any] = self.environment.own  # type: ignore[attr-defined]
-            own.append(_own(value))
+            own.append(_with_origin(value, TEMPLATE))
             return f"environment.own[{len(own) - 1}]"
 
     class Environment(sandbox.ImmutableSandboxedEnvironment):
@@ -204,15 +217,26 @@ def _environment_class() -> type[jinja2.Environment]:
     return Environment
 
 
-def _own(value: Any) -> Any:
-    """A constant whose texts are the template's own."""
+def _with_origin(value: Any, origin: int) -> Any:
+    """A value whose texts have this origin."""
     if type(value) is str:
-        return MarkedText(value, TEMPLATE)
+        return MarkedText(value, origin)
     if isinstance(value, dict):
-        return {_own(key): _own(item) for key, item in value.items()}
+        return {_with_origin(k, origin): _with_origin(item, origin) for k, item in value.items()}
     if isinstance(value, list | tuple | set):
-        return type(value)(map(_own, value))
+        return type(value)(_with_origin(item, origin) for item in value)
     return value
+
+
+def _messages_of(value: Any) -> set[int]:
+    """The origins of texts in a value that are a message's."""
+    if isinstance(value, str):
+        return {origin for origin, _ in runs(value) if origin >= MESSAGE}
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return set()
+    return set().union(*map(_messages_of, value))
 
 
 def _marked_unless_escaped(context: Any, value: Any) -> Any:
@@ -245,7 +269,9 @@ def _format_pieces(
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+    text = json.dumps(value, ensure_ascii=ensure_ascii, **options)
+    messages = _messages_of(value)
+    return MarkedText(text, messages.pop()) if len(messages) == 1 else text
 
 
 def _raise(message: str) -> NoReturn:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
 
 from h2o_cpp import _core
 from h2o_cpp.arguments import short
@@ -78,23 +82,32 @@ class Tokenizer:
 
         most: as for encode(), without the tokens that begin a text.
         """
-        ids = self.encode_parts(parts, most=most)
+        return self.begun(self.encode_parts(parts, most=most))
+
+    def begun(self, ids: list[int]) -> list[int]:
+        """The tokens, after those that begin a text unless they are there."""
         return ids if ids[:1] == self._beginning else [*self._beginning, *ids]
 
     def encode_parts(
         self, parts: Iterable[int | str], *, begins: bool = True, most: int | None = None
     ) -> list[int]:
         """Tokens of parts that are tokens and texts; begins, most: as for encode()."""
-        ids: list[int] = []
+        return [*chain.from_iterable(self.encode_each(parts, begins=begins, most=most))]
+
+    def encode_each(
+        self, parts: Iterable[int | str], *, begins: bool = True, most: int | None = None
+    ) -> Iterator[list[int]]:
+        """Tokens of each of the parts that encode_parts() takes."""
         for part in parts:
             if isinstance(part, int):
-                ids.append(part)
+                ids = [part]
                 begins = True
             else:
-                left = None if most is None else max(most - len(ids), 0)
-                ids += self.encode(part, add_special=False, begins=begins, most=left)
+                ids = self.encode(part, add_special=False, begins=begins, most=most)
                 begins = False
-        return ids
+            if most is not None:
+                most = max(most - len(ids), 0)
+            yield ids
 
     def split_special(self, text: str) -> list[int | str]:
         """Special tokens in `text` and the non-empty texts between them, in order."""
@@ -115,6 +128,10 @@ class Tokenizer:
         begins: the token is the first of a text; omits the space added there.
         """
         return self.core.token_bytes(token, begins=begins)
+
+    def byte_lengths(self, tokens: Iterable[int]) -> NDArray[np.int32]:
+        """The numbers of bytes that token_bytes() has."""
+        return self.core.byte_lengths(tokens)
 
     def has_text(self, tokens: Iterable[int]) -> bool:
         """Whether `tokens` have visible text."""

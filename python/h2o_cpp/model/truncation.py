@@ -51,30 +51,29 @@ def fitting_turn(
 
     def fits(i: int) -> bool:
         try:
-            template.prompt(kept[i], most=max(most * 3 // 4, 1), **given)
+            some = [messages[number] for number in kept[i]]
+            template.prompt(some, most=max(most * 3 // 4, 1), **given)
         except _core.ContextFullError:
             return False
         return True
 
-    found = bisect_left(range(len(kept) - 1), True, key=fits)
-    turn = template.turn(kept[found], most=most, **given)
+    found = kept[bisect_left(range(len(kept) - 1), True, key=fits)]
+    turn = template.turn([messages[number] for number in found], most=most, **given)
     n_all = len(template.prompt(messages, **given).tokens)
-    return replace(turn, n_dropped=n_all - len(turn.prompt.tokens))
+    places = dict(zip(found, turn.prompt.messages, strict=True))
+    prompt = turn.prompt._replace(messages=[places.get(i, ()) for i in range(len(messages))])
+    return replace(turn, prompt=prompt, n_dropped=n_all - len(prompt.tokens))
 
 
-def shortened(messages: Sequence[Message]) -> list[list[Message]]:
-    """The conversation without more and more of its oldest messages."""
+def shortened(messages: Sequence[Message]) -> list[list[int]]:
+    """Which messages there are without more and more of the oldest."""
     roles = [message["role"] for message in messages]
     users = [i for i, role in enumerate(roles) if role == "user"]
     last = users[-1] if users else roles.count("system")
     begins = [i for i in range(last + 2, len(roles)) if roles[i] == "assistant"]  # of calls
 
-    def kept(begin: int) -> list[Message]:
+    def kept(begin: int) -> list[int]:
         """Messages from `begin` on, and the earlier ones that are never dropped."""
-        return [
-            message
-            for i, message in enumerate(messages)
-            if i >= begin or i == last or roles[i] == "system"
-        ]
+        return [i for i, role in enumerate(roles) if i >= begin or i == last or role == "system"]
 
-    return [kept(begin) for begin in [*users, *begins]] or [[*messages]]
+    return [kept(begin) for begin in [*users, *begins]] or [[*range(len(roles))]]

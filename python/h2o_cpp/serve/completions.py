@@ -6,13 +6,12 @@ import json
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import astuple
 from uuid import uuid4
 
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from h2o_cpp.generation.stats import PromptMemory
+from h2o_cpp.generation.prompt_memory import PromptMemory
 from h2o_cpp.model.tokenizer import Tokenizer
 from h2o_cpp.model.visible_pieces import VisiblePieces
 from h2o_cpp.reply import CallDelta, Content, Part, Reasoning
@@ -208,7 +207,14 @@ class _Choices(GenerationResponse):
 
 
 def _sum(memories: Sequence[PromptMemory]) -> PromptMemory:
-    return PromptMemory(*map(sum, zip(*map(astuple, memories), strict=True)))
+    """That of all prompts; of a conversation, there is one."""
+    if len(memories) == 1:
+        return memories[0]
+    return PromptMemory(
+        sum(memory.dropped_tokens for memory in memories),
+        sum(memory.evicted_tokens for memory in memories),
+        sum(memory.archived_tokens for memory in memories),
+    )
 
 
 class _Completions(_Choices):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from h2o_cpp.model.chat_turn import ChatTurn
@@ -74,7 +75,8 @@ def submit_turn(service: Service, body: ChatRequest, turn: ChatTurn) -> list[Out
         trigger=trigger,
     )
     for output in outputs:
-        output.n_dropped += turn.n_dropped
+        n_dropped = output.prompt_parts.n_dropped + turn.n_dropped
+        output.prompt_parts = replace(output.prompt_parts, n_dropped=n_dropped)
     for output in outputs if turn.has_parts else ():
         output.parser = turn.parser()
         output.max_calls = 1 if body.parallel_tool_calls is False else None

@@ -234,7 +234,7 @@ class _Completions(GenerationResponse):
             "generation_settings": self._settings,
             "prompt": self._tokenizer.spell(output.prompt),
             "has_new_line": "\n" in ended.text,
-            "truncated": output.n_dropped > 0
+            "truncated": output.prompt_parts.n_dropped > 0
             or bool(ended.finish_message)
             or n_all > self._service.generator.n_ctx,
             "stop_type": "word" if ended.stop_string else kind,

@@ -9,7 +9,7 @@ from uuid import uuid4
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from h2o_cpp.generation.stats import PromptMemory
+from h2o_cpp.generation.prompt_memory import PromptMemory
 from h2o_cpp.serve import conversation
 from h2o_cpp.serve.blocks import Block, Blocks, Step
 from h2o_cpp.serve.conversation import submit_chat

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from h2o_cpp import __version__
 from h2o_cpp.budget.policy import Policy
-from h2o_cpp.generation.stats import PromptMemory
+from h2o_cpp.generation.prompt_memory import PromptMemory
 from h2o_cpp.serve.chat_messages import ToolCall
 from h2o_cpp.serve.timings import Timings
 

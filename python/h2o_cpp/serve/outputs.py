@@ -7,12 +7,12 @@ import secrets
 import string
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from h2o_cpp.budget.policy import Policy
 from h2o_cpp.generation.completion import Completion
+from h2o_cpp.generation.prompt_memory import NOTHING_DROPPED, PromptMemory, PromptParts
 from h2o_cpp.generation.record import Record, TokenLogprob
-from h2o_cpp.generation.stats import PromptMemory
 from h2o_cpp.generation.stream import Generation
 from h2o_cpp.model.tokenizer import Tokenizer
 from h2o_cpp.reply import Call, CallDelta, Content, NoCall, Part, Reply, ReplyParser
@@ -37,7 +37,7 @@ class Output:
     policy: Policy | Sequence[Policy]
     offset: TextOffset | None = None
     generation: Generation | None = None  # set at the end
-    n_dropped: int = 0  # tokens that were left out of the prompt
+    prompt_parts: PromptParts = NOTHING_DROPPED  # of a conversation
     n_text: int = 0  # characters read
     submitted_at: float = field(default_factory=time.monotonic)
     first_at: float = 0.0  # when the first piece was read
@@ -108,8 +108,8 @@ class Output:
 
     @property
     def prompt_memory(self) -> PromptMemory:
-        """Tokens of the prompt that the cache no longer holds; evictions only at the end."""
-        return replace(self.completion.prompt_memory, dropped_tokens=self.n_dropped)
+        """What the cache holds of the prompt; evictions only at the end."""
+        return self.completion.memory_of(self.prompt_parts)
 
     @property
     def finish_reason(self) -> FinishReason | None:

@@ -18,6 +18,7 @@ from h2o_cpp.generation.completion import Completion
 from h2o_cpp.generation.constraint_process import CompilingError
 from h2o_cpp.generation.engine import Engine
 from h2o_cpp.generation.lazy_constraint import LazyConstraint
+from h2o_cpp.generation.prompt_memory import PromptParts
 from h2o_cpp.generation.record import Record
 from h2o_cpp.generation.request import (
     ContextFullError,
@@ -158,12 +159,12 @@ class Service:
                 options["grammar"] = grammar
             seed = options.get("seed")
             for given in prompts:
-                replies: Sequence[tuple[int, int]] = ()
+                chat = None
                 if isinstance(given, ChatPrompt):
-                    prompt, n_dropped = self._fitting(given.tokens, body)
-                    replies = () if n_dropped else given.replies
-                else:
-                    prompt, n_dropped = self._fitting(given, body)
+                    chat, given = given, given.tokens
+                prompt, n_dropped = self._fitting(given, body)
+                if chat is None or n_dropped:
+                    chat = ChatPrompt(prompt, thinking=False)
                 for i in range(body.n):
                     if seed is not None:
                         options["seed"] = (seed + i) % 2**64
@@ -178,7 +179,7 @@ class Service:
                         record=record,
                         spelled=spelled,
                         around_form=around_form,
-                        replies=replies,
+                        replies=chat.replies,
                         timeout=0,
                         **options,
                     )
@@ -187,7 +188,7 @@ class Service:
                     if body.n_top is not None:
                         offset = TextOffset(self.generator.tokenizer, prompt, spelled)
                     output = Output(len(outputs), prompt, completion, record, kept, offset)
-                    output.n_dropped = n_dropped
+                    output.prompt_parts = PromptParts(n_dropped, chat.messages)
                     outputs.append(output)
         return outputs
 
