@@ -2,7 +2,7 @@
 
 import { $, bytes, el, iconButton } from "./dom.js";
 
-const MOST = 2 ** 18; // bytes of a file
+const MOST = 6 * 2 ** 20; // bytes of a file, of the 8 MiB that a server takes by default
 
 let attached = []; // files: their name and text
 let failed = () => {};

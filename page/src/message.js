@@ -3,9 +3,10 @@
 import { copyButton, el, iconButton } from "./dom.js";
 import { sharedWords } from "./kept.js";
 import { Markdown } from "./markdown.js";
-import { isCut, isWriting } from "./replies.js";
+import { isCut, isWriting, progressOf } from "./replies.js";
 
 const LEAST = 25; // ms between updates
+const MOST_SHOWN = 20_000; // characters of a message of the user
 
 const CUT = {
   length: "Cut off at the length limit.",
@@ -13,6 +14,9 @@ const CUT = {
   lost: "Cut off: the connection was lost.",
   closed: "Cut off: the page was closed.",
 };
+
+const duration = (seconds) =>
+  (seconds < 100 ? `${seconds} s` : seconds < 6000 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`);
 
 export class Message {
   // act: what the buttons do.
@@ -24,9 +28,10 @@ export class Message {
     this.bubble = el("div", { className: `message ${message.role}` }, this.content);
     this.notice = isUser ? "" : el("p", { className: "cut", hidden: true });
     this.tools = el("div", { className: "actions" });
+    this.reading = isUser ? "" : el("p", { className: "reading hint", hidden: true });
     this.kept = el("p", { className: "kept hint", hidden: true });
     this.target = el("article", { className: `turn ${message.role}`, "aria-label": isUser ? "You" : "Reply" },
-      this.bubble, this.notice, this.kept, this.tools);
+      this.bubble, this.notice, this.reading, this.kept, this.tools);
     if (!isUser) this.markdown = new Markdown(this.content);
     this.cost = this.last = 0;
   }
@@ -53,6 +58,7 @@ export class Message {
     if (role === "user") this.showText(content);
     else this.markdown.update(content);
     this.showState();
+    if (this.reading) this.showReading();
     // It only grows while it is written: what shrinks for a moment, such as the marks of a list to
     // come, would make the end jump.
     this.bubble.style.minHeight = isWriting(this.message) ? `${this.bubble.offsetHeight}px` : "";
@@ -60,8 +66,11 @@ export class Message {
     this.cost = this.last - begin;
   }
 
+  // Of a whole book, its beginning: laying it out would take seconds.
   showText(content) {
-    if (this.content.textContent !== content) this.content.textContent = content;
+    const shown = content.length <= MOST_SHOWN ? content
+      : `${content.slice(0, MOST_SHOWN)}… and ${(content.length - MOST_SHOWN).toLocaleString("en")} more characters`;
+    if (this.content.textContent !== shown) this.content.textContent = shown;
   }
 
   fold(name, title, text) {
@@ -84,6 +93,18 @@ export class Message {
     this.target.classList.toggle("writing", isWriting(message));
     if (this.notice) this.showCut();
     this.tools.replaceChildren(...(isWriting(message) ? [] : this.buttons(versions)));
+  }
+
+  // How much of a long prompt was read, and when the rest will be.
+  showReading() {
+    const progress = progressOf(this.message);
+    this.reading.hidden = !progress;
+    if (!progress) return;
+    const { total, processed, cache, time_ms: ms } = progress;
+    const left = Math.ceil((ms / 1000) * ((total - processed) / (processed - cache)));
+    const text = ` Read ${processed.toLocaleString("en")} of ${total.toLocaleString("en")} tokens`
+      + (Number.isFinite(left) ? `, about ${duration(left)} left` : "");
+    this.reading.replaceChildren(el("progress", { max: total, value: processed, "aria-label": "Reading" }), text);
   }
 
   // kept: from keptIn().

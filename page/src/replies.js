@@ -25,6 +25,12 @@ store.on.isLocal = (id, message) =>
 
 export const isWriting = (message) => message.state === "writing" && !isCut(message);
 
+// How much of the prompt of a reply was read, until it begins.
+export const progressOf = ({ id, conversation }) => {
+  const one = running.get(conversation);
+  return one?.reply.id === id ? one.progress : undefined;
+};
+
 export function isCut(message) {
   if (message.state !== "writing") return message.state === "cut";
   if (running.get(message.conversation)?.reply === message) return false;
@@ -84,6 +90,11 @@ async function run({ conversation, messages }, reply, added, text = "") {
     const history = store.branch(messages, isContinued ? reply.id : reply.parent);
     const asked = history.filter(isSaid);
     for await (const choice of choices(conversation, history, stop.signal)) {
+      running.get(conversation.id).progress = choice.progress;
+      if (choice.progress) {
+        on.changed(conversation, reply);
+        continue;
+      }
       if (choice.usage) {
         conversation.kept = keptOf(reply, asked, choice.usage.prompt_memory);
         continue;
@@ -157,6 +168,7 @@ export function request({ mode }, history) {
     ...(settings.length && { max_tokens: settings.length }),
     temperature: settings.temperature,
     kept_every: KEPT_EVERY,
+    return_progress: true,
   };
   if (mode === "continue") {
     return { hh, path: "v1/completions", body: { ...body, prompt: history.map(({ content }) => content).join("") } };

@@ -18,7 +18,6 @@ from support.scripted_chat import CHATML, PLAIN, says, user
 from support.vocabularies import byte_pairs, sentence_pieces
 from support.vocabularies import tokenizer_of as tokenizer
 
-LLAMA = Path(__file__).parents[1] / "data" / "golden" / "llama_gqa2_tied.gguf"
 CONVERSATION: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief, é and ü."},
     {"role": "user", "content": "Where is the ship?"},
@@ -87,10 +86,12 @@ def shares(generator: Generator, places: Places) -> float:
 
 
 @pytest.mark.parametrize("system", [None, "Be very brief."])
-def test_chat_reports_the_share_of_each_message(system: str | None, tmp_path: Path) -> None:
+def test_chat_reports_the_share_of_each_message(
+    system: str | None, tiny_opt: Path, tmp_path: Path
+) -> None:
     """Also after another use of the model, in a copy and in a saved conversation."""
     options: Any = {"max_tokens": 6, "ignore_eos": True, "seed": 1}
-    with Generator(LLAMA, hh=12, threads=1) as generator:
+    with Generator(tiny_opt, hh=12, n_batch=8, threads=1) as generator:
         chat = Chat(generator, template=PLAIN, system=system)
         for turn in range(4):
             if turn == 2:
@@ -110,8 +111,8 @@ def test_chat_reports_the_share_of_each_message(system: str | None, tmp_path: Pa
                 text = texts(generator.tokenizer, stream.history, places)
                 assert message["content"].strip() in text
                 assert share == shares(generator, places)
-        assert found[-1] == 1
-        assert 0 in found
+        assert 1 in found
+        assert any(share < 1 for share in found if share is not None)
 
 
 def test_everything_is_kept_by_a_full_cache(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
 pytest.importorskip("prometheus_client", reason="prometheus_client is missing (extra: serve)")
 
 from h2o_cpp import Generator
-from h2o_cpp.serve.app import MAX_BODY_BYTES
 from support.attacks import ATTACKS, run_attack
 from support.background import PATIENCE
 from support.needs import LINUX
@@ -37,12 +36,13 @@ OPTIONS: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True}
 PROMPTS = ["The", "It was a dark", "A ship", "On the hill there was a house"]
 BODIES = 16 * 2**20  # --max-bodies, a fraction of what the attackers send
 CONNECTIONS = 512
+BODY = 4 * 2**20  # --max-body
 FREE = 64 * 2**10  # bytes per body that do not count towards BODIES
 # Besides them, each connection may hold FREE bytes, read ahead by uvicorn.
 HELD = BODIES + CONNECTIONS * FREE
 # A body is held by the server and by the parser, and one large body at a time is parsed and
 # tokenized, which takes up to 16 times its size. Without --max-bodies, it would be 430 MB.
-MOST = 2 * HELD + 16 * MAX_BODY_BYTES
+MOST = 2 * HELD + 16 * BODY
 N_REQUESTS = int(os.environ.get("H2O_LOAD", "120")) // len(PROMPTS)  # of each legitimate client
 
 
@@ -52,7 +52,8 @@ def server_process(model: Path) -> Iterator[tuple[Server, int]]:
     command = [sys.executable, "-m", "h2o_cpp", "serve", str(model), "--port", "0"]
     command += ["-t", "1", "--max-sequences", "4", "--n-ctx", "2048"]
     command += ["--api-key", KEY, "--template", TEMPLATE]
-    command += ["--max-bodies", str(BODIES), "--max-connections", str(CONNECTIONS)]
+    command += ["--max-bodies", str(BODIES), "--max-body", str(BODY)]
+    command += ["--max-connections", str(CONNECTIONS)]
     process, port = start_server(command)
     try:
         yield Server(None, port), process.pid

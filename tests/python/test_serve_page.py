@@ -147,7 +147,8 @@ def test_what_is_kept_of_each_message(browser: Any, server: Server, tiny_opt: Pa
     for page in opened(browser, server):
         choose(page, Temperature="0", System_prompt=system)
         page.get_by_label("Length").fill("60")
-        with Generator(tiny_opt, **CACHE) as alone:
+        page.get_by_label("Budget").fill("2")
+        with Generator(tiny_opt, **{**CACHE, "hh": 2}) as alone:
             for turn in range(3):
                 page.get_by_label("Write a message").fill(f"Where is ship {turn}?")
                 page.keyboard.press("Enter")
@@ -156,8 +157,8 @@ def test_what_is_kept_of_each_message(browser: Any, server: Server, tiny_opt: Pa
                 stream = alone.chat(said, template=PLAIN, max_tokens=60, temperature=0)
                 said.append({"role": "assistant", "content": "".join(stream)})
         first, *shares = (share or 0 for share in stream.prompt_memory.messages)
-        assert first == shares[0] == shares[1] == 0
-        assert 0 < shares[-1] < 1
+        assert first == 0
+        assert any(0 < share < 1 for share in shares)
         labels = page.locator(".turn .kept").all_text_contents()
         assert labels == [
             "forgotten" if share == 0 else f"{100 * share // 1:.0f}% kept" if share < 1 else ""
@@ -178,7 +179,7 @@ def test_what_is_kept_of_each_message(browser: Any, server: Server, tiny_opt: Pa
         )
         page.reload()
         expect(page.locator("#forgot")).to_contain_text("forgotten the system prompt")
-        expect(page.locator(".turn .kept").first).to_have_text("forgotten")
+        assert page.locator(".turn .kept").all_text_contents() == labels
         page.get_by_role("button", name="New chat").click()
         expect(page.locator("#forgot")).to_be_hidden()
 

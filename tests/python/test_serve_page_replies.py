@@ -17,6 +17,7 @@ from h2o_cpp import Generator
 from support.needs import packages
 from support.page import (
     DESKTOP,
+    DROP,
     NEEDS_CHROMIUM,
     PHONE,
     TABLET,
@@ -308,16 +309,6 @@ def test_settings_stay(page: Any) -> None:
     page.get_by_role("button", name="Close").click()
     page.reload()
     expect(page.locator("body")).to_have_css("background-color", "rgb(23, 25, 28)")
-
-
-DROP = """([name, text]) => {
-  const data = new DataTransfer();
-  data.items.add(new File([text], name, { type: "text/plain" }));
-  for (const kind of ["dragenter", "dragover", "drop"]) {
-    const event = new DragEvent(kind, { dataTransfer: data, bubbles: true, cancelable: true });
-    document.getElementById("log").dispatchEvent(event);
-  }
-}"""
 
 
 def test_dropped_files(page: Any) -> None:

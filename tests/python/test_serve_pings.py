@@ -100,6 +100,24 @@ def test_waiting_streams_are_not_silent(server: Server, path: str) -> None:
     connection.close()
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_progress_of_a_prompt_instead_of_pings(server: Server, path: str) -> None:
+    """In llama-server's form, if requested."""
+    with busy(server):
+        connection = server.begin({**STREAMS[path], "return_progress": True}, path)
+        response = connection.getresponse()
+        for _ in range(3):
+            chunk = json.loads(response.readline().decode().removeprefix("data: "))
+            assert response.readline() == b"\n"
+            assert chunk["choices"] == []
+            progress = chunk["prompt_progress"]
+            assert progress.pop("time_ms") >= 0
+            assert progress.pop("total") > 1
+            assert progress == {"cache": 0, "processed": 0}
+    assert ENDS[path] in response.read().decode()
+    connection.close()
+
+
 @pytest.mark.parametrize("path", STREAMS)
 def test_no_pings_while_there_is_text(server: Server, path: str) -> None:
     body = server.ask(path, STREAMS[path]).body.decode()

@@ -44,7 +44,7 @@ cuts = st.lists(st.integers(0, 10_000), max_size=30)
 
 
 def make_output(name: str) -> Output:
-    nothing: Any = SimpleNamespace(cached_tokens=0, prompt_memory=PromptMemory())
+    nothing: Any = SimpleNamespace(cached_tokens=0, memory_of=lambda parts: PromptMemory())
     output = Output(0, [1, 2, 3], nothing, nothing, nothing)
     output.parser = ReplyParser(format_of(name), tools={"f": SCHEMA, "g": SCHEMA})
     return output

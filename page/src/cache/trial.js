@@ -62,6 +62,7 @@ async function perplexity({ conversation, messages }, reply, budget, signal) {
   const { path, body } = request(conversation, store.branch(messages, reply.parent));
   const isChat = path.endsWith("chat/completions");
   delete body.kept_every;
+  delete body.return_progress;
   Object.assign(body, { guided_choice: [reply.content], temperature: 0, logprobs: isChat ? true : 0 });
   const { choices: [{ logprobs }] } = await api.complete(path, body, { hh: String(budget), key: settings.key, signal });
   const found = isChat ? logprobs.content.map(({ logprob }) => logprob) : logprobs.token_logprobs;

@@ -190,7 +190,7 @@ class Conversation:
         return stream
 
     def notes(self, stream: Stream) -> Iterator[str]:
-        """What the user should know after a reply."""
+        """Sentences that the user should read after a reply."""
         if not self.generator.endless and stream.finish_message:
             yield self.ways_on
         n_read, n = stream.prompt_tokens_read, stream.prompt_tokens

@@ -167,7 +167,7 @@ def add_arguments(parser: Parser) -> None:
         ("body-timeout", "SECONDS", 60, "time for the body of a request"),
         ("write-timeout", "SECONDS", 60, "time in which a client must read something"),
         ("keep-alive", "SECONDS", 75, "idle time between requests of a connection"),
-        ("max-body", "SIZE", "4MiB", "most bytes of a request"),
+        ("max-body", "SIZE", "8MiB", "most bytes of a request"),
         ("max-bodies", "SIZE", "64MiB", "most bytes of all requests in progress"),
     ):  # fmt: skip
         kind = str if metavar == "SIZE" else integer

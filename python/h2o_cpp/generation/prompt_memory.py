@@ -21,7 +21,7 @@ class PromptMemory:
     dropped_tokens: int = 0  # left out before the model read it, by truncation="auto"
     evicted_tokens: int = 0  # at the end of the output, kept by no KV head of any layer
     archived_tokens: int = 0  # of the evicted, those in an archive, which may recall them
-    # Of each message of a conversation, the share of its tokens that are not evicted; None: it is
+    # For each message of a conversation, the share of its tokens not evicted; None: the message is
     # not in the prompt. Empty before the end of the output.
     messages: Sequence[float | None] = ()
 
@@ -51,7 +51,7 @@ class PromptParts:
         return PromptParts(self.n_dropped, [(*before, *more) for before, more in both])
 
     def memory(self, state: _core.Generation) -> PromptMemory:
-        """What the cache holds of it; evictions only at the end."""
+        """The memory of such a prompt; evictions only at the end."""
         shares: list[float | None] = []
         if self.messages and state.finish_reason not in (None, "cancelled"):
             kept = state.kept

@@ -312,6 +312,8 @@ def token_ids(name: str, tokens: object) -> list[int]:
     other = isinstance(tokens, str | _BYTES | Mapping | Set)
     if not isinstance(tokens, Collection) or other or getattr(tokens, "ndim", 1) == 0:
         raise TypeError(f"{name}={short(tokens)}, expected a list of token ids")
+    if {*map(type, tokens)} <= {int}:  # in a fraction of the time
+        return [*tokens]
     for i, token in enumerate(tokens):
         if isinstance(token, bool | np.ndarray) or not hasattr(token, "__index__"):
             raise TypeError(f"{name}[{i}]={short(token)}, expected a token id (an int)")
@@ -319,9 +321,10 @@ def token_ids(name: str, tokens: object) -> list[int]:
 
 
 def _check_vocabulary(tokens: Sequence[int], n_vocab: int) -> None:
-    for token in tokens:
-        if not 0 <= token < n_vocab:
-            raise ValueError(f"token {token} is not in the vocabulary of {n_vocab}")
+    if not tokens or (min(tokens) >= 0 and max(tokens) < n_vocab):
+        return
+    wrong = next(token for token in tokens if not 0 <= token < n_vocab)
+    raise ValueError(f"token {wrong} is not in the vocabulary of {n_vocab}")
 
 
 def check_names(options: Mapping[str, object], *, others: bool = False) -> None:

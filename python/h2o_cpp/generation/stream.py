@@ -92,8 +92,13 @@ class GenerationHandle(Closing):
         return self._state.cached_tokens
 
     @property
+    def prompt_tokens_read(self) -> int:
+        """Tokens of the prompt read so far, besides cached ones."""
+        return self._state.prompt_tokens_read
+
+    @property
     def prompt_memory(self) -> PromptMemory:
-        """What the cache holds of the prompt; evictions only at the end."""
+        """The memory of the prompt; evictions only at the end."""
         return self.memory_of(self._parts)
 
     def memory_of(self, parts: PromptParts) -> PromptMemory:
@@ -175,11 +180,6 @@ class Stream(Iterator[str], GenerationHandle):
     def prompt_tokens(self) -> int:
         """Tokens of the prompt."""
         return self._state.prompt_tokens
-
-    @property
-    def prompt_tokens_read(self) -> int:
-        """Tokens of the prompt read so far."""
-        return self._state.prompt_tokens_read
 
     @property
     def completion_tokens(self) -> int:

@@ -17,7 +17,6 @@ REPLY = 3  # the reply that the rest of a prompt follows
 MESSAGE = 4  # the first message; the second one is MESSAGE + 1, and so on
 
 _PERCENT = re.compile(r"%(?:\(([^()]*)\))?([#0\- +]*\d*(?:\.\d*)?)[hlL]?([a-zA-Z%])")
-_RUNS = re.compile(r"(.)\1*", re.DOTALL)
 
 
 class MarkedText(str):
@@ -183,7 +182,25 @@ def checked(text: str, pieces: Iterable[str]) -> str:
 
 def runs(text: str) -> list[tuple[int, int]]:
     """The origins in a text: (origin, number of characters)."""
-    return [(ord(run[1]), run.end() - run.start()) for run in _RUNS.finditer(marked(text)._origins)]
+    origins = marked(text)._origins
+    found, begin = [], 0
+    while begin < len(origins):
+        end = _run_end(origins, begin)
+        found.append((ord(origins[begin]), end - begin))
+        begin = end
+    return found
+
+
+def _run_end(text: str, begin: int) -> int:
+    """Where the run of equal characters at `begin` ends; a regex would take memory for each."""
+    c, n = text[begin], 1
+    while text.startswith(c * n, begin):
+        begin += n
+        n *= 2
+    while n := n // 2:
+        if text.startswith(c * n, begin):
+            begin += n
+    return begin
 
 
 def _percent_pieces(form: MarkedText, values: Any) -> Iterator[str]:

@@ -31,8 +31,8 @@ def message_places(
         `tokens` the tokens of each part.
     begin: the number of tokens before those.
 
-    If the tokenizer changes a text, its tokens are counted from its end, so that a space that it
-    adds at the beginning shifts nothing.
+    Where the tokenizer changes a text by more than a space at the beginning, as for unknown words,
+    places are those in proportion.
     """
     found: list[list[tuple[int, int]]] = [[] for _ in range(n_messages)]
     messages = _messages(rendered)
@@ -75,10 +75,13 @@ class _Offsets:
     def __init__(self, text: str, tokens: Sequence[int], tokenizer: Tokenizer) -> None:
         self._text = text
         self._n_characters = self._n_bytes = 0
-        lengths = tokenizer.byte_lengths(tokens)
-        ends = lengths.cumsum()
-        self._ends = ends - ends[-1:] + len(text.encode())
-        self._begins = self._ends - lengths
+        ends = tokenizer.byte_lengths(tokens).cumsum()
+        n, n_tokens = len(text.encode()), int(ends[-1:].sum())
+        if n_tokens - n in (0, 1):
+            self._ends = ends - (n_tokens - n)
+        else:
+            self._ends = ends * (n / max(n_tokens, 1))
+        self._begins = np.concatenate(([0], self._ends[:-1]))
 
     def tokens(self, begin: int, end: int) -> tuple[int, int]:
         """Where the tokens begin and end that have a part of the text from `begin` to `end`."""

@@ -11,7 +11,7 @@ _PRIVATE = range(0xF0000, 0xFFFFE)
 
 def unused_characters(texts: Iterable[str]) -> Iterator[str]:
     """Private-use characters that occur in none of the texts."""
-    used = set().union(*texts)
+    used = set().union(*map(str.__str__, texts))  # plain ones: others make more of each character
     return (c for c in map(chr, _PRIVATE) if c not in used)
 
 

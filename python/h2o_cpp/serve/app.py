@@ -47,7 +47,7 @@ from h2o_cpp.serve.service import Defaults, Service
 from h2o_cpp.serve.stored_responses import StoredResponses
 from h2o_cpp.serve.telemetry import make_telemetry
 
-MAX_BODY_BYTES = 4 * 2**20
+MAX_BODY_BYTES = 8 * 2**20
 ROUTERS = (
     completions.router,
     messages.router,

@@ -50,7 +50,7 @@ from h2o_cpp.serve.openai_responses import (
 )
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.service import Service
-from h2o_cpp.serve.timings import Timings
+from h2o_cpp.serve.timings import PromptProgress, Timings
 
 _PIECE = "\ufdd0"  # placeholder for a piece of text; a Unicode noncharacter
 
@@ -175,16 +175,17 @@ class _Choices(GenerationResponse):
         if not self._streams_usage:
             return sse("[DONE]")
         times = Timings.of(self._outputs.all[0])
-        return self._chunk([], self._usage(), times) + sse("[DONE]")
+        return self._chunk([], usage=self._usage(), timings=times) + sse("[DONE]")
 
-    def _chunk(
-        self,
-        choices: list[BaseModel],
-        usage: Usage | None = None,
-        timings: Timings | None = None,
-    ) -> bytes:
-        chunk = self.chunk_type(**self._head, choices=choices, usage=usage, timings=timings)
-        return sse(chunk.model_dump_json())
+    def ping(self) -> bytes:
+        """How much of the first prompt was read, if requested."""
+        output = self._outputs.all[0]
+        if output.begun or not self._body.return_progress:
+            return super().ping()
+        return self._chunk([], prompt_progress=PromptProgress.of(output))
+
+    def _chunk(self, choices: list[BaseModel], **more: BaseModel | None) -> bytes:
+        return sse(self.chunk_type(**self._head, choices=choices, **more).model_dump_json())
 
     def _kept(self, output: Output) -> KeptTokens | None:
         return self._views[output.index].new() if self._views else None

@@ -130,7 +130,7 @@ class GenerationRequest(ModelRequest, Sampling):
         # vLLM's, OpenRouter's and LM Studio's:
         *("request_id", "priority", "cache_salt", "session_id", "usage", "provider", "ttl"),
         # llama.cpp's:
-        *("cache_prompt", "id_slot", "timings_per_token", "return_progress", "backend_sampling"),
+        *("cache_prompt", "id_slot", "timings_per_token", "backend_sampling"),
         *("n_discard", "penalize_nl", "tfs_z", "return_tokens", "verbose"),
     )
 
@@ -172,6 +172,11 @@ class GenerationRequest(ModelRequest, Sampling):
     )
     n_keep: int = Field(0, ge=-1, description="the first tokens that a text keeps; -1: most")
     draft: bool = Field(True, description="false: without the drafts that the model is served with")
+    return_progress: bool = Field(
+        False,
+        description="in a stream, how much of the prompt was read, every two seconds, as "
+        "llama-server's",
+    )
     kept_every: int | None = Field(
         None, ge=1, lt=2**31, description="report what is kept every N tokens and at the end"
     )

@@ -11,7 +11,7 @@ from h2o_cpp import __version__
 from h2o_cpp.budget.policy import Policy
 from h2o_cpp.generation.prompt_memory import PromptMemory
 from h2o_cpp.serve.chat_messages import ToolCall
-from h2o_cpp.serve.timings import Timings
+from h2o_cpp.serve.timings import PromptProgress, Timings
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -102,6 +102,7 @@ class CompletionResponse(ResponseHead):
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
     usage: Usage | None = _IF_THERE  # in a stream only in the last chunk, if requested
+    prompt_progress: PromptProgress | None = _IF_THERE  # in a stream, if requested
     timings: Timings | None = _IF_THERE  # of the first output; in a stream in its last chunk
 
 
@@ -197,6 +198,7 @@ class ChatChunk(ResponseHead):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChatChunkChoice]
     usage: Usage | None = _IF_THERE  # in the last chunk, if requested
+    prompt_progress: PromptProgress | None = _IF_THERE  # if requested
     timings: Timings | None = _IF_THERE  # of the first output; in a stream in its last chunk
 
 

@@ -108,7 +108,7 @@ class Output:
 
     @property
     def prompt_memory(self) -> PromptMemory:
-        """What the cache holds of the prompt; evictions only at the end."""
+        """The memory of the prompt; evictions only at the end."""
         return self.completion.memory_of(self.prompt_parts)
 
     @property

@@ -1,7 +1,8 @@
-"""Times of an output in llama.cpp's form."""
+"""Times and progress of an output in llama.cpp's form."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
@@ -43,6 +44,26 @@ class Timings(BaseModel):
             predicted_per_second=_ratio(n_steps * 1e3, predicted_ms),
             draft_n=ended.drafted_tokens,
             draft_n_accepted=ended.accepted_tokens,
+        )
+
+
+class PromptProgress(BaseModel):
+    """How much of a prompt was read, in llama-server's form."""
+
+    total: int
+    cache: int  # from the prefix cache
+    processed: int  # with those
+    time_ms: int
+
+    @staticmethod
+    def of(output: Output) -> PromptProgress:
+        """That of an output so far."""
+        n_cached = output.completion.cached_tokens
+        return PromptProgress(
+            total=len(output.prompt),
+            cache=n_cached,
+            processed=n_cached + output.completion.prompt_tokens_read,
+            time_ms=int(1e3 * (time.monotonic() - output.submitted_at)),
         )
 
 

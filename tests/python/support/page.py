@@ -36,6 +36,16 @@ DESKTOP, TABLET, PHONE = (
     {"width": 360, "height": 740},
 )
 
+# Drops a file, given as its name and text.
+DROP = """([name, text]) => {
+  const data = new DataTransfer();
+  data.items.add(new File([text], name, { type: "text/plain" }));
+  for (const kind of ["dragenter", "dragover", "drop"]) {
+    const event = new DragEvent(kind, { dataTransfer: data, bubbles: true, cancelable: true });
+    document.getElementById("log").dispatchEvent(event);
+  }
+}"""
+
 
 @contextmanager
 def chromium() -> Iterator[Any]:
