@@ -110,13 +110,14 @@ void Engine::check(Request& request, Generation& generation) const {
     end = reply.end;
   }
   generation.progress_.n_prompt = static_cast<int32_t>(n - n_read);
+  const bool has_own_policies = !request.policies.empty();
   if (request.protect.first > 0 || request.protect.last > 0) {
     const SessionOptions& options = session_->options();
     request.policies = protected_policies(
         model_->config, request.policies.empty() ? options.policies : request.policies,
         request.protect, static_cast<int32_t>(n));
   }
-  if (n > static_cast<size_t>(n_ctx_) && request.policies.empty() && !endless_) {
+  if (n > static_cast<size_t>(n_ctx_) && !has_own_policies && !endless_) {
     throw ContextFull(concat("the prompt has ", n, " tokens, ", limit_));
   }
   const bool endless = request.max_tokens == kEndless;

@@ -132,13 +132,15 @@ def test_a_reply_is_as_long_wherever_it_begins() -> None:
             assert len(stream.tokens) == N_CTX
 
 
-def test_chat_drops_the_oldest_turns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("protect", [None, "system"])
+def test_chat_drops_the_oldest_turns(tmp_path: Path, protect: Any) -> None:
     """Where positions cannot roll; `messages` keeps them."""
     with says(tmp_path, {"Hi": "Hello!", "Bye": "."}, n_ctx=100) as generator:
         with pytest.raises(ValueError, match="truncation='no', expected 'error' or 'auto'"):
             Chat(generator, truncation="no")  # type: ignore[arg-type]
         for truncation, n_turns in (("error", 3), ("auto", 12)):
-            chat = Chat(generator, system="Be", truncation=truncation)  # type: ignore[arg-type]
+            kind: Any = {"truncation": truncation, "protect": protect}
+            chat = Chat(generator, system="Be", **kind)
             for _ in range(n_turns):
                 list(chat.say("Go on", max_tokens=3, ignore_eos=True))
             if truncation == "error":
