@@ -14,15 +14,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from select import select
+from typing import Any
 
 import pytest
 
-from h2o_cpp import Chat
+from h2o_cpp import Chat, Generator
 from h2o_cpp.chat import Chat as _Chat
 from h2o_cpp.cli import main
 from h2o_cpp.cli.chat import COMMANDS
+from h2o_cpp.cli.forgotten import described, lost_messages
 from support.needs import needs
-from support.scripted_chat import script, turn
+from support.scripted_chat import PLAIN, script, turn
 
 Converse = Callable[..., tuple[int, str, str]]
 
@@ -210,6 +212,46 @@ def test_inspect_command(converse: Converse) -> None:
     n_evicted = turn("Hi") + len("Hello!") - 8
     assert shown.startswith("·" * n_evicted + "t\nHello!\n")
     assert shown.endswith("recent  · evicted, or kept in fewer heads\n")
+
+
+def test_notes_about_what_is_forgotten(
+    tiny_opt: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once for each message, also after /reset; none of protected instructions."""
+    options = ["--template", PLAIN, "--system", "Be brief.", "-n", "60", "--ignore-eos"]
+    options += ["--temperature", "0", "--threads", "1"]
+
+    def notes(lines: str, *more: str) -> list[str]:
+        monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+        assert main(["chat", "-m", str(tiny_opt), *options, *more]) == 0
+        found = capsys.readouterr().err.splitlines()
+        return [line.removeprefix("note: ") for line in found if line.startswith("note: the model")]
+
+    def expected(hh: int, protect: Any = None) -> list[str]:
+        found, before = [], set[int]()
+        with Generator(tiny_opt, hh=hh, threads=1) as generator:
+            chat = Chat(generator, template=PLAIN, system="Be brief.", protect=protect)
+            for text in asked:
+                stream = chat.say(text, max_tokens=60, ignore_eos=True, temperature=0)
+                list(stream)
+                lost = lost_messages(chat.messages, stream.prompt_memory)
+                if lost - before:
+                    found.append(described(chat.messages, lost, stream.prompt_memory))
+                before = lost
+        return found
+
+    asked = [f"Where is ship {i}?" for i in range(3)]
+    lines = "\n".join(asked)
+    system = "the system prompt (--protect system keeps it)"
+    of_two = expected(2)
+    assert system in of_two[0]
+    assert "earlier turns" in of_two[-1] or "Where is ship" in of_two[-1]
+    assert notes(lines, "--hh", "2") == of_two
+    assert notes(f"{lines}\n/reset\n{lines}", "--hh", "2") == of_two * 2
+    protected = notes(lines, "--hh", "20", "--protect", "system")
+    assert protected == expected(20, "system")
+    assert not any(system in note for note in protected)
+    assert not notes(lines, "--hh", "400")
 
 
 # The command, with stdin as its controlling terminal, so that Ctrl-C is a signal.
