@@ -17,6 +17,7 @@ from h2o_cpp import BUNDLED_MODEL, capacity
 from support.needs import packages
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+LLAMA = Path(__file__).parents[1] / "data" / "golden" / "llama_gqa2_tied.gguf"
 NOTEBOOK = EXAMPLES / "python" / "what_it_keeps.ipynb"
 
 Example = Callable[..., str]
@@ -75,14 +76,22 @@ def test_stream(example: Example) -> None:
     assert int(kept) == min(204, int(seen))
 
 
-def test_chat(example: Example) -> None:
-    """The second turn evaluates only new tokens."""
-    out = example("chat.py", lines="Good morning.\nWhere is the ship?\n")
-    (first, all_first), (second, all_second) = (
-        (int(new), int(n)) for new, n in re.findall(r"read (\d+) new tokens of (\d+)", out)
-    )
-    assert first < all_first < all_second
-    assert second < all_second - all_first + 2
+def test_endless_chat(example: Example) -> None:
+    """Far beyond the context in the same memory; the instructions are kept."""
+    lines = "Good morning.\nWhere is the ship?\n" * 15
+    for model, memory in ((BUNDLED_MODEL, "50MB"), (LLAMA, "0.01MB")):
+        out = example("endless_chat.py", str(model), memory, lines=lines)
+        found = re.findall(
+            r"^\[message (\d+): (\d+) tokens kept in ([\d.]+) MB "
+            r"\| instructions: (\d+)% kept \| (\d+) messages forgotten\]$",
+            out,
+            re.MULTILINE,
+        )
+        assert [int(message) for message, *_ in found] == [*range(3, 63, 2)]
+        [size] = {float(size) for *_, size, _, _ in found}
+        assert size <= float(memory.removesuffix("MB"))
+        assert {int(kept) for *_, kept, _ in found} == {100}
+        assert int(found[0][-1]) == 0 < int(found[-1][-1])
 
 
 def test_compare_policies(example: Example) -> None:
