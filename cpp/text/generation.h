@@ -93,8 +93,10 @@ class Generation {
  private:
   friend class AdmissionQueue;
   friend class Engine;
+  friend class RowSampler;
   friend class Scheduler;
   friend class StepRunner;
+  friend struct StepOutput;
 
   // Posts to its mailbox, if it has one. Without memory, only the notification is lost.
   static void notify(const std::shared_ptr<Generation>& generation) noexcept;

@@ -14,18 +14,6 @@ namespace {
 // Pause of a step in which every generation waits for its mask.
 constexpr std::chrono::microseconds kMaskPoll{500};
 
-// Describes why a sequence ends at the context limit.
-std::string describe_limit(const Session& session) {
-  const Config& config = session.model().config;
-  const int32_t n_ctx = session.options().n_ctx;
-  if (config.rope.layout != RopeLayout::none) {
-    return concat("n_ctx is ", n_ctx,
-                  "; generation continues past it only if the policy evicts and positions roll");
-  }
-  if (n_ctx < config.n_ctx_train) return concat("n_ctx is ", n_ctx);
-  return concat("n_ctx is ", n_ctx, ", and the model has learned no positions after that");
-}
-
 }  // namespace
 
 Scheduler::Scheduler(Session& session, const Tokenizer& tokenizer, int32_t n_batch,
@@ -33,10 +21,10 @@ Scheduler::Scheduler(Session& session, const Tokenizer& tokenizer, int32_t n_bat
     : session_(session),
       tokenizer_(tokenizer),
       n_batch_(n_batch),
-      limit_(describe_limit(session)),
       slots_(session),
       draft_cost_(session.options().max_drafts),
-      prefixes_(session, n_batch, prefixes) {}
+      prefixes_(session, n_batch, prefixes),
+      sampler_(session, tokenizer) {}
 
 std::vector<StepOutput> Scheduler::step(
     const std::vector<std::shared_ptr<Generation>>& generations) {
@@ -66,7 +54,7 @@ std::vector<StepOutput> Scheduler::step(
     if (output.error != nullptr) continue;
     try {
       SnapshotText text;
-      text.tokens = tokens_so_far(output);
+      text.tokens = output.tokens();
       if (has_output) {
         prefixes_.save_end(
             {g.sequence_, text.tokens, policies(g), g.prefixes_, g.request_.replies});
@@ -210,13 +198,13 @@ bool Scheduler::needs_every_row(const Generation& g) {
 
 void Scheduler::compute(std::vector<StepOutput>& outputs) {
   const auto started = std::chrono::steady_clock::now();
-  const std::vector<Row> rows = next_rows(outputs);
-  std::vector<Row> batch;
-  foresee(rows);
-  for (const Row& row : rows) {
+  std::vector<StepRow> rows = next_rows(outputs);
+  std::vector<StepRow> batch;
+  RowSampler::foresee(rows);
+  for (StepRow& row : rows) {
     Generation& g = *row.output->generation;
     if (row.part.empty()) {
-      choose({&row, 1}, {{g.logits_}, {}});
+      sample({&row, 1}, {{g.logits_}, {}});
     } else if (needs_every_row(g) && g.reads_prompt()) {
       score(row);
     } else {
@@ -224,10 +212,10 @@ void Scheduler::compute(std::vector<StepOutput>& outputs) {
     }
   }
   if (!batch.empty()) forward(batch);
-  const auto waits = [](const Row& row) { return row.output->generation->awaits_mask_; };
+  const auto waits = [](const StepRow& row) { return row.output->generation->awaits_mask_; };
   if (!rows.empty() && std::ranges::all_of(rows, waits)) std::this_thread::sleep_for(kMaskPoll);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
-  for (const Row& row : rows) {
+  for (const StepRow& row : rows) {
     StepOutput& output = *row.output;
     Generation& g = *output.generation;
     output.seconds = seconds.count();
@@ -252,8 +240,8 @@ void Scheduler::compute(std::vector<StepOutput>& outputs) {
   }
 }
 
-std::vector<Scheduler::Row> Scheduler::next_rows(std::vector<StepOutput>& outputs) {
-  std::vector<Row> rows;
+std::vector<StepRow> Scheduler::next_rows(std::vector<StepOutput>& outputs) {
+  std::vector<StepRow> rows;
   int64_t left = session_.options().n_batch;
   int64_t drafts_left = max_drafts();
   const auto n_decoding = static_cast<int32_t>(std::ranges::count_if(
@@ -263,7 +251,7 @@ std::vector<Scheduler::Row> Scheduler::next_rows(std::vector<StepOutput>& output
       const Generation& g = *output.generation;
       if (g.sequence_ < 0 || output.deferred || output.finish != Finish::none) continue;
       if (g.reads_prompt() != prompts) continue;
-      Row row = next_row(output);
+      StepRow row = next_row(output);
       const int64_t n = std::ssize(row.part);
       if (n > left) continue;
       if (!prompts) row = with_drafts(row, left - n, drafts_left, n_decoding - 1);
@@ -277,8 +265,33 @@ std::vector<Scheduler::Row> Scheduler::next_rows(std::vector<StepOutput>& output
   return rows;
 }
 
+// The row of a generation's next token, with drafts of those after it: at most n_rows, and
+// n_drafts, which are left in the step. It generates n_others tokens for others.
+StepRow Scheduler::with_drafts(const StepRow& row, int64_t n_rows, int64_t n_drafts,
+                               int32_t n_others) {
+  Generation& g = *row.output->generation;
+  // A state that is to be saved must be reached.
+  if (g.request_.drafter == nullptr || row.part.size() != 1 || !g.prefixes_.save_at.empty()) {
+    return row;
+  }
+  const size_t n_after = g.max_new_tokens_ - (g.tokens_.size() - g.n_input_tokens_);  // this token
+  int64_t most = std::min<int64_t>({n_rows, n_drafts, session_.chunk(row.sequence) - 1});
+  if (n_after <= static_cast<size_t>(most)) most = static_cast<int64_t>(n_after) - 1;
+  if (most <= 0) return row;
+  // Earlier texts of the step have the other drafts.
+  const std::span<const double> times = draft_cost_.shares().subspan(max_drafts() - n_drafts);
+  std::span<const int32_t> drafts =
+      g.request_.drafter->propose(g.tokens_, {static_cast<int32_t>(most), n_others, times});
+  drafts = drafts.first(std::min(drafts.size(), static_cast<size_t>(most)));
+  g.drafted_.assign(row.part.begin(), row.part.end());
+  g.drafted_.insert(g.drafted_.end(), drafts.begin(), drafts.end());
+  row.output->accepted.reserve(drafts.size());
+  row.output->n_drafts = static_cast<int32_t>(drafts.size());
+  return {row.output, row.sequence, g.drafted_, row.output->n_drafts};
+}
+
 // The next chunk of a generation, or its next token.
-Scheduler::Row Scheduler::next_row(StepOutput& output) const {
+StepRow Scheduler::next_row(StepOutput& output) const {
   const Generation& g = *output.generation;
   const size_t begin = session_.tokens_seen(g.sequence_);
   size_t end = g.tokens_.size();
@@ -295,99 +308,47 @@ Scheduler::Row Scheduler::next_row(StepOutput& output) const {
   return {&output, g.sequence_, std::span(g.tokens_).subspan(begin, n), 0, 0, one_by_one};
 }
 
-void Scheduler::forward(std::span<const Row> batch) {
-  std::vector<Row> rows(batch.begin(), batch.end());
+void Scheduler::forward(std::span<const StepRow> batch) {
+  std::vector<StepRow> rows(batch.begin(), batch.end());
   std::vector<Input> inputs;
   size_t n_results = 0;
-  for (Row& row : rows) {
+  for (StepRow& row : rows) {
     row.result = n_results;
     inputs.push_back({row.sequence, row.part, row.n_drafts, row.one_by_one});
     n_results += inputs.back().n_logits();
   }
-  Results results{std::vector<std::span<const float>>(n_results),
-                  std::vector<int32_t>(n_results, -1)};
+  StepResults results{std::vector<std::span<const float>>(n_results),
+                      std::vector<int32_t>(n_results, -1)};
   std::vector<float> temperatures(rows.size());
   const auto started = std::chrono::steady_clock::now();
   try {
-    pass(rows, inputs, temperatures, results);
+    sampler_.pass(rows, inputs, temperatures, results);
   } catch (const InvalidArgument&) {  // nothing has changed; find the generation that caused it
     if (rows.size() == 1) {
       rows[0].output->error = std::current_exception();
     } else {
-      for (const Row& row : rows) forward({&row, 1});
+      for (const StepRow& row : rows) forward({&row, 1});
     }
     return;
   } catch (...) {
-    for (const Row& row : rows) {
+    for (const StepRow& row : rows) {
       row.output->error = std::current_exception();
       forget(*row.output->generation);
     }
     return;
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
-  const auto reads_prompt = [](const Row& row) { return row.output->generation->reads_prompt(); };
+  const auto reads_prompt = [](const StepRow& row) {
+    return row.output->generation->reads_prompt();
+  };
   if (std::ranges::none_of(rows, reads_prompt)) {
     draft_cost_.add(static_cast<int32_t>(n_results - rows.size()), seconds.count());
   }
-  choose_all(std::move(rows), results);
-}
-
-// Are all logits needed for more than sampling?
-bool Scheduler::needs_logits(const Generation& g) {
-  const Request& request = g.request_;
-  return request.constraint != nullptr || request.allow_logits || g.prefixes_.is_end_wanted ||
-         (request.trace != nullptr && request.trace->wants_logits());
-}
-
-// `results` belongs to the caller. After an exception the content of the sequences is unknown.
-void Scheduler::pass(std::span<const Row> rows, std::span<const Input> inputs,
-                     std::span<float> temperatures, Results& results) {
-  const auto may = [](bool (Sampler::*draw)() const) {
-    return [draw](const Row& row) {
-      const Generation& g = *row.output->generation;
-      return g.sampler_ != nullptr && !needs_logits(g) && ((*g.sampler_).*draw)();
-    };
-  };
-  if (std::ranges::all_of(rows, may(&Sampler::is_argmax))) {
-    std::ranges::copy(session_.greedy(inputs), results.picks.begin());
-    return;
-  }
-  if (session_.selects() && std::ranges::any_of(rows, may(&Sampler::may_draw_from_largest))) {
-    return select(rows, inputs, temperatures, results);
-  }
-  const std::span<const float> logits = session_.step(inputs);
-  const size_t n_vocab = logits.size() / results.logits.size();
-  for (size_t i = 0; i < results.logits.size(); ++i) {
-    results.logits[i] = logits.subspan(i * n_vocab, n_vocab);
-  }
-}
-
-// Samples from the largest logits where possible; reads the whole row otherwise.
-void Scheduler::select(std::span<const Row> rows, std::span<const Input> inputs,
-                       std::span<float> temperatures, Results& results) {
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const Sampler* const sampler = rows[i].output->generation->sampler_.get();
-    if (sampler != nullptr) temperatures[i] = sampler->rest_temperature();
-  }
-  const std::span<const LargestLogits> largest = session_.select(inputs, temperatures);
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const Generation& g = *rows[i].output->generation;
-    const bool chooses = has_read_all(rows[i]) && g.request_.max_tokens != 0;
-    if (chooses && !needs_logits(g)) {
-      results.picks[i] = g.sampler_->sample(largest[i]).value_or(-1);
-    }
-    if (needs_logits(g) || (chooses && results.picks[i] < 0)) {
-      results.logits[i] = session_.selected_row(i);
-    }
-  }
-}
-
-bool Scheduler::has_read_all(const Row& row) const {
-  return session_.tokens_seen(row.sequence) >= std::ssize(row.output->generation->tokens_);
+  sample(rows, results);
 }
 
 // Processes a chunk of a prompt with the logits of every token.
-void Scheduler::score(const Row& row) {
+void Scheduler::score(StepRow& row) {
   const Generation& g = *row.output->generation;
   const Request& request = g.request_;
   const int32_t begin = session_.tokens_seen(row.sequence);
@@ -396,7 +357,7 @@ void Scheduler::score(const Row& row) {
   try {
     if (request.pooling != Pooling::none) {
       pool(*row.output->generation, row);
-      return choose({&row, 1}, {});
+      return sample({&row, 1}, {});
     }
     session_.score(
         {row.sequence, row.part, 0, row.one_by_one}, [&](int32_t i, std::span<const float> logits) {
@@ -407,7 +368,7 @@ void Scheduler::score(const Row& row) {
           }
           if (at + 1 == n_tokens) last.assign(logits.begin(), logits.end());
         });
-    choose({&row, 1}, {{last}, {}});
+    sample({&row, 1}, {{last}, {}});
   } catch (...) {
     row.output->error = std::current_exception();
     if (session_.tokens_seen(row.sequence) == begin) forget(*row.output->generation);
@@ -415,7 +376,7 @@ void Scheduler::score(const Row& row) {
 }
 
 // Accumulates the hidden states of a chunk, or keeps the last scores of labels.
-void Scheduler::pool(Generation& g, const Row& row) {
+void Scheduler::pool(Generation& g, const StepRow& row) {
   const Pooling pooling = g.request_.pooling;
   const bool begins = g.pooled_.empty();
   const auto wanted = pooling == Pooling::rank ? Session::Values::labels : Session::Values::hidden;
@@ -430,137 +391,14 @@ void Scheduler::pool(Generation& g, const Row& row) {
                           });
 }
 
-// Starts to compute the masks that will be needed after the pass.
-void Scheduler::foresee(std::span<const Row> rows) noexcept {
-  for (const Row& row : rows) {
-    const Generation& g = *row.output->generation;
-    const bool reads_last =
-        row.n_drafts > 0 || (!row.part.empty() && &row.part.back() == &g.tokens_.back());
-    if (g.request_.constraint_ready == nullptr || !reads_last) continue;
-    try {
-      g.request_.constraint_ready(g.tokens_);
-    } catch (...) {  // has_mask() will report it
-    }
+// Saves the states that were planned for the ends of the rows, and samples the next tokens.
+void Scheduler::sample(std::span<StepRow> rows, const StepResults& results) {
+  for (const StepRow& row : rows) {
+    Generation& g = *row.output->generation;
+    if (std::exchange(g.awaits_mask_, false)) continue;  // they are saved
+    prefixes_.save(prefix_reader(g), results.logits_of(row));
   }
-}
-
-// Is the mask for its next token known? If not, keeps the logits for a later step.
-bool Scheduler::has_mask(Generation& g, std::span<const int32_t> tokens,
-                         std::span<const float> logits) {
-  const ConstraintReady& ready = g.request_.constraint_ready;
-  if (ready == nullptr || ready(tokens)) return true;
-  if (logits.data() != g.logits_.data()) g.logits_.assign(logits.begin(), logits.end());
-  g.awaits_mask_ = true;
-  return false;
-}
-
-// Samples the next token of each row whose sequence has no unprocessed tokens.
-void Scheduler::choose(std::span<const Row> rows, const Results& results) {
-  const size_t n_vocab = session_.model().config.n_vocab;
-  struct Choice {
-    StepOutput* output;
-    std::span<const float> logits;
-    int32_t pick;
-    bool has_room;
-  };
-  std::vector<Choice> choices;
-  const auto row_logits = [&](size_t i) {
-    return results.logits.empty() ? std::span<const float>() : results.logits[rows[i].result];
-  };
-  const auto fail = [&](size_t i) {
-    rows[i].output->error = std::current_exception();
-    keep_logits(*rows[i].output, row_logits(i));
-  };
-  try {
-    choices.reserve(rows.size());
-    if (masks_.size() < rows.size()) masks_.resize(rows.size());
-  } catch (...) {
-    for (size_t i = 0; i < rows.size(); ++i) {
-      if (has_read_all(rows[i])) fail(i);
-    }
-    return;
-  }
-  for (size_t i = 0; i < rows.size(); ++i) {
-    Generation& g = *rows[i].output->generation;
-    if (!std::exchange(g.awaits_mask_, false)) prefixes_.save(prefix_reader(g), row_logits(i));
-    if (!has_read_all(rows[i])) continue;
-    masks_[i].clear();
-    if (g.request_.constraint != nullptr) {
-      try {
-        const std::vector<int32_t> tokens = tokens_so_far(*rows[i].output);
-        if (!has_mask(g, tokens, row_logits(i))) continue;
-        masks_[i].assign((n_vocab + 31) / 32, 0);
-        g.request_.constraint(tokens, masks_[i]);
-      } catch (...) {
-        fail(i);
-        continue;
-      }
-    }
-    g.allowed_ = masks_[i];
-    choices.push_back({rows[i].output, row_logits(i),
-                       results.picks.empty() ? -1 : results.picks[rows[i].result],
-                       session_.room(rows[i].sequence) + rows[i].n_drafts > 0});
-  }
-  const auto choose_at = [&](int64_t i) {
-    const auto& [output, row, pick, has_room] = choices[i];
-    try {
-      choose_one(*output, row, pick, has_room);
-    } catch (...) {
-      output->error = std::current_exception();
-    }
-    keep_logits(*output, row);
-  };
-  if (choices.size() == 1) {
-    choose_at(0);
-  } else if (!choices.empty()) {
-    session_.parallel_for(std::ssize(choices), choose_at);
-  }
-}
-
-// Does not allocate: start() has reserved the memory.
-void Scheduler::keep_logits(StepOutput& output, std::span<const float> logits) noexcept {
-  Generation& g = *output.generation;
-  if (output.token >= 0) {
-    g.logits_.clear();
-  } else if (g.request_.allow_logits && logits.data() != g.logits_.data()) {
-    g.logits_.assign(logits.begin(), logits.end());
-  }
-}
-
-void Scheduler::choose_one(StepOutput& output, std::span<const float> logits, int32_t pick,
-                           bool has_room) {
-  Generation& g = *output.generation;
-  const Request& request = g.request_;
-  const auto end = [&](Finish finish) {
-    output.finish = finish;
-    output.piece += g.detokenizer_.finish();
-  };
-  if (request.max_tokens == 0) {
-    output.finish = Finish::length;
-    return;
-  }
-  const int32_t token = pick >= 0 ? pick : g.sampler_->sample(logits, g.allowed_);
-  if (tokenizer_.ends(token) && !request.ignore_end) return end(Finish::stop);
-  g.sampler_->accept(token);
-  output.token = token;
-  if (request.trace != nullptr && request.trace->wants_logits()) request.trace->add(logits, token);
-  const bool spelled = std::ranges::find(request.spelled, token) != request.spelled.end();
-  output.piece += g.detokenizer_.push(spelled ? tokenizer_.spelling(token)
-                                              : tokenizer_.token_bytes(token, g.begins_));
-  g.begins_ = g.begins_ && tokenizer_.token_bytes(token).empty();
-  const size_t n_generated = g.tokens_.size() + output.accepted.size() - g.n_input_tokens_ + 1;
-  if (g.detokenizer_.stopped()) {
-    end(Finish::stop);
-  } else if (n_generated == g.max_new_tokens_) {
-    if (!request.max_tokens) {
-      output.finish_message =
-          concat("max_tokens is ", n_generated, " (n_ctx) by default; -1 has no limit");
-    }
-    end(Finish::length);
-  } else if (!has_room) {
-    output.finish_message = concat("the context is full: ", limit());
-    end(Finish::length);
-  }
+  sampler_.sample(rows, results);
 }
 
 void Scheduler::count_evictions(Generation& g) {

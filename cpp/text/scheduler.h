@@ -12,8 +12,6 @@
 #pragma once
 
 #include <cstdint>
-#include <exception>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -21,37 +19,13 @@
 
 #include "model/session.h"
 #include "text/draft_cost.h"
-#include "text/generation.h"
 #include "text/prefix_planner.h"
+#include "text/row_sampler.h"
 #include "text/slot_table.h"
+#include "text/step.h"
 #include "text/tokenizer/tokenizer.h"
 
 namespace h2o {
-
-// A generated token and the text that it completed.
-struct Written {
-  int32_t token;
-  std::string piece;
-};
-
-// The results of a step for a generation.
-struct StepOutput {
-  std::shared_ptr<Generation> generation;
-  int32_t n_prompt = 0;                // prompt tokens to process, set when it starts
-  int32_t n_cached = 0;                // prompt tokens found in the prefix cache
-  int32_t n_read = 0;                  // prompt tokens processed by this step
-  int32_t n_drafts = 0;                // tokens that its drafter proposed
-  std::vector<Written> accepted = {};  // the proposed tokens that were right
-  int32_t token = -1;                  // generated after them; -1: none
-  std::string piece = {};
-  Finish finish = Finish::none;
-  std::string finish_message = {};
-  std::exception_ptr error = nullptr;
-  double seconds = 0;
-  Forgotten forgotten = {};
-  bool started = false;   // it has a sequence now
-  bool deferred = false;  // no sequence was available
-};
 
 class Scheduler {
  public:
@@ -93,18 +67,9 @@ class Scheduler {
   size_t prefix_bytes() const { return prefixes_.bytes(); }
 
   // Describes why a sequence ends at the context limit.
-  const std::string& limit() const { return limit_; }
+  const std::string& limit() const { return sampler_.limit(); }
 
  private:
-  struct Row {
-    StepOutput* output;
-    int32_t sequence;
-    std::span<const int32_t> part;
-    int32_t n_drafts = 0;     // the last tokens of the part, as far as they are not accepted
-    size_t result = 0;        // index of its next result
-    bool one_by_one = false;  // see Input
-  };
-
   void start(StepOutput& output, std::span<const StepOutput> outputs);
   void prepare(Generation& generation, bool follows, StepOutput& output);
   int32_t followed_sequence(const Generation& generation) const;
@@ -114,43 +79,24 @@ class Scheduler {
   bool waits_for_prefix(const Generation& generation, size_t n_cached,
                         std::span<const StepOutput> outputs);
   static bool needs_every_row(const Generation& generation);
-  static bool needs_logits(const Generation& generation);
-  bool has_read_all(const Row& row) const;
-  static std::vector<int32_t> tokens_so_far(const StepOutput& output);
   void compute(std::vector<StepOutput>& outputs);
-  std::vector<Row> next_rows(std::vector<StepOutput>& outputs);
-  Row with_drafts(const Row& row, int64_t n_rows, int64_t n_drafts, int32_t n_others);
-  Row next_row(StepOutput& output) const;
-  // The results of a pass, in the form that copies least.
-  struct Results {
-    std::vector<std::span<const float>> logits;  // [n], empty where not needed; or none
-    std::vector<int32_t> picks;                  // [n] sampled tokens, or -1; or none
-  };
-  void forward(std::span<const Row> rows);
-  void pass(std::span<const Row> rows, std::span<const Input> inputs, std::span<float> temperatures,
-            Results& results);
-  void select(std::span<const Row> rows, std::span<const Input> inputs,
-              std::span<float> temperatures, Results& results);
-  void score(const Row& row);
-  void pool(Generation& g, const Row& row);
-  static void foresee(std::span<const Row> rows) noexcept;
-  static bool has_mask(Generation& generation, std::span<const int32_t> tokens,
-                       std::span<const float> logits);
-  void choose_all(std::vector<Row> rows, const Results& results);
-  void choose(std::span<const Row> rows, const Results& results);
-  void choose_one(StepOutput& output, std::span<const float> logits, int32_t pick, bool has_room);
-  static void keep_logits(StepOutput& output, std::span<const float> logits) noexcept;
+  std::vector<StepRow> next_rows(std::vector<StepOutput>& outputs);
+  StepRow with_drafts(const StepRow& row, int64_t n_rows, int64_t n_drafts, int32_t n_others);
+  StepRow next_row(StepOutput& output) const;
+  void forward(std::span<const StepRow> rows);
+  void score(StepRow& row);
+  void pool(Generation& g, const StepRow& row);
+  void sample(std::span<StepRow> rows, const StepResults& results);
   void count_evictions(Generation& generation);
   Forgotten forgotten(const Generation& generation) const;
 
   Session& session_;
   const Tokenizer& tokenizer_;
   const int32_t n_batch_;
-  const std::string limit_;  // built once: the session is locked while tokens are sampled
   SlotTable slots_;
   DraftCost draft_cost_;
   PrefixPlanner prefixes_;
-  std::vector<std::vector<uint32_t>> masks_;  // of constrained rows
+  RowSampler sampler_;
   int64_t evictions_ = 0;
 };
 
