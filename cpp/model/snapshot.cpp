@@ -113,4 +113,18 @@ OpenSnapshot open_snapshot(std::span<const std::byte> bytes, Damage damage) {
   return {model, std::move(text), positions, reader};
 }
 
+void check_model(const OpenSnapshot& snapshot, uint64_t fingerprint, int32_t n_vocab) {
+  if (snapshot.model != fingerprint) throw FormatError("the snapshot is of another model");
+  for (const int32_t token : snapshot.text.tokens) {
+    if (token < 0 || token >= n_vocab) {
+      throw FormatError(concat("the snapshot has token ", token, ", the vocabulary has ", n_vocab));
+    }
+  }
+  const size_t n_logits = snapshot.text.logits.size();
+  if (n_logits != 0 && n_logits != static_cast<size_t>(n_vocab)) {
+    throw FormatError(
+        concat("the snapshot has ", n_logits, " logits, the vocabulary has ", n_vocab));
+  }
+}
+
 }  // namespace h2o

@@ -60,4 +60,7 @@ enum class Damage : bool { none, possible };
 // damaged. The bytes must outlive the result.
 OpenSnapshot open_snapshot(std::span<const std::byte> bytes, Damage damage = Damage::possible);
 
+// Throws FormatError unless the snapshot was saved for the model of this fingerprint.
+void check_model(const OpenSnapshot& snapshot, uint64_t fingerprint, int32_t n_vocab);
+
 }  // namespace h2o
