@@ -442,22 +442,24 @@ class Generator(Closing):
             documents=documents,
             continue_final_message=continue_final_message,
         )
-        form, around_form = form_of(options), None
-        if tool_choice not in (None, "auto", "none"):
-            if form:
-                raise ValueError(f"give either tool_choice or {form[0]}, not both")
-            name = None if tool_choice == "required" else tool_choice
-            options["grammar"] = turn.call_grammar(name=name)
-        elif form:
-            around_form = turn.form_grammar()
-        elif (trigger := turn.call_trigger()) is not None and not (
-            options.get("ignore_eos") or options.get("constraint")
-        ):
-            options["constraint"] = LazyConstraint(self.tokenizer, *trigger)
-        request = make_request(
-            self._runtime(), self._seeds, turn.prompt.tokens, options, around_form=around_form
+        must_call = tool_choice not in (None, "auto", "none")
+        given = form_of(options)
+        if must_call and given:
+            raise ValueError(f"give either tool_choice or {given[0]}, not both")
+        form = turn.form(
+            must_call=must_call,
+            called_tool=None if tool_choice == "required" else tool_choice,
+            has_form=given is not None,
+            is_free=not (options.get("ignore_eos") or options.get("constraint")),
         )
-        request = replace(request.of_turn(turn), spelled=turn.template.spelled)
+        if form.grammar is not None:
+            options["grammar"] = form.grammar
+        if form.trigger is not None:
+            options["constraint"] = LazyConstraint(self.tokenizer, *form.trigger)
+        request = make_request(
+            self._runtime(), self._seeds, turn.prompt.tokens, options, around_form=form.around
+        )
+        request = replace(request.of_turn(turn), spelled=form.spelled)
         with Stream(self._runtime, request) as stream:
             reply = turn.parse("".join(stream))
         reply.generation = stream.generation()

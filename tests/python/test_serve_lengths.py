@@ -13,7 +13,7 @@ import pytest
 from h2o_cpp import Chat, Generator, PromptMemory
 from h2o_cpp.cli import main
 from support.scripted_chat import PLAIN, says, user
-from support.serving import Server, serving
+from support.serving import Defaults, Server, serving
 
 LLAMA = Path(__file__).parents[1] / "data" / "golden" / "llama_gqa2_tied.gguf"
 N_CTX = 40  # as it was trained
@@ -68,7 +68,7 @@ def chunks(body: bytes) -> list[Any]:
 def test_dropped_tokens_are_reported(tmp_path: Path, stream: bool) -> None:
     with (
         says(tmp_path, {"Hi": "Hello!"}, n_ctx=100) as generator,
-        serving(generator, truncation="auto") as server,
+        serving(generator, defaults=Defaults(truncation="auto")) as server,
     ):
         messages = [*user("Hi"), {"role": "assistant", "content": "a" * 90}, *user("Hi")]
         n_whole = len(generator.chat_template().tokens(messages))

@@ -11,7 +11,7 @@ import pytest
 
 from h2o_cpp import Chat, Generator
 from support.scripted_chat import says
-from support.serving import Server, serving
+from support.serving import Defaults, Server, serving
 
 GREEDY = {"temperature": 0, "num_predict": 20}
 TURNS = {"Hi": "Hello.", "Who?": "A ship.", "No": "Yes."}
@@ -76,7 +76,7 @@ def test_without_a_chat_template(tiny_opt: Path) -> None:
 def test_a_long_context_is_cut(generator: Generator) -> None:
     context = [*range(10, 20), *[46] * generator.n_ctx]
     most = generator.n_ctx * 3 // 4
-    with serving(generator, truncation="auto") as server:
+    with serving(generator, defaults=Defaults(truncation="auto")) as server:
         for keep in (4, 8):
             options = {**GREEDY, "num_predict": 1, "num_keep": keep}
             prompt = ask(server, "Hi", context=context, options=options)["context"][:most]

@@ -10,7 +10,7 @@ import pytest
 
 from h2o_cpp import Generator
 from support.scripted_chat import user
-from support.serving import Server, serving
+from support.serving import Defaults, Server, serving
 from support.tool_talk import talking
 
 N_CTX = 100
@@ -24,7 +24,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     model = talking(tmp_path_factory.mktemp("talk"), {})
     with (
         Generator(model, n_ctx=N_CTX) as generator,
-        serving(generator, truncation="auto") as server,
+        serving(generator, defaults=Defaults(truncation="auto")) as server,
     ):
         yield server
 
@@ -92,7 +92,7 @@ def test_the_token_that_begins_a_text_is_kept(
     body = {"prompt": text, "raw": True, "options": {**OPTIONS, "num_keep": n_keep}}
     with (
         Generator(tiny_opt, n_ctx=N_CTX, threads=1) as generator,
-        serving(generator, truncation="auto") as server,
+        serving(generator, defaults=Defaults(truncation="auto")) as server,
     ):
         tokens = generator.tokenize(text)
         assert tokens[0] == generator.tokenizer.bos

@@ -27,6 +27,7 @@ from h2o_cpp.serve.openai_requests import ChatRequest
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.responses_api import _Response
 from h2o_cpp.serve.responses_request import ResponsesRequest
+from h2o_cpp.serve.service import Defaults
 
 SCHEMA: Any = {"type": "object", "properties": {"text": {"type": "string"}, "data": {}}}
 CALLS: Any = [
@@ -36,7 +37,7 @@ CALLS: Any = [
 ]
 TOKENIZER = SimpleNamespace(encode=lambda text, **_: [*text])
 SERVICE: Any = SimpleNamespace(
-    name="m", generator=SimpleNamespace(tokenizer=TOKENIZER), truncation="error"
+    name="m", generator=SimpleNamespace(tokenizer=TOKENIZER), defaults=Defaults()
 )
 
 formats = st.sampled_from(FORMAT_NAMES)

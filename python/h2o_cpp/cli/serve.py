@@ -198,11 +198,11 @@ def run(args: argparse.Namespace) -> int:
         "max_queue": args.max_queue,
         "max_tokens": args.max_tokens,
         "max_prompt": args.max_prompt,
-        "truncation": args.truncation,
         "defaults": Defaults(
             changed_sampling(args) | {"seed": args.seed},
             args.chat_template_kwargs,
             args.protect,
+            args.truncation,
         ),
     }
     say = _print if args.log_format == "text" else _log_rows

@@ -35,6 +35,22 @@ class ChatPrompt(NamedTuple):
 
 
 @dataclass(frozen=True)
+class ReplyForm:
+    """The form of a reply's text.
+
+    spelled: special tokens to include in the text.
+    grammar: of the whole text.
+    around: as `around_form` of Engine.submit.
+    trigger: as for LazyConstraint.
+    """
+
+    spelled: Sequence[int] = ()
+    grammar: str | None = None
+    around: str | None = None
+    trigger: tuple[int, Callable[[], str]] | None = None
+
+
+@dataclass(frozen=True)
 class ChatTurn:
     """A conversation up to the assistant's reply.
 
@@ -53,10 +69,30 @@ class ChatTurn:
         form = self.template.format
         return bool(self.tools) or form.think is not None or form.name == "harmony"
 
-    @property
-    def spelled(self) -> list[int]:
-        """The special tokens that a parser needs in the reply's text."""
-        return self.template.spelled if self.has_parts else []
+    def form(
+        self,
+        *,
+        must_call: bool = False,
+        called_tool: str | None = None,
+        has_form: bool = False,
+        is_free: bool = True,
+        parallel: bool = True,
+    ) -> ReplyForm:
+        """The form of the reply.
+
+        must_call: the reply is tool calls; called_tool: to this tool.
+        has_form: its content has a form, such as a schema, of its own.
+        is_free: otherwise, calls that the model begins may follow a grammar.
+        parallel: allow several calls.
+
+        Raises ValueError as call_grammar() does.
+        """
+        spelled = self.template.spelled if self.has_parts else []
+        if must_call:
+            return ReplyForm(spelled, grammar=self.call_grammar(called_tool, parallel=parallel))
+        if has_form:
+            return ReplyForm(spelled, around=self.form_grammar(parallel=parallel))
+        return ReplyForm(spelled, trigger=self.call_trigger(parallel=parallel) if is_free else None)
 
     def parser(self) -> ReplyParser:
         """A parser of the reply."""
@@ -74,7 +110,7 @@ class ChatTurn:
         reply.add(parser.finish())
         return reply
 
-    def call_grammar(self, *, name: str | None = None, parallel: bool = True) -> str:
+    def call_grammar(self, name: str | None = None, *, parallel: bool = True) -> str:
         """A grammar of replies that are optional reasoning followed by tool calls.
 
         name: the tool to call; default: any. parallel: allow several calls.

@@ -21,7 +21,6 @@ from starlette.types import Message, Receive, Scope, Send
 from h2o_cpp import __version__
 from h2o_cpp.arguments import check_int
 from h2o_cpp.generator import Generator
-from h2o_cpp.model.truncation import Truncation
 from h2o_cpp.serve import (
     completions,
     embeddings,
@@ -81,7 +80,6 @@ def create_app(
     max_queue: int = 64,
     max_tokens: int | None = None,
     max_prompt: int | None = None,
-    truncation: Truncation = "error",
     defaults: Defaults | None = None,
     **options: Any,
 ) -> FastAPI:
@@ -94,8 +92,6 @@ def create_app(
     max_queue: prompts that may wait for a sequence; further requests get status 429.
     max_tokens: largest max_tokens of a request; default: n_ctx.
     max_prompt: longest prompt in tokens; default: n_ctx, or any if sequences may be endless.
-    truncation: what happens to longer prompts, unless a request says it: "error", status 400, or
-        "auto": conversations lose their oldest turns, texts their oldest tokens.
     defaults: options of requests that do not set them.
     options: as for create_app_of.
 
@@ -109,7 +105,6 @@ def create_app(
         max_queue=max_queue,
         max_tokens=max_tokens,
         max_prompt=max_prompt,
-        truncation=truncation,
         defaults=defaults,
     )
     app = create_app_of(Catalog.of(service), **options)

@@ -25,7 +25,7 @@ def turn_of(service: Service, body: ChatRequest) -> ChatTurn:
     """
     given = conversation_of(service, body)
     template = service.chat_template(tools=bool(given["tools"]))
-    truncation = body.truncation or service.truncation
+    truncation = body.truncation or service.defaults.truncation
     with service.refusals():
         turn = fitting_turn(template, **given, most=service.max_prompt, truncation=truncation)
         if body.protect is None:
@@ -55,25 +55,18 @@ def submit_turn(service: Service, body: ChatRequest, turn: ChatTurn) -> list[Out
     if body.must_call and not turn.tools:
         raise ApiError(400, "tool_choice requires a tool call, but tools is empty", param="tools")
     parallel = body.called_tool is None and body.parallel_tool_calls is not False
-    grammar = around_form = trigger = None
     try:
-        if body.must_call:
-            grammar = turn.call_grammar(name=body.called_tool, parallel=parallel)
-        elif body.has_form:
-            around_form = turn.form_grammar(parallel=parallel)
-        elif not body.ignore_eos:
-            trigger = turn.call_trigger(parallel=parallel)
+        form = turn.form(
+            must_call=body.must_call,
+            called_tool=body.called_tool,
+            has_form=body.has_form,
+            is_free=not body.ignore_eos,
+            parallel=parallel,
+        )
     except ValueError as error:
         param = "tool_choice" if body.must_call else "tools"
         raise ApiError(400, str(error), param=param) from error
-    outputs = service.submit(
-        [turn.prompt],
-        body,
-        spelled=turn.spelled,
-        grammar=grammar,
-        around_form=around_form,
-        trigger=trigger,
-    )
+    outputs = service.submit([turn.prompt], body, form)
     for output in outputs:
         n_dropped = output.prompt_parts.n_dropped + turn.n_dropped
         output.prompt_parts = replace(output.prompt_parts, n_dropped=n_dropped)

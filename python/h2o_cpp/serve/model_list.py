@@ -29,8 +29,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_OF_SERVICE = ("template", "tool_parser", "max_queue", "max_tokens", "max_prompt", "truncation")
-_OF_DEFAULTS = {"sampling": "sampling", "chat_template_kwargs": "variables"}  # the field
+_OF_SERVICE = ("template", "tool_parser", "max_queue", "max_tokens", "max_prompt")
+_TABLES = {"sampling": "sampling", "chat_template_kwargs": "variables"}  # the field of Defaults
+_OF_DEFAULTS = {**_TABLES, "truncation": "truncation"}
 
 
 def read_models(path: Path, generator: GeneratorOptions, service: Mapping[str, Any]) -> list[Entry]:
@@ -122,12 +123,12 @@ def _check_limits(limits: Mapping[str, Any]) -> None:
     for name in ("max_queue", "max_tokens", "max_prompt"):
         if limits.get(name) is not None:
             check_int(name, limits[name], 1)
-    check_truncation(limits.get("truncation", "error"))
     defaults = limits.get("defaults", Defaults())
-    for name, field in _OF_DEFAULTS.items():
+    for name, field in _TABLES.items():
         if not isinstance(value := getattr(defaults, field), Mapping):
             raise ValueError(f"{name}={value!r}, expected a table")
     check_sampling(defaults.sampling)
+    check_truncation(defaults.truncation)
     if limits.get("tool_parser") is not None:
         format_named(limits["tool_parser"])
 

@@ -151,7 +151,7 @@ class _Response(GenerationResponse):
         self._id, self._created = f"resp_{uuid4().hex}", int(time.time())
         self._blocks = Blocks()
         self._n_events = 0
-        self._truncation = body.truncation or service.truncation
+        self._truncation = body.truncation or service.defaults.truncation
         self._store = body.storing()
         body.input = ""  # may be large
         self._functions = {

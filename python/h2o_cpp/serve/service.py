@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,7 +30,7 @@ from h2o_cpp.generation.request import (
 from h2o_cpp.generation.reranking import pair_prompts
 from h2o_cpp.generator import Generator
 from h2o_cpp.model.chat_template import ChatTemplate
-from h2o_cpp.model.chat_turn import ChatPrompt
+from h2o_cpp.model.chat_turn import ChatPrompt, ReplyForm
 from h2o_cpp.model.infill import Infill
 from h2o_cpp.model.truncation import Truncation, check_truncation
 from h2o_cpp.serve.errors import ApiError, TooLongError, closed, refusal
@@ -54,6 +54,9 @@ class Defaults:
     sampling: StreamOptions = field(default_factory=StreamOptions)
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
     protect: Literal["system"] | None = None  # of conversations
+    # Of prompts that are too long: "error", status 400, or "auto": conversations lose their oldest
+    # turns, texts their oldest tokens.
+    truncation: Truncation = "error"
 
 
 class Service:
@@ -76,7 +79,6 @@ class Service:
         max_queue: int = 64,
         max_tokens: int | None = None,
         max_prompt: int | None = None,
-        truncation: Truncation = "error",
         defaults: Defaults | None = None,
     ) -> None:
         """Arguments and errors as for create_app."""
@@ -89,8 +91,8 @@ class Service:
         self.max_prompt = INT32_MAX if generator.endless else n_ctx
         if max_prompt is not None:
             self.max_prompt = min(self.max_prompt, check_int("max_prompt", max_prompt, 1))
-        self.truncation = check_truncation(truncation)
         self.defaults = defaults or Defaults()
+        check_truncation(self.defaults.truncation)
         check_sampling(self.defaults.sampling)
         self.template: ChatTemplate | None = None
         self._has_described_tools = False  # for any request yet
@@ -128,20 +130,17 @@ class Service:
         self,
         prompts: Sequence[str | list[int] | ChatPrompt],
         body: GenerationRequest,
+        form: ReplyForm | None = None,
         *,
         prompt_logprobs: bool = False,
-        spelled: Sequence[int] = (),
-        grammar: str | None = None,
-        around_form: str | None = None,
-        trigger: tuple[int, Callable[[], str]] | None = None,
     ) -> list[Output]:
         """Submit `body.n` outputs for each prompt, all or none, without blocking.
 
-        spelled: special tokens to include in the text; grammar: of the outputs, instead of the
-        body's format; around_form: as for Engine.submit; trigger: as for LazyConstraint.
+        form: of the outputs; its grammar replaces the body's form.
 
         Raises ApiError if the Engine rejects a request, a limit is exceeded or the queue is full.
         """
+        form = form or ReplyForm()
         max_tokens = min(self.max_tokens, body.limit or self.max_tokens)
         if len(prompts) * body.n > self.max_queue:
             raise ApiError(
@@ -153,10 +152,10 @@ class Service:
             policy = None  # the Generator's
             if body.hh is not None or body.policy is not None:
                 policy = choose_policy(body.hh, None, body.policy, self.generator.n_ctx)
-            options = self.defaults.sampling | body.sampling(forms=grammar is None)
+            options = self.defaults.sampling | body.sampling(forms=form.grammar is None)
             options["max_tokens"] = max_tokens
-            if grammar is not None:
-                options["grammar"] = grammar
+            if form.grammar is not None:
+                options["grammar"] = form.grammar
             seed = options.get("seed")
             for given in prompts:
                 chat = None
@@ -171,14 +170,15 @@ class Service:
                     record = Record(
                         n_top=body.n_top, prompt=prompt_logprobs, kept_every=body.kept_every
                     )
-                    if trigger is not None:
-                        options["constraint"] = LazyConstraint(self.generator.tokenizer, *trigger)
+                    if form.trigger is not None:
+                        constraint = LazyConstraint(self.generator.tokenizer, *form.trigger)
+                        options["constraint"] = constraint
                     completion = self.engine.submit(
                         prompt,
                         policy=policy,
                         record=record,
-                        spelled=spelled,
-                        around_form=around_form,
+                        spelled=form.spelled,
+                        around_form=form.around,
                         replies=chat.replies,
                         timeout=0,
                         **options,
@@ -186,7 +186,7 @@ class Service:
                     kept = policy or self.generator.policy
                     offset = None
                     if body.n_top is not None:
-                        offset = TextOffset(self.generator.tokenizer, prompt, spelled)
+                        offset = TextOffset(self.generator.tokenizer, prompt, form.spelled)
                     output = Output(len(outputs), prompt, completion, record, kept, offset)
                     output.prompt_parts = PromptParts(n_dropped, chat.messages)
                     outputs.append(output)
@@ -200,7 +200,7 @@ class Service:
 
         Raises ApiError for too many tokens that must not be dropped.
         """
-        if (body.truncation or self.truncation) == "error":
+        if (body.truncation or self.defaults.truncation) == "error":
             return self._tokens(prompt, parse_special=True), 0
         tokens = prompt
         if isinstance(tokens, str):
@@ -236,7 +236,7 @@ class Service:
             prompt = self.infill.prompt(prefix, suffix, files=files, most=self.max_prompt)
         given = [body.stop] if isinstance(body.stop, str) else body.stop or []
         body.stop = [*given, *self.infill.ends.values()]
-        return self.submit([prompt], body, spelled=[*self.infill.ends])
+        return self.submit([prompt], body, ReplyForm(spelled=[*self.infill.ends]))
 
     def embed(
         self, texts: Sequence[str | list[int]], chosen: Pooling | None, *, truncate: bool = False
