@@ -459,7 +459,7 @@ class Generator(Closing):
         request = make_request(
             self._runtime(), self._seeds, turn.prompt.tokens, options, around_form=form.around
         )
-        request = replace(request.of_turn(turn), spelled=form.spelled)
+        request = replace(request.of_turn(turn), spelled=turn.template.spelled)
         with Stream(self._runtime, request) as stream:
             reply = turn.parse("".join(stream))
         reply.generation = stream.generation()
