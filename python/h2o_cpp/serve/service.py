@@ -54,8 +54,8 @@ class Defaults:
     sampling: StreamOptions = field(default_factory=StreamOptions)
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
     protect: Literal["system"] | None = None  # of conversations
-    # Of prompts that are too long: "error", status 400, or "auto": conversations lose their oldest
-    # turns, texts their oldest tokens.
+    # Prompts that are too long get status 400 ("error") or lose their oldest turns or, in texts,
+    # their oldest tokens ("auto").
     truncation: Truncation = "error"
 
 
