@@ -33,6 +33,7 @@ SMALL = {
     " --threads 1 --engines h2o --models DIRECTORY",
     "contexts": "--shape small --layers 1 --contexts 16,40 --threads 1 --engines h2o",
     "conversations": "--users 2 --turns 2 --prompt-tokens 9 --output-tokens 3 --rate 1000 --hh 0.2",
+    "dialogue": "--turns 3 --reply 4 --n-ctx 512 --threads 1 --template chatml",
     "drafts": "MODEL --tokens 4 --rounds 1 --threads 1",
     "endless": "MODEL --tokens 40 --threads 1",
     "gpu": "--quick --device cpu --sections machine,grid,prefill,scores,long,paper",
@@ -52,6 +53,7 @@ SMALL = {
 NEEDS: dict[str, list[pytest.MarkDecorator]] = {
     "accuracy": [packages("lm_eval")],
     "attack": [SERVE],
+    "dialogue": [SERVE],
     "grammar": [packages("llguidance")],
     "mix": [SERVE, packages("llguidance")],
     "page": [SERVE, packages("playwright"), programs("chromium")],

@@ -158,8 +158,8 @@ def test_the_end_of_a_chat_names_the_ways_on(
     model = str(LLAMA)
     options = ["--template", PLAIN, "--threads", "1", "--seed", "1", "--ignore-eos", "-c", "40"]
 
-    def err(*more: str) -> str:
-        monkeypatch.setattr("sys.stdin", io.StringIO("Go on\nGo on\n"))
+    def err(*more: str, lines: str = "Go on\nGo on\n") -> str:
+        monkeypatch.setattr("sys.stdin", io.StringIO(lines))
         main(["chat", "-m", model, *options, *more])
         return capsys.readouterr().err
 
@@ -167,3 +167,7 @@ def test_the_end_of_a_chat_names_the_ways_on(
     with_budget = err("--hh", "12")
     assert "/budget" not in with_budget
     assert with_budget.count("generated 40 tokens") == 2
+    moved = err(lines="Go on\n/budget 12\nGo on\nGo on\n")
+    assert moved.count("/budget 0.2 to go on") == 1
+    assert moved.count("generated 40 tokens") == 2
+    assert "error" not in moved

@@ -22,7 +22,7 @@ def start_server(
     log = ""
     for line in server.stderr:
         log += line
-        if found := re.search(r"running on http://127\.0\.0\.1:(\d+)", line):
+        if found := re.search(r"(?:running|listening) on http://127\.0\.0\.1:(\d+)", line):
             Thread(target=_pass_on, args=(server.stderr,)).start()
             return server, int(found[1])
     raise RuntimeError(f"the server did not start:\n{log}")
