@@ -25,7 +25,7 @@ from support.scripted_opt import END
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "docs" / "site"
-FOLDERS = (".", "docs", "docs/reference", "examples", "models")
+FOLDERS = (".", "docs", "docs/measured", "docs/reference", "examples", "models")
 PAGES = sorted(page for folder in FOLDERS for page in (ROOT / folder).glob("*.md"))
 FENCE = re.compile(r"^( *)(```+)(\w*)\n(.*?)^\1\2$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -91,7 +91,8 @@ bool gains_from_bf16(const CpuKernels& kernels) {
   return cpuid(0).ebx != kGenu || std::string_view(kernels.isa) == "x86_64_v4_amx";
 }
 
-// Zen 4 reads weights up to 1.5 times as fast with its own prefetchers alone (docs/performance.md).
+// Zen 4 reads weights up to 1.5 times as fast with its own prefetchers alone
+// (docs/measured/performance.md).
 bool gains_from_prefetch() {
   constexpr uint32_t kAuth = 0x68747541;  // the beginning of "AuthenticAMD"
   const uint32_t signature = cpuid(1).eax;

@@ -17,7 +17,7 @@ DEFAULT_POLICY = "contribution"
 
 # Tried in this order; if not all tokens fit, the last is used: at equal bytes, twice as many tokens
 # in q8_0 are better than f16, and values with fewer bits lose more than the additional tokens gain
-# (docs/quality.md).
+# (docs/measured/quality.md).
 _TYPES = ("f16", "q8_0")
 _BLOCK = 32  # other head sizes use f16
 
