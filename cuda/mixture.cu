@@ -97,6 +97,7 @@ __device__ void select_experts(const Routes& routes, float* logits, const float*
   __syncwarp();
   for (int j = lane; j < routes.n_used; j += kWarp) {
     weights[j] *= factor;
+    if (routes.expert_scales != nullptr) weights[j] *= routes.expert_scales[selected[j]];
     x[j] = __int_as_float(selected[j]);
   }
 }

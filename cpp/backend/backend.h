@@ -51,7 +51,8 @@ struct Product {
 };
 
 // One attention operation: out and q [n, n_heads * head_dim], k and v [n, n_kv_heads * head_dim].
-// q and k are passed unrotated; their contents are unspecified afterwards.
+// q and k are passed unrotated; their contents are unspecified afterwards. Without k and v, the
+// rows attend to those that an earlier layer stored in this cache, in the same pass.
 struct Attention {
   Tensor out, q, k, v;
   Rope rope;           // of q and k; RopeLayout::none: not rotated
@@ -64,6 +65,8 @@ struct Attention {
   Tensor slopes;  // [1, n_heads] f32: subtracted from a logit per token of distance (ALiBi). Empty:
                   // none
   bool allow_bf16 = false;  // factors may be rounded to bf16, where that is faster
+  bool evicts = true;       // tokens over the budget, afterwards; false before the last of several
+                            // layers that read the cache
 };
 
 // One layer of Gated DeltaNet (arXiv 2412.06464): linear attention with a state S [head_dim,
@@ -122,7 +125,9 @@ struct Routes {
   int32_t n_groups_used = 1;  // of which a row uses these many
   bool normalized;  // the weights of a row sum to `scale`; otherwise they are the scores times it
   float scale;      // of the weights
-  float* weights;   // [n, n_used]
+  const float* expert_scales =
+      nullptr;         // [n_experts] factors of the weights of each; nullptr: none
+  float* weights;      // [n, n_used]
   int32_t* copy_rows;  // [n, n_used] index of each copy of a row
   int32_t* offsets;    // [n_experts + 1]
 };
@@ -175,6 +180,7 @@ struct Capabilities {
   bool observed_products = false;  // observe() is supported
   bool largest_logits = false;     // select_largest() is supported: memory is not host memory
   bool shared_values = false;      // attend() supports KvShape::shared_values
+  bool shared_layers = false;      // attend() supports KvShape::sources
   bool archive_files = false;      // attend() can archive tokens in files, not only in memory of
                                    // allocate_host()
   bool drafts = false;             // attend() supports batches of several turns

@@ -46,6 +46,7 @@ class CpuBackend final : public Backend {
         .mapped_weights = true,
         .observed_products = true,
         .shared_values = true,
+        .shared_layers = true,
         .archive_files = true,
         .drafts = true,
     };

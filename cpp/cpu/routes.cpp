@@ -54,7 +54,10 @@ void select_experts(const Routes& routes, const float* scores, const float* bias
     sum += weights[j];
   }
   const float factor = routes.normalized ? routes.scale / sum : routes.scale;
-  for (int32_t j = 0; j < routes.n_used; ++j) weights[j] *= factor;
+  for (int32_t j = 0; j < routes.n_used; ++j) {
+    weights[j] *= factor;
+    if (routes.expert_scales != nullptr) weights[j] *= routes.expert_scales[selected[j]];
+  }
 }
 
 void place_rows(const Routes& routes, int64_t n_rows) {

@@ -17,7 +17,7 @@ const KvPolicy& of_layer(std::span<const KvPolicy> policies, int32_t layer) {
 template <class Visit>
 void visit_arrays(const KvView& view, const KvPolicy& policy, const KvShape& shape,
                   const Visit& visit) {
-  const int64_t heads = shape.n_kv_heads;
+  const int64_t heads = view.n_kv_heads;
   const int64_t slots = heads * view.slots;
   visit(&KvView::k, slots * view.k_row_bytes);
   if (!shape.shared_values) visit(&KvView::v, slots * view.v_row_bytes);
@@ -50,11 +50,12 @@ KvView place_layer(Layout& layout, std::byte* storage, int32_t layer, const KvPo
   view.k_dtype = shape.k_dtype;
   view.v_dtype = shape.v_dtype;
   view.n_heads = shape.n_heads;
-  view.n_kv_heads = shape.n_kv_heads;
-  view.head_dim = shape.head_dim;
+  view.n_kv_heads = shape.heads(layer).n;
+  view.head_dim = shape.heads(layer).dim;
+  view.largest_head_dim = shape.head_dim;
   view.n_sequences = shape.n_sequences;
-  view.k_row_bytes = byte_size(shape.k_dtype, shape.head_dim);
-  view.v_row_bytes = byte_size(shape.v_dtype, shape.head_dim);
+  view.k_row_bytes = byte_size(shape.k_dtype, view.head_dim);
+  view.v_row_bytes = byte_size(shape.v_dtype, view.head_dim);
   view.state_floats = shape.recurrent(layer) ? shape.state_floats[layer] : 0;
   view.slots = view.state_floats > 0 ? 0 : policy.slots(shape.max_tokens);
   view.max_rows = shape.max_rows;
@@ -72,6 +73,20 @@ KvView place_layer(Layout& layout, std::byte* storage, int32_t layer, const KvPo
   });
   if (shape.shared_values) view.v = view.k;
   return view;
+}
+
+// Those that read another's slots have its view.
+std::vector<KvView> place_layers(std::byte* storage, std::span<const KvPolicy> policies,
+                                 const KvShape& shape, int64_t* n_bytes = nullptr) {
+  Layout layout;
+  std::vector<KvView> layers;
+  for (int32_t l = 0; l < shape.n_layers; ++l) {
+    const int32_t source = shape.source(l);
+    layers.push_back(source < l ? layers[source]
+                                : place_layer(layout, storage, l, of_layer(policies, l), shape));
+  }
+  if (n_bytes != nullptr) *n_bytes = layout.size();
+  return layers;
 }
 
 void validate(std::span<const KvPolicy> policies, int32_t n_layers) {
@@ -93,6 +108,8 @@ KvCache::KvCache(Backend& backend, std::span<const KvPolicy> policies, const KvS
   }
   require(!shape.shared_values || capabilities.shared_values, backend.name(),
           " does not support latent vectors instead of keys and values; use device=cpu");
+  require(shape.sources.empty() || capabilities.shared_layers, backend.name(),
+          " does not support layers that share a cache; use device=cpu");
   if (shape.archive.n_recalled > 0) {
     for (const DType dtype : {shape.archive.k_dtype, shape.archive.v_dtype}) {
       require(capabilities.caches(dtype), backend.name(), " does not archive K and V in ",
@@ -108,12 +125,9 @@ KvCache::KvCache(Backend& backend, std::span<const KvPolicy> policies, const KvS
   lengths_.assign(shape.n_sequences, 0);
   rolling_.assign(shape.n_sequences, false);
   policies_.resize(size_t{1} * shape.n_layers * shape.n_sequences);
-  Layout layout;
+  layers_ = place_layers(storage_.data(), policies, shape);
   for (int32_t l = 0; l < shape.n_layers; ++l) {
-    layers_.push_back(place_layer(layout, storage_.data(), l, of_layer(policies, l), shape));
-  }
-  for (int32_t l = 0; l < shape.n_layers; ++l) {
-    const KvPolicy& policy = of_layer(policies, l);
+    const KvPolicy& policy = of_layer(policies, shape.source(l));
     const auto first = policies_.begin() + int64_t{l} * shape.n_sequences;
     std::fill_n(first, shape.n_sequences, policy);
     backend.write(layers_[l].policies, &*first, sizeof(KvPolicy) * shape.n_sequences);
@@ -130,11 +144,9 @@ KvCache::KvCache(Backend& backend, std::span<const KvPolicy> policies, const KvS
 size_t KvCache::bytes(std::span<const KvPolicy> policies, const KvShape& shape) {
   validate(shape);
   validate(policies, shape.n_layers);
-  Layout layout;
-  for (int32_t l = 0; l < shape.n_layers; ++l) {
-    place_layer(layout, nullptr, l, of_layer(policies, l), shape);
-  }
-  return layout.size();
+  int64_t n_bytes = 0;
+  place_layers(nullptr, policies, shape, &n_bytes);
+  return n_bytes;
 }
 
 void KvCache::reserve_sequences(int32_t n_sequences) {
@@ -154,21 +166,19 @@ void KvCache::grow(int32_t n_sequences) {
   KvShape shape = shape_;
   shape.n_sequences = n_sequences;
   Buffer storage = backend_.allocate(bytes(sizing_, shape));
-  std::vector<KvView> layers;
+  std::vector<KvView> layers = place_layers(storage.data(), sizing_, shape);
   std::vector<KvPolicy> policies(size_t{1} * shape.n_layers * n_sequences);
-  Layout layout;
   for (int32_t l = 0; l < shape.n_layers; ++l) {
-    const KvPolicy& sizing = of_layer(sizing_, l);
-    KvView view = place_layer(layout, storage.data(), l, sizing, shape);
+    const KvPolicy& sizing = of_layer(sizing_, shape.source(l));
+    const KvView& view = layers[l];
     // The sequence is the first dimension of each array.
     visit_arrays(view, sizing, shape, [&](auto array, int64_t bytes_each) {
-      copy(view.*array, layers_[l].*array, n_before * bytes_each);
+      if (shape.source(l) == l) copy(view.*array, layers_[l].*array, n_before * bytes_each);
     });
     for (int32_t s = 0; s < n_sequences; ++s) {
       policies[l * n_sequences + s] = s < n_before ? policy(l, s) : sizing;
       backend_.write(view.policies + s, &policies[l * n_sequences + s], sizeof(KvPolicy));
     }
-    layers.push_back(view);
   }
   lengths_.resize(n_sequences, 0);
   rolling_.resize(n_sequences, false);
@@ -205,7 +215,7 @@ void KvCache::reserve_rows(int32_t max_rows) {
   shape.max_rows = max_rows;
   validate(shape);
 
-  KvView largest = layers_[0];  // satisfies every layer's needs
+  KvView largest = layers_[0];  // satisfies every layer's needs, but for the heads
   for (const KvView& view : layers_) {
     largest.slots = std::max(largest.slots, view.slots);
     if (view.scores != nullptr) largest.scores = view.scores;
@@ -215,12 +225,34 @@ void KvCache::reserve_rows(int32_t max_rows) {
   largest.archive = archive_.get();
   const int64_t rows = int64_t{shape.n_kv_heads} * max_rows;
   const int64_t n_ranks = int64_t{largest.slots} + max_rows;
+  int64_t k_bytes = 0, v_bytes = 0;  // of a row of all heads
+  size_t workspace_bytes = 0;
+  for (const KvView& view : layers_) {
+    k_bytes = std::max(k_bytes, view.n_kv_heads * view.k_row_bytes);
+    v_bytes = std::max(v_bytes, view.n_kv_heads * view.v_row_bytes);
+    largest.n_kv_heads = view.n_kv_heads;
+    largest.head_dim = view.head_dim;
+    largest.k_row_bytes = view.k_row_bytes;
+    largest.v_row_bytes = view.v_row_bytes;
+    workspace_bytes = std::max(workspace_bytes, backend_.attend_workspace(largest));
+  }
   Layout layout;
-  const int64_t staged_k = layout.place(rows * largest.k_row_bytes);
-  const int64_t staged_v =
-      shape.shared_values ? staged_k : layout.place(rows * largest.v_row_bytes);
-  const int64_t staged_scores = layout.place(rows * int64_t{sizeof(float)});
-  const int64_t staged_norms = layout.place(rows * int64_t{sizeof(float)});
+  struct Staging {
+    int64_t k, v, scores, norms;
+  };
+  const auto place_staging = [&]() -> Staging {
+    const int64_t k = layout.place(max_rows * k_bytes);
+    return {k, shape.shared_values ? k : layout.place(max_rows * v_bytes),
+            layout.place(rows * int64_t{sizeof(float)}),
+            layout.place(rows * int64_t{sizeof(float)})};
+  };
+  // Rows that later layers read stay staged until these have.
+  std::vector<Staging> staging(shape.n_layers, place_staging());
+  for (int32_t l = 0; l < shape.n_layers; ++l) {
+    const auto readers = std::ranges::count(shape.sources, l);
+    if (readers > 1) staging[l] = place_staging();
+    staging[l] = staging[shape.source(l)];
+  }
   std::vector<ArchiveMemory> sequences;
   for (int32_t s = 0; archive_ != nullptr && s < shape.n_sequences; ++s) {
     sequences.push_back(archive_->memory(s));
@@ -229,7 +261,7 @@ void KvCache::reserve_rows(int32_t max_rows) {
   const int64_t archives_at = layout.place(static_cast<int64_t>(archives.size_bytes()));
   const auto heads = archive_ != nullptr ? archive_->indices() : std::span<const int32_t>();
   const int64_t heads_at = layout.place(static_cast<int64_t>(heads.size_bytes()));
-  const int64_t workspace = layout.place(static_cast<int64_t>(backend_.attend_workspace(largest)));
+  const int64_t workspace = layout.place(static_cast<int64_t>(workspace_bytes));
   // Allocate first: the cache stays unchanged if it fails.
   Buffer scratch = backend_.allocate(layout.size());
   if (!archives.empty()) {
@@ -241,14 +273,15 @@ void KvCache::reserve_rows(int32_t max_rows) {
   rope_table_ = std::move(rope_table);
   shape_ = shape;
   for (KvView& view : layers_) {
+    view.layer = static_cast<int32_t>(&view - layers_.data());
+    const Staging& staged = staging[view.layer];
     view.max_rows = max_rows;
-    view.staged_k = scratch_.data() + staged_k;
-    view.staged_v = scratch_.data() + staged_v;
-    view.staged_scores = reinterpret_cast<float*>(scratch_.data() + staged_scores);
-    view.staged_value_norms = reinterpret_cast<float*>(scratch_.data() + staged_norms);
+    view.staged_k = scratch_.data() + staged.k;
+    view.staged_v = scratch_.data() + staged.v;
+    view.staged_scores = reinterpret_cast<float*>(scratch_.data() + staged.scores);
+    view.staged_value_norms = reinterpret_cast<float*>(scratch_.data() + staged.norms);
     view.rope_table = rope_table_.as<float>();
     view.workspace = scratch_.data() + workspace;
-    view.layer = static_cast<int32_t>(&view - layers_.data());
     if (archive_ == nullptr || archive_->kv_heads(view.layer).empty()) continue;
     view.archive = archive_.get();
     view.archives = reinterpret_cast<const ArchiveMemory*>(scratch_.data() + archives_at);
@@ -310,7 +343,8 @@ void KvCache::retract(const Batch& batch, int32_t sequence, int32_t n) {
     const auto draft = std::ranges::find_if(segments, belongs);
     if (draft == segments.end()) continue;
     backend_.parallel_for(shape_.n_layers, [&](int64_t layer) {
-      for (int32_t h = 0; h < shape_.n_kv_heads; ++h) journal_->restore(layers_[layer], *draft, h);
+      const KvView& view = layers_[layer];
+      for (int32_t h = 0; h < view.n_kv_heads; ++h) journal_->restore(view, *draft, h);
     });
     --length;
     --n;
@@ -319,8 +353,8 @@ void KvCache::retract(const Batch& batch, int32_t sequence, int32_t n) {
   // The others are in one segment: they filled free slots, in order.
   length -= n;
   for (const KvView& view : layers_) {
-    int32_t* const next_slot = view.next_slot + int64_t{sequence} * shape_.n_kv_heads;
-    for (int32_t h = 0; h < shape_.n_kv_heads; ++h) {
+    int32_t* const next_slot = view.next_slot + int64_t{sequence} * view.n_kv_heads;
+    for (int32_t h = 0; h < view.n_kv_heads; ++h) {
       backend_.write(next_slot + h, &length, sizeof(length));
     }
   }
@@ -369,8 +403,8 @@ void KvCache::reset(int32_t sequence, std::span<const KvPolicy> policies) {
   rolling_[sequence] = false;
   if (archive_ != nullptr) archive_->clear(sequence);
   for (const KvView& view : layers_) {
-    backend_.write(view.next_slot + int64_t{sequence} * shape_.n_kv_heads, zeros.data(),
-                   zeros.size() * sizeof(int32_t));
+    backend_.write(view.next_slot + int64_t{sequence} * view.n_kv_heads, zeros.data(),
+                   view.n_kv_heads * sizeof(int32_t));
     if (view.states == nullptr) continue;
     backend_.write(view.state(sequence), no_state.data(), view.state_floats * sizeof(float));
   }
@@ -379,7 +413,7 @@ void KvCache::reset(int32_t sequence, std::span<const KvPolicy> policies) {
 void KvCache::check_policies(std::span<const KvPolicy> policies) const {
   validate(policies, shape_.n_layers);
   for (int32_t l = 0; l < shape_.n_layers; ++l) {
-    if (shape_.recurrent(l)) continue;
+    if (!shape_.has_slots(l)) continue;
     const KvPolicy& policy = of_layer(policies, l);
     const int32_t slots = policy.slots(shape_.max_tokens);
     require(slots <= layers_[l].slots, "the policy needs ", slots, " slots, layer ", l, " has ",
@@ -402,8 +436,9 @@ void KvCache::check_policies(std::span<const KvPolicy> policies) const {
 
 void KvCache::set_policies(int32_t sequence, std::span<const KvPolicy> policies) {
   for (int32_t l = 0; l < shape_.n_layers; ++l) {
-    policies_[l * shape_.n_sequences + sequence] = of_layer(policies, l);
-    backend_.write(layers_[l].policies + sequence, &of_layer(policies, l), sizeof(KvPolicy));
+    const KvPolicy& policy = of_layer(policies, shape_.source(l));
+    policies_[l * shape_.n_sequences + sequence] = policy;
+    backend_.write(layers_[l].policies + sequence, &policy, sizeof(KvPolicy));
     note_questions(l);
   }
 }
@@ -419,10 +454,11 @@ void KvCache::note_questions(int32_t layer) {
 std::vector<KvEntry> KvCache::entries(int32_t layer, int32_t sequence, int32_t kv_head) const {
   check_sequence(sequence);
   check_layer(layer);
+  const KvView& view = layers_[layer];
   require(kv_head >= 0 && kv_head < shape_.n_kv_heads, "kv_head ", kv_head, ", a layer has ",
           shape_.n_kv_heads);
+  if (kv_head >= view.n_kv_heads) return {};
 
-  const KvView& view = layers_[layer];
   const KvHead head = view.head(policy(layer, sequence), sequence, kv_head);
   const int32_t written = head.written(lengths_[sequence]);
   std::vector<int32_t> positions(written);

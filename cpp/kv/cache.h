@@ -83,7 +83,7 @@ class KvCache {
   // checked that they fit.
   void set_policies(int32_t sequence, std::span<const KvPolicy> policies);
 
-  // The kept tokens, sorted by position.
+  // The kept tokens, sorted by position; none of a head that the layer lacks.
   std::vector<KvEntry> entries(int32_t layer, int32_t sequence, int32_t kv_head) const;
 
   // For each token of a sequence, whether any KV head of any layer keeps it: 1 or 0.

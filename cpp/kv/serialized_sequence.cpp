@@ -213,9 +213,10 @@ size_t sequence_bytes(const KvCache& cache, int32_t sequence) {
   size_t bytes = 1024;
   for (int32_t l = 0; l < cache.shape().n_layers; ++l) {
     const KvView& view = cache.layer(l);
+    if (cache.shape().source(l) != l) continue;
     bytes += view.state_floats * sizeof(float);
     const size_t slot = view.k_row_bytes + view.v_row_bytes + 4 * sizeof(int32_t);
-    bytes += 64 + cache.shape().n_kv_heads * (cache.kept(l, sequence) + 1) * slot;
+    bytes += 64 + view.n_kv_heads * (cache.kept(l, sequence) + 1) * slot;
   }
   return bytes;
 }
@@ -236,12 +237,13 @@ void write_sequence(const KvCache& cache, int32_t sequence, ByteWriter& writer) 
     cache.backend().finish();
   }
   for (int32_t l = 0; l < cache.shape().n_layers; ++l) {
+    if (cache.shape().source(l) != l) continue;
     const KvView& view = cache.layer(l);
     if (view.states != nullptr) {
       write_rows(cache.backend(), view.state(sequence), 1, view.state_floats, -1, writer);
       continue;
     }
-    for (int32_t h = 0; h < cache.shape().n_kv_heads; ++h) {
+    for (int32_t h = 0; h < view.n_kv_heads; ++h) {
       const KvHead head = view.head(cache.policy(l, sequence), sequence, h);
       write_head(cache, view, head, head.written(length), kind == Kind::rolling, writer);
       if (archived && cache.archive()->archives(l, h)) {
@@ -319,11 +321,12 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
   std::vector<ArchiveImage> archives;
   std::vector<std::span<const std::byte>> states;
   for (int32_t l = 0; l < shape.n_layers; ++l) {
+    if (shape.source(l) != l) continue;
     if (shape.recurrent(l)) {
       states.push_back(reader.take(shape.state_floats[l] * sizeof(float)));
       continue;
     }
-    for (int32_t h = 0; h < shape.n_kv_heads; ++h) {
+    for (int32_t h = 0; h < cache.layer(l).n_kv_heads; ++h) {
       const KvHead head = cache.layer(l).head(cache.policy(l, sequence), sequence, h);
       const int32_t n = head.written(length);
       images.push_back(read_head(cache.layer(l), head, n, rolling, reader));
@@ -352,13 +355,14 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
   const ArchiveImage* archive_image = archives.data();
   const std::span<const std::byte>* state = states.data();
   for (int32_t l = 0; l < shape.n_layers; ++l) {
+    if (shape.source(l) != l) continue;
     if (shape.recurrent(l)) {
       const KvView& view = cache.layer(l);
       cache.backend().write(view.state(sequence), state->data(), state->size());
       ++state;
       continue;
     }
-    for (int32_t h = 0; h < shape.n_kv_heads; ++h) {
+    for (int32_t h = 0; h < cache.layer(l).n_kv_heads; ++h) {
       const KvHead head = cache.layer(l).head(cache.policy(l, sequence), sequence, h);
       if (archived && cache.archive()->archives(l, h)) {
         restore_archive(*cache.archive(), cache.archive()->head(l, sequence, h), *archive_image++);

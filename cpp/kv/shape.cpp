@@ -32,18 +32,27 @@ void validate(const KvShape& shape) {
               shape.n_kv_heads > 0 && shape.head_dim > 0,
           "layers ", shape.n_layers, ", sequences ", shape.n_sequences, ", heads ", shape.n_heads,
           ", kv_heads ", shape.n_kv_heads, ", head_dim ", shape.head_dim, ": all must be positive");
-  require(shape.n_heads % shape.n_kv_heads == 0, shape.n_heads, " heads cannot share ",
-          shape.n_kv_heads, " kv_heads evenly");
+  require(shape.layer_heads.empty() || std::ssize(shape.layer_heads) == shape.n_layers, "heads of ",
+          shape.layer_heads.size(), " layers, expected ", shape.n_layers);
+  for (int32_t l = 0; l < (shape.layer_heads.empty() ? 1 : shape.n_layers); ++l) {
+    const auto [n, dim] = shape.heads(l);
+    require(n > 0 && n <= shape.n_kv_heads && dim > 0 && dim <= shape.head_dim, "layer ", l,
+            " has ", n, " kv_heads of ", dim, ", expected 1 to ", shape.n_kv_heads, " of at most ",
+            shape.head_dim);
+    require(shape.n_heads % n == 0, shape.n_heads, " heads cannot share ", n, " kv_heads evenly");
+    validate_dtype(shape.k_dtype, kv_dtypes(), dim);
+    validate_dtype(shape.v_dtype, kv_dtypes(), dim);
+  }
   require(shape.max_tokens > 0, "max_tokens is ", shape.max_tokens, ", expected 1 or more");
   require(shape.max_rows > 0, "max_rows is ", shape.max_rows, ", expected 1 or more");
-  validate_dtype(shape.k_dtype, kv_dtypes(), shape.head_dim);
-  validate_dtype(shape.v_dtype, kv_dtypes(), shape.head_dim);
   require(!shape.shared_values || shape.k_dtype == shape.v_dtype, "keys in ",
           info(shape.k_dtype).name, ", values in ", info(shape.v_dtype).name,
           ": expected the same type, as the cache holds one latent vector for both");
   if (shape.archive.n_recalled != 0) {
     require(!shape.shared_values,
             "latent vectors instead of keys and values do not support an archive");
+    require(shape.layer_heads.empty(),
+            "heads whose size differs between layers do not support an archive");
     require(shape.archive.n_recalled > 0, "archive_pages is ", shape.archive.n_recalled,
             ", expected 1 or more");
     require(!shape.may_roll(), "an archive does not support rolling positions");
@@ -53,6 +62,21 @@ void validate(const KvShape& shape) {
       require(head >= 0 && head < int64_t{shape.n_layers} * shape.n_kv_heads, "archived head ",
               head, ", expected 0 to less than ", int64_t{shape.n_layers} * shape.n_kv_heads);
     }
+  }
+  require(shape.sources.empty() || std::ssize(shape.sources) == shape.n_layers, "sources of ",
+          shape.sources.size(), " layers, expected ", shape.n_layers);
+  for (int32_t l = 0; l < std::ssize(shape.sources); ++l) {
+    const int32_t source = shape.sources[l];
+    require(source >= 0 && source <= l && shape.sources[source] == source, "layer ", l,
+            " reads the cache of layer ", source, ", expected itself or one before with its own");
+    const KvHeads mine = shape.heads(l), its = shape.heads(source);
+    require(mine.n == its.n && mine.dim == its.dim && !shape.recurrent(l), "layer ", l,
+            " reads the cache of layer ", source, ", which has other heads");
+  }
+  if (!shape.sources.empty()) {
+    require(shape.archive.n_recalled == 0, "layers that share a cache do not support an archive");
+    require(!shape.may_roll(), "layers that share a cache do not support rolling positions");
+    require(shape.max_drafts == 0, "layers that share a cache do not support drafts");
   }
   require(shape.state_floats.empty() || std::ssize(shape.state_floats) == shape.n_layers,
           "states of ", shape.state_floats.size(), " layers, expected ", shape.n_layers);

@@ -51,6 +51,7 @@ struct KvView {
   int32_t n_heads;  // query heads; n_heads / n_kv_heads of them share a kv_head
   int32_t n_kv_heads;
   int32_t head_dim;
+  int32_t largest_head_dim;  // of all layers
   int32_t n_sequences;
   int32_t slots;        // per sequence and kv_head, of this layer
   int32_t max_rows;     // per batch

@@ -13,6 +13,7 @@ MixtureActivations mixture_activations(const Config& c, int64_t n_rows) {
   const MixtureConfig& m = c.mixture;
   const int64_t n_copies = m.n_experts > 0 ? n_rows * m.n_used : 0;
   const int64_t n_shared = m.n_ff_shared > 0 ? n_rows : 0;
+  const int64_t n_beside = n_copies > 0 && c.family->experts_beside_mlp ? n_rows : 0;
   return {
       .logits = matrix(n_copies > 0 ? n_rows : 0, m.n_experts),
       .x = matrix(n_copies, c.n_embd),
@@ -21,6 +22,8 @@ MixtureActivations mixture_activations(const Config& c, int64_t n_rows) {
       .shared_up = matrix(n_shared, m.n_ff_shared),
       .shared_gate = matrix(n_shared, m.n_ff_shared),
       .shared_logit = matrix(n_shared, 1),
+      .mlp = matrix(n_beside, c.n_embd),
+      .sum = matrix(n_beside, c.n_embd),
       .routes = {.n_experts = m.n_experts,
                  .n_used = m.n_used,
                  .sigmoid = m.sigmoid,
@@ -37,6 +40,7 @@ MixtureActivations mixture_activations(const Config& c, int64_t n_rows) {
 MixtureActivations first(const MixtureActivations& e, int64_t n_rows) {
   if (e.routes.n_experts == 0) return e;
   const int64_t n_shared = e.shared_up.rows > 0 ? n_rows : 0;
+  const int64_t n_beside = e.mlp.rows > 0 ? n_rows : 0;
   return {
       .logits = e.logits.first(n_rows),
       .x = e.x.first(n_rows * e.routes.n_used),
@@ -45,6 +49,8 @@ MixtureActivations first(const MixtureActivations& e, int64_t n_rows) {
       .shared_up = e.shared_up.first(n_shared),
       .shared_gate = e.shared_gate.first(n_shared),
       .shared_logit = e.shared_logit.first(n_shared),
+      .mlp = e.mlp.first(n_beside),
+      .sum = e.sum.first(n_beside),
       .routes = e.routes,
   };
 }
@@ -107,11 +113,28 @@ DeltaNetActivations first(const DeltaNetActivations& d, int64_t n_rows) {
   };
 }
 
+LayerEmbeddings layer_embeddings(const Config& c, int64_t n_rows) {
+  const int64_t n = c.n_layer_embd;
+  if (n == 0) n_rows = 0;
+  return {
+      .embd = matrix(n_rows, c.n_layers * n),
+      .projected = matrix(n_rows, c.n_layers * n),
+      .input = matrix(n_rows, n),
+      .gate = matrix(n_rows, n),
+  };
+}
+
+LayerEmbeddings first(const LayerEmbeddings& e, int64_t n_rows) {
+  if (e.embd.rows == 0) return e;
+  return {e.embd.first(n_rows), e.projected.first(n_rows), e.input.first(n_rows),
+          e.gate.first(n_rows)};
+}
+
 // Activations without memory.
 Activations shapes(const Config& c, int32_t n_rows, int32_t n_logits) {
   const int64_t q_width = int64_t{c.n_heads} * c.head_dim;
   const int64_t kv_width = int64_t{c.n_kv_heads} * c.head_dim;
-  const bool dense = !c.has_experts(0);
+  const bool dense = !c.has_experts(0) || c.family->experts_beside_mlp;
   const bool gated = c.family->activation == Activation::gated && dense;
   return {
       .x = matrix(n_rows, c.n_embd),
@@ -126,6 +149,7 @@ Activations shapes(const Config& c, int32_t n_rows, int32_t n_logits) {
       .delta = delta_net_activations(c, n_rows),
       .short_conv = {.bcx = matrix(c.short_conv_taps > 0 ? n_rows : 0, int64_t{3} * c.n_embd),
                      .out = matrix(c.short_conv_taps > 0 ? n_rows : 0, c.n_embd)},
+      .layers = layer_embeddings(c, n_rows),
       .up = matrix(dense ? n_rows : 0, c.n_ff),
       .gate = matrix(gated ? n_rows : 0, c.n_ff),
       .experts = mixture_activations(c, n_rows),
@@ -157,6 +181,8 @@ std::vector<Tensor*> tensors_of(Activations& a) {
           &e.shared_up,
           &e.shared_gate,
           &e.shared_logit,
+          &e.mlp,
+          &e.sum,
           &a.q_and_gate,
           &a.attn_gate,
           &d.qkv,
@@ -174,7 +200,11 @@ std::vector<Tensor*> tensors_of(Activations& a) {
           &m.latent,
           &m.by_head,
           &m.v,
-          &m.out};
+          &m.out,
+          &a.layers.embd,
+          &a.layers.projected,
+          &a.layers.input,
+          &a.layers.gate};
 }
 
 // Offsets in one allocation.
@@ -232,6 +262,7 @@ Activations first(const Activations& a, int64_t n_rows, int64_t n_logits) {
       .latent = first(a.latent, n_rows),
       .delta = first(a.delta, n_rows),
       .short_conv = {.bcx = rows(a.short_conv.bcx), .out = rows(a.short_conv.out)},
+      .layers = first(a.layers, n_rows),
       .up = rows(a.up),
       .gate = rows(a.gate),
       .experts = first(a.experts, n_rows),
@@ -239,6 +270,16 @@ Activations first(const Activations& a, int64_t n_rows, int64_t n_logits) {
       .logits = a.logits.first(n_logits),
       .labels = a.labels.first(a.labels.rows > 0 ? n_logits : 0),
   };
+}
+
+Activations in_layer(const Activations& a, const Config& c, int32_t layer) {
+  Activations mine = a;
+  if (c.layer_sizes.empty()) return mine;
+  const auto [n_kv_heads, head_dim, n_ff] = c.sizes(layer);
+  for (Tensor* q : {&mine.q, &mine.attn}) q->cols = int64_t{c.n_heads} * head_dim;
+  for (Tensor* k : {&mine.k, &mine.v}) k->cols = int64_t{n_kv_heads} * head_dim;
+  for (Tensor* up : {&mine.up, &mine.gate}) up->cols = n_ff;
+  return mine;
 }
 
 }  // namespace h2o

@@ -17,6 +17,8 @@ struct MixtureActivations {
   Tensor shared_up;     // [n_rows, n_ff_shared]
   Tensor shared_gate;   // [n_rows, n_ff_shared]
   Tensor shared_logit;  // [n_rows, 1]
+  Tensor mlp;           // [n_rows, n_embd] output of an MLP beside the experts; no rows without
+  Tensor sum;           // [n_rows, n_embd] of the experts' outputs, there
   Routes routes;
 };
 
@@ -50,6 +52,14 @@ struct ShortConvActivations {
   Tensor out;  // [n_rows, n_embd]
 };
 
+// Buffers of embeddings for each layer; no rows without. All f32; see layer_embeddings.h.
+struct LayerEmbeddings {
+  Tensor embd;       // [n_rows, n_layers * n_layer_embd]
+  Tensor projected;  // the same
+  Tensor input;      // [n_rows, n_layer_embd] of one layer
+  Tensor gate;       // [n_rows, n_layer_embd]
+};
+
 // All f32.
 struct Activations {
   Tensor x;           // [n_rows, n_embd]  the residual stream
@@ -63,9 +73,10 @@ struct Activations {
   LatentActivations latent;
   DeltaNetActivations delta;
   ShortConvActivations short_conv;
+  LayerEmbeddings layers;
   Tensor up;    // [n_rows, n_ff]
   Tensor gate;  // [n_rows, n_ff]; no rows where the family has no gate
-  // empty without experts; if all layers have them, `up` and `gate` are empty
+  // empty without experts; if all layers have them and no MLP, `up` and `gate` are empty
   MixtureActivations experts;
 
   Tensor last;    // [n_logits, n_embd]  rows whose logits are computed
@@ -82,5 +93,8 @@ Activations allocate_activations(Backend& backend, const Config& config, int32_t
 
 // Returns views of these buffers for a smaller batch.
 Activations first(const Activations& a, int64_t n_rows, int64_t n_logits);
+
+// Returns views of these buffers with the widths of a layer, if layers differ.
+Activations in_layer(const Activations& a, const Config& config, int32_t layer);
 
 }  // namespace h2o

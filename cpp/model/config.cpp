@@ -15,13 +15,26 @@ namespace {
 constexpr const char* kStateSpace[] = {"ssm.conv_kernel", "ssm.state_size", "ssm.group_count",
                                        "ssm.inner_size", "ssm.time_step_rank"};
 
+// The rotated dimensions of a head of head_dim.
+int32_t read_n_rot(ConfigKeys& keys, const char* key, int32_t head_dim) {
+  const int32_t n_rot = keys.count_or(key, head_dim);
+  if (n_rot > head_dim || n_rot % 2 != 0) {
+    keys.fail(keys.full(key), " is ", n_rot, ", expected even, at most ", head_dim);
+  }
+  return n_rot;
+}
+
+// The size of heads in layers with a window, or in those without.
+int32_t head_dim_of(const Config& c, bool window) {
+  for (int32_t l = 0; l < std::ssize(c.layer_sizes); ++l) {
+    if ((c.window(l) > 0) == window) return c.layer_sizes[l].head_dim;
+  }
+  return c.head_dim;
+}
+
 RopeConfig read_rope(ConfigKeys& keys, const Config& c) {
   RopeConfig rope;
-  rope.n_rot = keys.count_or("rope.dimension_count", c.head_dim);
-  if (rope.n_rot > c.head_dim || rope.n_rot % 2 != 0) {
-    keys.fail(keys.full("rope.dimension_count"), " is ", rope.n_rot, ", expected even, at most ",
-              c.head_dim);
-  }
+  rope.n_rot = read_n_rot(keys, "rope.dimension_count", head_dim_of(c, false));
   rope.layout = c.family->rope;
   if (c.family->mrope_halves && keys.is_array("rope.dimension_sections")) {
     const std::vector<int64_t> sections = keys.integers("rope.dimension_sections");
@@ -224,6 +237,49 @@ void read_latent(ConfigKeys& keys, Config& c) {
   c.attn_scale = c.rope.logit_scale / std::sqrt(static_cast<float>(m.head_dim));
 }
 
+// The sizes of layers with a window and of others.
+void read_mixed_sizes(ConfigKeys& keys, Config& c) {
+  const char* const kv_key = "attention.head_count_kv";
+  const std::vector<int32_t> kv = keys.counts(kv_key, c.n_layers);
+  const std::vector<int32_t> ff = keys.counts("feed_forward_length", c.n_layers);
+  const auto head_size = [&](const std::string& end, int32_t fallback) {
+    const std::string key = "attention.key_length" + end, v_key = "attention.value_length" + end;
+    const int32_t size =
+        fallback > 0 ? keys.count_or(key.c_str(), fallback) : keys.count(key.c_str());
+    if (keys.count_or(v_key.c_str(), size) != size) {
+      keys.fail(keys.full(v_key), " differs from key_length", end, " ", size,
+                ", which is not supported");
+    }
+    return size;
+  };
+  const int32_t size = head_size("", 0), window_size = head_size("_swa", size);
+  for (int32_t l = 0; l < c.n_layers; ++l) {
+    if (c.n_heads % kv[l] != 0) {
+      keys.fail("attention.head_count ", c.n_heads, " is not a multiple of head_count_kv ", kv[l]);
+    }
+    c.layer_sizes.push_back({kv[l], c.window(l) > 0 ? window_size : size, ff[l]});
+  }
+  c.n_kv_heads = std::ranges::max(kv);
+  c.n_ff = std::ranges::max(ff);
+  c.head_dim = std::max(size, window_size);
+  c.attn_scale = keys.positive_or("attention.scale", 1);
+}
+
+// The layers whose keys and values the last n read.
+std::vector<int32_t> read_kv_sources(const ConfigKeys& keys, const Config& c, int32_t n) {
+  std::vector<int32_t> sources;
+  for (int32_t l = 0; l < c.n_layers; ++l) {
+    int32_t source = l;
+    while (source >= 0 && (source >= c.n_layers - n || (c.window(source) > 0) != (c.window(l) > 0)))
+      --source;
+    sources.push_back(l < c.n_layers - n ? l : source);
+    if (sources.back() >= 0) continue;
+    keys.fail(keys.full("attention.shared_kv_layers"), " is ", n, " of ", c.n_layers,
+              ", but no layer before has keys and values for layer ", l);
+  }
+  return sources;
+}
+
 // The heads of attention and their sizes.
 void read_heads(ConfigKeys& keys, Config& c) {
   read_kv_heads(keys, c);
@@ -331,6 +387,11 @@ bool Config::rotates(int32_t layer) const {
   return period == 0 || (layer + 1) % period != 0;
 }
 
+bool Config::reads_last(int32_t layer) const {
+  return kv_sources.empty() || std::find(kv_sources.begin() + layer + 1, kv_sources.end(),
+                                         kv_sources[layer]) == kv_sources.end();
+}
+
 std::vector<int64_t> Config::state_floats() const {
   std::vector<int64_t> floats;
   const int64_t of_layer =
@@ -360,12 +421,25 @@ Config read_config(const GgufShards& model) {
     c.n_unused_layers = keys.count("nextn_predict_layers");
     c.n_layers = keys.in_range("block_count", c.n_layers - c.n_unused_layers);
   }
-  // Files of models with experts in all layers may lack the first.
-  const bool dense = keys.has("feed_forward_length") || !c.family->experts;
-  c.n_ff = keys.count(dense ? "feed_forward_length" : "expert_feed_forward_length");
-  if (c.family->ff_is_both) c.n_ff = keys.in_range("feed_forward_length", c.n_ff / 2);
   c.n_heads = keys.count("attention.head_count");
-  c.family->latent ? read_latent(keys, c) : read_heads(keys, c);
+  c.sliding_window = read_sliding_window(keys, c);
+  if (c.family->mixed_sizes) {
+    read_mixed_sizes(keys, c);
+  } else {
+    // Files of models with experts in all layers may lack the first.
+    const bool dense = keys.has("feed_forward_length") || !c.family->experts;
+    c.n_ff = keys.count(dense ? "feed_forward_length" : "expert_feed_forward_length");
+    if (c.family->ff_is_both) c.n_ff = keys.in_range("feed_forward_length", c.n_ff / 2);
+    c.family->latent ? read_latent(keys, c) : read_heads(keys, c);
+  }
+  if (c.family->layer_inputs) {
+    const char* const n_shared = "attention.shared_kv_layers";
+    const char* const n_inputs = "embedding_length_per_layer_input";
+    if (!keys.zero_or_missing(n_shared)) {
+      c.kv_sources = read_kv_sources(keys, c, keys.count(n_shared));
+    }
+    if (!keys.zero_or_missing(n_inputs)) c.n_layer_embd = keys.count(n_inputs);
+  }
   // Some converters write the other kind's too.
   const char* eps = "attention.layer_norm_rms_epsilon";
   const char* other_eps = "attention.layer_norm_epsilon";
@@ -393,11 +467,12 @@ Config read_config(const GgufShards& model) {
   if (c.family->alibi_max_bias > 0 && has_alibi) {
     c.alibi_max_bias = keys.positive_or("attention.max_alibi_bias", c.family->alibi_max_bias);
   }
-  c.sliding_window = read_sliding_window(keys, c);
   read_scales(keys, c);
   if (c.family->window_unscaled) {
     const int32_t base = c.family->window_base;
-    c.window_rope.n_rot = c.rope.n_rot;
+    c.window_rope.n_rot = c.family->mixed_sizes
+                              ? read_n_rot(keys, "rope.dimension_count_swa", head_dim_of(c, true))
+                              : c.rope.n_rot;
     c.window_rope.freq_base =
         keys.positive_or("rope.freq_base_swa", base > 0 ? base : c.rope.freq_base);
   }

@@ -75,6 +75,13 @@ struct DeltaNetConfig {
   int64_t state_floats() const { return v_width() * head_dim + (n_taps - 1) * n_channels(); }
 };
 
+// Sizes of a layer that may differ between layers.
+struct LayerSizes {
+  int32_t n_kv_heads;
+  int32_t head_dim;
+  int32_t n_ff;
+};
+
 struct Config {
   const Family* family = nullptr;  // from general.architecture, "{a}" in the keys below
   int32_t n_ctx_train = 0;         // {a}.context_length: the trained context
@@ -85,10 +92,16 @@ struct Config {
   int32_t n_heads = 0;             // {a}.attention.head_count
   int32_t n_kv_heads = 0;          // {a}.attention.head_count_kv, default n_heads
   int32_t head_dim = 0;  // of a cached key: {a}.attention.key_length, default n_embd / n_heads
-  int32_t n_vocab = 0;   // rows of token_embd.weight
-  int32_t n_labels = 0;  // rows of cls.output.weight, which scores a text; 0: none
-  float norm_eps = 0;    // {a}.attention.layer_norm_epsilon or layer_norm_rms_epsilon
-  float attn_scale = 0;  // {a}.attention.scale, default 1 / sqrt(head_dim)
+  // [n_layers] if layers differ, see Family::mixed_sizes; the last three are then the largest.
+  std::vector<LayerSizes> layer_sizes;
+  // [n_layers] the layer whose keys and values a layer reads: its own, or of the last
+  // {a}.attention.shared_kv_layers the last one before these with the same window. Empty: its own.
+  std::vector<int32_t> kv_sources;
+  int32_t n_layer_embd = 0;  // {a}.embedding_length_per_layer_input: numbers of a token for a layer
+  int32_t n_vocab = 0;       // rows of token_embd.weight
+  int32_t n_labels = 0;      // rows of cls.output.weight, which scores a text; 0: none
+  float norm_eps = 0;        // {a}.attention.layer_norm_epsilon or layer_norm_rms_epsilon
+  float attn_scale = 0;      // {a}.attention.scale, default 1 / sqrt(head_dim)
   bool parallel_residual = false;  // {a}.use_parallel_residual
   bool gelu_erf = false;           // h2o.activation is gelu_erf: the exact form
   std::vector<Xielu> xielu;        // xielu.*, of each layer; Activation::xielu only
@@ -114,6 +127,14 @@ struct Config {
   // {a}.attention.temperature_*: see Backend::scale_by_position(); scale 0: none
   float temperature_scale = 0;
   int32_t temperature_length = 0;  // default rope.n_ctx_orig
+
+  LayerSizes sizes(int32_t layer) const {
+    return layer_sizes.empty() ? LayerSizes{n_kv_heads, head_dim, n_ff} : layer_sizes[layer];
+  }
+
+  int32_t kv_source(int32_t layer) const { return kv_sources.empty() ? layer : kv_sources[layer]; }
+  // Is the layer the last that reads those keys and values?
+  bool reads_last(int32_t layer) const;
 
   // Does the layer rotate q and k, and if so by window_rope?
   bool rotates(int32_t layer) const;

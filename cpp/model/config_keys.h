@@ -97,6 +97,17 @@ class ConfigKeys {
   int32_t count(const char* key) {
     return in_range(key, is_array(key) ? same_in_layers(key) : file_.integer(use(key)));
   }
+  // One for every layer, which may differ.
+  std::vector<int32_t> counts(const char* key, int32_t n_layers) {
+    if (!is_array(key)) return std::vector<int32_t>(n_layers, count(key));
+    const std::vector<int64_t> values = integers(key);
+    if (std::ssize(values) != n_layers) {
+      fail(full(key), " has ", values.size(), " counts, expected ", n_layers);
+    }
+    std::vector<int32_t> counts;
+    for (const int64_t value : values) counts.push_back(in_range(key, value));
+    return counts;
+  }
   int32_t count_or(const char* key, int32_t fallback) {
     return has(key) ? count(key) : in_range(key, fallback);
   }

@@ -316,6 +316,27 @@ constexpr Family kFamilies[] = {
      .embedding_by_width = true,
      .scale_by_width = 62,  // 27B
      .softcaps = true},
+    // Gemma 4 (most layers have a window, and heads of another size; the last layers of small
+    // models
+    // read keys and values of others, and layers have embeddings of their own; experts beside an
+    // MLP)
+    {.architecture = "gemma4",
+     .rope_base = 1000000,
+     .gate = Gate::geglu,
+     .qk_norm = QkNorm::heads,
+     .window_period = 6,
+     .window_unscaled = true,
+     .window_base = 10000,
+     .post_norms = true,
+     .embedding_by_width = true,
+     .softcaps = true,
+     .mixed_sizes = true,
+     .layer_inputs = true,
+     .v_norm = true,
+     .k_is_v = true,
+     .output_scales = true,
+     .experts = true,
+     .experts_beside_mlp = true},
 };
 
 // Features that unsupported architectures need.
@@ -331,10 +352,6 @@ constexpr Missing kMissing[] = {
      " rwkv6 rwkv6qwen2 rwkv7 arwkv7 "},
     {"multi-head latent attention (MLA), whose cache holds one compressed row for all heads",
      " deepseek2-ocr plm glm-dsa "},
-    {"heads whose size differs between layers, layers that share keys and values, and embeddings "
-     "of "
-     "each layer",
-     " gemma4 "},
     {"several residual streams (AltUp), layers that share keys and values, and embeddings of each "
      "layer",
      " gemma3n "},

@@ -70,18 +70,27 @@ struct Family {
   float logit_softcap = 0;
   bool embedding_norm = false;  // token embeddings are normalized
   float alibi_max_bias = 0;     // for ALiBi, see alibi_slopes(); 0: none
-  bool attn_sinks = false;      // heads have attention sinks, see Attention
-  bool attn_gate = false;       // attn_q has, behind each head's query, the gate of its output
-  bool latent = false;          // attention is multi-head latent attention, see LatentConfig
-  bool delta_net = false;       // some layers are Gated DeltaNet, see DeltaNetConfig
+  // Heads and feed-forward blocks may differ between layers: {a}.attention.key_length_swa is the
+  // size of heads in layers with a window, and head_count_kv and feed_forward_length may be arrays.
+  // Logits of attention are not scaled by default.
+  bool mixed_sizes = false;
+  bool layer_inputs = false;   // {a}.embedding_length_per_layer_input and shared_kv_layers are read
+  bool v_norm = false;         // values are normalized, without weights
+  bool k_is_v = false;         // without attn_v, keys before their norm and rotation are the values
+  bool output_scales = false;  // a layer's output may be scaled
+  bool attn_sinks = false;     // heads have attention sinks, see Attention
+  bool attn_gate = false;      // attn_q has, behind each head's query, the gate of its output
+  bool latent = false;         // attention is multi-head latent attention, see LatentConfig
+  bool delta_net = false;      // some layers are Gated DeltaNet, see DeltaNetConfig
   bool delta_adjacent = false;  // DeltaNet::adjacent, and alpha and beta are one tensor
   bool short_conv = false;      // some layers are gated short convolutions, see ShortConv
   bool yarn_whole = true;       // YaRN's ramp is rounded to whole dimensions
   std::string_view ffn_norm = "ffn_norm";        // its name in the file
   std::string_view output_norm = "output_norm";  // the same
-  bool experts = false;            // the feed-forward block may be a mixture of experts
-  bool experts_normalized = true;  // whose weights sum to 1, overridden by {a}.expert_weights_norm
-  bool experts_sigmoid = false;    // the default of {a}.expert_gating_func; otherwise softmax
+  bool experts = false;             // the feed-forward block may be a mixture of experts
+  bool experts_normalized = true;   // whose weights sum to 1, overridden by {a}.expert_weights_norm
+  bool experts_beside_mlp = false;  // a layer has an MLP too, whose output is added
+  bool experts_sigmoid = false;     // the default of {a}.expert_gating_func; otherwise softmax
 };
 
 // Throws FormatError, listing the supported families, for an unknown architecture.

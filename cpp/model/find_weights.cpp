@@ -46,10 +46,12 @@ class Finder {
   }
 
   // All experts' matrices, stacked vertically; shape [n, rows, cols] in the file.
-  Affine experts(const std::string& name, int64_t n, int64_t out, int64_t in, bool needs_bias) {
+  Affine experts(const std::string& name, int64_t n, int64_t out, int64_t in, bool needs_bias,
+                 bool may_have_factors = true) {
     const Tensor weight = present(name + ".weight", matrix_or_none(name + ".weight", out, in, n));
     const Tensor bias = floats_or_none(name + ".bias", n, out);
-    return {weight, needs_bias ? present(name + ".bias", bias) : bias, factor(name, weight, n)};
+    return {weight, needs_bias ? present(name + ".bias", bias) : bias,
+            may_have_factors ? factor(name, weight, n) : Tensor{}};
   }
 
   Affine linear(const std::string& name, int64_t out, int64_t in, bool needs_bias) {
@@ -75,6 +77,9 @@ class Finder {
     if (!has_bias()) return {weight, {}, {}};
     return {weight, floats(name + ".bias", 1, config_.n_embd), {}};
   }
+
+  // A tensor without effect may be there.
+  void ignore(const std::string& name) { used_.insert(name); }
 
   bool has_bias() const {
     return config_.family->norm == NormKind::layer && config_.family->norm_bias;
@@ -140,7 +145,17 @@ Mixture find_mixture(Finder& find, const Config& c, const std::string& blk) {
   const MixtureConfig& m = c.mixture;
   const bool biases = c.family->biases == Biases::all;
   Mixture mixture;
-  mixture.router = find.linear(blk + "ffn_gate_inp", m.n_experts, c.n_embd, biases);
+  const bool beside = c.family->experts_beside_mlp;
+  if (beside) {
+    mixture.router.weight = find.matrix(blk + "ffn_gate_inp.weight", m.n_experts, c.n_embd);
+    mixture.router_norm.weight = find.floats(blk + "ffn_gate_inp.scale", 1, c.n_embd);
+    mixture.expert_scales = find.floats_or_none(blk + "ffn_down_exps.scale", 1, m.n_experts);
+    mixture.pre_norm = find.norm(blk + "pre_ffw_norm_2");
+    mixture.post_norm = find.norm(blk + "post_ffw_norm_2");
+    mixture.mlp_post_norm = find.norm(blk + "post_ffw_norm_1");
+  } else {
+    mixture.router = find.linear(blk + "ffn_gate_inp", m.n_experts, c.n_embd, biases);
+  }
   mixture.selection_bias = find.floats_or_none(blk + "exp_probs_b.bias", 1, m.n_experts);
   if (find.has(blk + "ffn_gate_up_exps.weight", m.n_experts)) {
     mixture.gate_up =
@@ -149,7 +164,8 @@ Mixture find_mixture(Finder& find, const Config& c, const std::string& blk) {
     mixture.gate = find.experts(blk + "ffn_gate_exps", m.n_experts, m.n_ff, c.n_embd, biases);
     mixture.up = find.experts(blk + "ffn_up_exps", m.n_experts, m.n_ff, c.n_embd, biases);
   }
-  mixture.down = find.experts(blk + "ffn_down_exps", m.n_experts, c.n_embd, m.n_ff, biases);
+  mixture.down =
+      find.experts(blk + "ffn_down_exps", m.n_experts, c.n_embd, m.n_ff, biases, !beside);
   if (m.n_ff_shared > 0) {
     mixture.shared_router.weight =
         find.matrix_or_none(blk + "ffn_gate_inp_shexp.weight", 1, c.n_embd);
@@ -208,12 +224,23 @@ void find_latent(Finder& find, const Config& c, const std::string& blk, Layer& l
       find.linear(blk + "attn_output", c.n_embd, int64_t{c.n_heads} * m.v_dim, false);
 }
 
-void find_attention(Finder& find, const Config& c, const std::string& blk, Layer& layer) {
-  const int64_t q_width = int64_t{c.n_heads} * c.head_dim;
-  const int64_t kv_width = int64_t{c.n_kv_heads} * c.head_dim;
+void find_attention(Finder& find, const Config& c, const std::string& blk, int32_t index,
+                    Layer& layer) {
+  const LayerSizes sizes = c.sizes(index);
+  const int64_t q_width = int64_t{c.n_heads} * sizes.head_dim;
+  const int64_t kv_width = int64_t{sizes.n_kv_heads} * sizes.head_dim;
   const int64_t q_rows = c.family->attn_gate ? 2 * q_width : q_width;
   const bool qkv_biases = c.family->biases != Biases::optional;
   const bool biases = c.family->biases == Biases::all;
+  if (c.kv_source(index) != index) {
+    layer.attn_q = find.linear(blk + "attn_q", q_width, c.n_embd, qkv_biases);
+    layer.attn_q_norm = find.floats(blk + "attn_q_norm.weight", 1, sizes.head_dim);
+    layer.attn_output = find.linear(blk + "attn_output", c.n_embd, q_width, biases);
+    for (const char* unread : {"attn_k", "attn_v", "attn_k_norm"}) {
+      find.ignore(blk + unread + ".weight");
+    }
+    return;
+  }
   if (find.has(blk + "attn_qkv.weight")) {
     const Affine qkv = find.linear(blk + "attn_qkv", q_rows + 2 * kv_width, c.n_embd, qkv_biases);
     layer.attn_q = slice(qkv, 0, q_rows);
@@ -222,13 +249,16 @@ void find_attention(Finder& find, const Config& c, const std::string& blk, Layer
   } else {
     layer.attn_q = find.linear(blk + "attn_q", q_rows, c.n_embd, qkv_biases);
     layer.attn_k = find.linear(blk + "attn_k", kv_width, c.n_embd, qkv_biases);
-    layer.attn_v = find.linear(blk + "attn_v", kv_width, c.n_embd, qkv_biases);
+    if (!c.family->k_is_v || find.has(blk + "attn_v.weight")) {
+      layer.attn_v = find.linear(blk + "attn_v", kv_width, c.n_embd, qkv_biases);
+    }
   }
   const bool may_lack_norms = c.family->qk_norm == QkNorm::heads_if_present;
   if (may_lack_norms ? find.has(blk + "attn_q_norm.weight") : c.family->qk_norm != QkNorm::none) {
     const bool whole = c.family->qk_norm == QkNorm::whole;
-    layer.attn_q_norm = find.floats(blk + "attn_q_norm.weight", 1, whole ? q_width : c.head_dim);
-    layer.attn_k_norm = find.floats(blk + "attn_k_norm.weight", 1, whole ? kv_width : c.head_dim);
+    const int64_t head_dim = sizes.head_dim;
+    layer.attn_q_norm = find.floats(blk + "attn_q_norm.weight", 1, whole ? q_width : head_dim);
+    layer.attn_k_norm = find.floats(blk + "attn_k_norm.weight", 1, whole ? kv_width : head_dim);
   }
   if (c.family->attn_sinks) {
     layer.attn_sinks = find.floats(blk + "attn_sinks.weight", 1, c.n_heads);
@@ -254,7 +284,7 @@ Layer find_layer(Finder& find, const Config& c, int32_t index) {
   } else if (c.family->latent) {
     find_latent(find, c, blk, layer);
   } else {
-    find_attention(find, c, blk, layer);
+    find_attention(find, c, blk, index, layer);
   }
   const bool shared_norm = c.parallel_residual && c.family->shared_norm;
   if (c.family->pre_norms && !shared_norm && !two_norms) {
@@ -264,20 +294,30 @@ Layer find_layer(Finder& find, const Config& c, int32_t index) {
     layer.attn_post_norm = find.norm(blk + "post_attention_norm");
     layer.ffn_post_norm = find.norm(blk + "post_ffw_norm");
   }
+  if (c.n_layer_embd > 0) {
+    layer.input_gate = find.linear(blk + "inp_gate", c.n_layer_embd, c.n_embd, false);
+    layer.input_proj = find.linear(blk + "proj", c.n_embd, c.n_layer_embd, false);
+    layer.input_post_norm = find.norm(blk + "post_norm");
+  }
+  if (c.family->output_scales) {
+    const Tensor scale = find.floats_or_none(blk + "layer_output_scale.weight", 1, 1);
+    if (scale) layer.output_scale = scale.floats()[0];
+  }
   if (c.has_experts(index)) {
     layer.mixture = find_mixture(find, c, blk);
-    return layer;
+    if (!c.family->experts_beside_mlp) return layer;
   }
   const bool gated = c.family->activation == Activation::gated;
+  const int64_t n_ff = c.sizes(index).n_ff;
   if (gated && !find.has(blk + "ffn_gate.weight")) {
-    const Affine both = find.linear(blk + "ffn_up", int64_t{2} * c.n_ff, c.n_embd, biases);
-    layer.ffn_gate = slice(both, 0, c.n_ff);
-    layer.ffn_up = slice(both, c.n_ff, int64_t{2} * c.n_ff);
+    const Affine both = find.linear(blk + "ffn_up", 2 * n_ff, c.n_embd, biases);
+    layer.ffn_gate = slice(both, 0, n_ff);
+    layer.ffn_up = slice(both, n_ff, 2 * n_ff);
   } else {
-    if (gated) layer.ffn_gate = find.linear(blk + "ffn_gate", c.n_ff, c.n_embd, biases);
-    layer.ffn_up = find.linear(blk + "ffn_up", c.n_ff, c.n_embd, biases);
+    if (gated) layer.ffn_gate = find.linear(blk + "ffn_gate", n_ff, c.n_embd, biases);
+    layer.ffn_up = find.linear(blk + "ffn_up", n_ff, c.n_embd, biases);
   }
-  layer.ffn_down = find.linear(blk + "ffn_down", c.n_embd, c.n_ff, biases);
+  layer.ffn_down = find.linear(blk + "ffn_down", c.n_embd, n_ff, biases);
   return layer;
 }
 
@@ -288,6 +328,12 @@ Weights find_weights(const GgufShards& model, const Config& c) {
   Finder find(model, c);
   w.token_embd = find.matrix("token_embd.weight", c.n_vocab, c.n_embd);
   if (c.family->embedding_norm) w.token_norm = find.norm("token_embd_norm");
+  if (c.n_layer_embd > 0) {
+    const int64_t n = int64_t{c.n_layers} * c.n_layer_embd;
+    w.layer_embd = find.matrix("per_layer_token_embd.weight", c.n_vocab, n);
+    w.layer_proj = find.linear("per_layer_model_proj", n, c.n_embd, false);
+    w.layer_proj_norm = find.floats("per_layer_proj_norm.weight", 1, c.n_layer_embd);
+  }
   if (c.rope.layout != RopeLayout::none) {
     const auto divisors = [&](const char* name) {
       return find.floats_or_none(name, 1, c.rope.n_rot / 2);

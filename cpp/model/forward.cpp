@@ -1,88 +1,23 @@
 // The forward pass of all model families. Start reading here.
 #include "model/forward.h"
 
+#include "model/feed_forward.h"
 #include "model/latent_attention.h"
+#include "model/layer_embeddings.h"
 
 namespace h2o {
 namespace {
 
-void norm(Backend& b, const Config& c, const Tensor& y, const Tensor& x, const Affine& w) {
-  if (c.family->norm == NormKind::layer) {
-    b.layer_norm(y, x, w, c.norm_eps);
-  } else {
-    b.rms_norm(y, x, w.weight, c.norm_eps);
-  }
+// y and x [n, n_heads * head_dim] viewed as rows of the norm's length: one head or all heads.
+void norm_heads(Backend& b, const Config& c, const Tensor& y, const Tensor& x,
+                const Tensor& weight) {
+  const auto rows = [&](const Tensor& t) {
+    return Tensor{t.data, t.dtype, t.rows * t.cols / weight.cols, weight.cols};
+  };
+  b.rms_norm(rows(y), rows(x), weight, c.norm_eps);
 }
-
-// x [n, n_heads * head_dim] viewed as rows of the norm's length: one head or all heads.
 void norm_heads(Backend& b, const Config& c, const Tensor& x, const Tensor& weight) {
-  const Tensor rows{x.data, x.dtype, x.rows * x.cols / weight.cols, weight.cols};
-  b.rms_norm(rows, rows, weight, c.norm_eps);
-}
-
-// Computes a.up, the input of the feed-forward block's last matrix, from the block's input x.
-void compute_up(Backend& b, const Config& c, const Weights& w, int32_t l, const Activations& a,
-                const Tensor& x) {
-  const Layer& layer = w.layers[l];
-  if (c.family->activation == Activation::gated) {
-    b.matmul_gated(c.family->gate, {a.up, layer.ffn_up}, {a.gate, layer.ffn_gate}, x);
-    return;
-  }
-  b.matmul(a.up, x, layer.ffn_up);
-  if (c.family->activation == Activation::relu) {
-    b.relu(a.up);
-  } else if (c.family->activation == Activation::relu_squared) {
-    b.relu_squared(a.up);
-  } else if (c.family->activation == Activation::xielu) {
-    b.xielu(a.up, c.xielu[l]);
-  } else {
-    c.gelu_erf ? b.gelu_erf(a.up) : b.gelu_tanh(a.up);
-  }
-}
-
-// Adds a block's output projection to the residual. Overwrites a.h.
-void add_block(Backend& b, const Config& c, const Activations& a, const Tensor& from,
-               const Affine& w, const Affine& post_norm) {
-  if (post_norm.weight) {
-    b.matmul(a.h, from, w);
-    norm(b, c, a.h, a.h, post_norm);
-    b.add(a.x, a.h);
-  } else {
-    if (c.residual_scale != 1) b.scale(from, c.residual_scale);
-    b.matmul_add(a.x, from, w);
-  }
-}
-
-// a.x += output of the experts selected for each row of a.h, and of the shared expert.
-void add_mixture(Backend& b, const Config& c, const Weights& w, int32_t layer,
-                 const Activations& a) {
-  const Mixture& m = w.layers[layer].mixture;
-  const MixtureActivations& e = a.experts;
-  b.matmul(e.logits, a.h, m.router);
-  b.route(e.routes, e.logits, m.selection_bias);
-  if (w.residency) {
-    w.residency->prepare_experts(layer,
-                                 {e.routes.offsets, static_cast<size_t>(e.routes.n_experts) + 1});
-  }
-  b.dispatch(e.x, a.h, e.routes);
-  if (m.gate_up.weight) {
-    const int64_t n = e.up.cols;
-    b.matmul_experts({{e.up, m.gate_up, n, 2 * n}, {e.gate, m.gate_up, 0, 2 * n}}, e.x, e.routes);
-  } else {
-    b.matmul_experts({{e.up, m.up}, {e.gate, m.gate}}, e.x, e.routes);
-  }
-  b.apply_gate(c.family->gate, e.up, e.gate);
-  b.matmul_experts({{e.x, m.down}}, e.up, e.routes);
-  b.combine_add(a.x, e.x, e.routes);
-
-  if (c.mixture.n_ff_shared == 0) return;
-  b.matmul_gated(c.family->gate, {e.shared_up, m.shared_up}, {e.shared_gate, m.shared_gate}, a.h);
-  if (m.shared_router.weight) {
-    b.matmul(e.shared_logit, a.h, m.shared_router);
-    b.gate_rows(e.shared_up, e.shared_logit);
-  }
-  if (c.residual_scale != 1) b.scale(e.shared_up, c.residual_scale);  // as the others' weights are
-  b.matmul_add(a.x, e.shared_up, m.shared_down);
+  norm_heads(b, c, x, x, weight);
 }
 
 Rope rope_of(const Config& c, const Weights& w, int32_t layer, int32_t n_ctx) {
@@ -96,15 +31,26 @@ struct Mixed {
   const Affine& w;
 };
 
-// Computes a.q, a.k and a.v from the block's input x, and a.attn_gate.
-void project(Backend& b, const Config& c, const Layer& layer, const Activations& a,
+// Computes a.q, a.k and a.v, where the layer has them, from the block's input x, and a.attn_gate.
+void project(Backend& b, const Config& c, const Weights& w, int32_t l, const Activations& a,
              const Tensor& x) {
+  const Layer& layer = w.layers[l];
   const bool gated = c.family->attn_gate;
-  b.matmul({{gated ? a.q_and_gate : a.q, layer.attn_q}, {a.k, layer.attn_k}, {a.v, layer.attn_v}},
-           x);
+  if (layer.attn_v.weight) {
+    b.matmul({{gated ? a.q_and_gate : a.q, layer.attn_q}, {a.k, layer.attn_k}, {a.v, layer.attn_v}},
+             x);
+  } else if (layer.attn_k.weight) {
+    b.matmul({{a.q, layer.attn_q}, {a.k, layer.attn_k}}, x);
+  } else {
+    return b.matmul(a.q, x, layer.attn_q);
+  }
   if (gated) b.split_blocks(a.q, a.attn_gate, a.q_and_gate, c.head_dim);
   if (c.qkv_clamp > 0) {
     for (const Tensor& t : {a.q, a.k, a.v}) b.clamp(t, c.qkv_clamp);
+  }
+  if (c.family->v_norm) {
+    const Tensor ones{w.ones.data, w.ones.dtype, 1, c.sizes(l).head_dim};
+    norm_heads(b, c, a.v, layer.attn_v.weight ? a.v : a.k, ones);
   }
 }
 
@@ -113,7 +59,7 @@ Mixed attend(Backend& b, const Config& c, const Weights& w, int32_t l, const Bat
              const KvCache& cache, const Activations& a, const Tensor& x) {
   const Layer& layer = w.layers[l];
   const bool latent = c.family->latent;
-  latent ? latent_queries(b, c, layer, a, x) : project(b, c, layer, a, x);
+  latent ? latent_queries(b, c, layer, a, x) : project(b, c, w, l, a, x);
   Rope rope = rope_of(c, w, l, cache.shape().max_tokens);
   if (c.family->qk_norm == QkNorm::rotated_heads) {
     b.rotate(a.q, a.k, c.head_dim, rope, batch);
@@ -121,22 +67,26 @@ Mixed attend(Backend& b, const Config& c, const Weights& w, int32_t l, const Bat
   }
   if (layer.attn_q_norm) {
     norm_heads(b, c, a.q, layer.attn_q_norm);
-    norm_heads(b, c, a.k, layer.attn_k_norm);
+    if (layer.attn_k_norm) norm_heads(b, c, a.k, layer.attn_k_norm);
   }
   if (c.temperature_scale > 0) {
     b.scale_by_position(a.q, c.temperature_scale, c.temperature_length, batch);
   }
+  const bool stores = c.kv_source(l) == l;
   const Attention attention{.out = a.attn,
                             .q = a.q,
-                            .k = a.k,
-                            .v = latent ? a.k : a.v,
+                            .k = stores ? a.k : Tensor{},
+                            .v = !stores  ? Tensor{}
+                                 : latent ? a.k
+                                          : a.v,
                             .rope = rope,
                             .scale = c.attn_scale,
                             .window = c.window(l),
                             .softcap = c.attn_softcap,
                             .sinks = layer.attn_sinks,
                             .slopes = w.alibi_slopes,
-                            .allow_bf16 = layer.attn_output.weight.dtype != DType::f32};
+                            .allow_bf16 = layer.attn_output.weight.dtype != DType::f32,
+                            .evicts = c.reads_last(l)};
   b.attend(attention, cache.layer(l), batch);
   if (c.family->attn_gate) b.apply_gate(Gate::sigmoid, a.attn, a.attn_gate);
   if (latent) latent_values(b, c, layer, a);
@@ -188,15 +138,17 @@ Mixed mix(Backend& b, const Config& c, const Weights& w, int32_t l, const Batch&
 
 void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
              const KvCache& cache, const Activations& buffers) {
-  const Activations a = first(buffers, batch.n_rows(), 0);
-  const Tensor& input = c.family->pre_norms ? a.h : a.x;  // of both blocks of a layer
+  const Activations all = first(buffers, batch.n_rows(), 0);
+  const Tensor& input = c.family->pre_norms ? all.h : all.x;  // of both blocks of a layer
 
-  b.embed(a.x, w.token_embd, batch);
-  if (c.embedding_scale != 1) b.scale(a.x, c.embedding_scale);
-  if (w.position_embd) b.add_positions(a.x, w.position_embd, batch);
-  if (w.token_norm.weight) norm(b, c, a.x, a.x, w.token_norm);
+  b.embed(all.x, w.token_embd, batch);
+  if (c.embedding_scale != 1) b.scale(all.x, c.embedding_scale);
+  if (w.position_embd) b.add_positions(all.x, w.position_embd, batch);
+  if (w.token_norm.weight) norm(b, c, all.x, all.x, w.token_norm);
+  if (w.layer_embd) embed_for_layers(b, c, w, batch, all);
   for (int32_t l = 0; l < c.n_layers; ++l) {
     const Layer& layer = w.layers[l];
+    const Activations a = in_layer(all, c, l);
     if (w.residency) w.residency->prepare(l);
 
     if (layer.attn_norm.weight) norm(b, c, a.h, a.x, layer.attn_norm);
@@ -209,12 +161,9 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
     if (layer.ffn_norm.weight) norm(b, c, a.h, a.x, layer.ffn_norm);
     if (c.parallel_residual) b.matmul_add(a.x, mixed.x, mixed.w);
 
-    if (c.has_experts(l)) {
-      add_mixture(b, c, w, l, a);
-    } else {
-      compute_up(b, c, w, l, a, input);
-      add_block(b, c, a, a.up, layer.ffn_down, layer.ffn_post_norm);
-    }
+    feed_forward(b, c, w, l, a, input);
+    if (w.layer_embd) add_layer_embedding(b, c, layer, l, a);
+    if (layer.output_scale != 1) b.scale(a.x, layer.output_scale);
   }
 }
 

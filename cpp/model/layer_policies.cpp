@@ -7,6 +7,9 @@ namespace h2o {
 std::vector<KvPolicy> layer_policies(const Config& config, std::span<const KvPolicy> policies) {
   std::vector<KvPolicy> all(policies.begin(), policies.end());
   const bool valid = all.size() == 1 || std::ssize(all) == config.n_layers;
+  if (valid && all.size() > 1) {
+    for (int32_t l = 0; l < config.n_layers; ++l) all[l] = all[config.kv_source(l)];
+  }
   if (config.sliding_window.size == 0 || !valid) return all;  // the cache throws for invalid sizes
   if (all.size() == 1) all.resize(config.n_layers, all[0]);
   for (int32_t l = 0; l < config.n_layers; ++l) {

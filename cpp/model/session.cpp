@@ -94,6 +94,15 @@ bool may_roll(const Config& config, const SessionOptions& options) {
   return bounded && config.can_roll() && options.positions != Positions::original;
 }
 
+// KvShape::layer_heads
+std::vector<KvHeads> layer_heads(const Config& config) {
+  std::vector<KvHeads> heads;
+  for (const LayerSizes& sizes : config.layer_sizes) {
+    heads.push_back({sizes.n_kv_heads, sizes.head_dim});
+  }
+  return heads;
+}
+
 KvShape shape_of(const Model& model, const SessionOptions& options) {
   const Config& config = model.config;
   return {
@@ -102,12 +111,14 @@ KvShape shape_of(const Model& model, const SessionOptions& options) {
       .n_heads = config.n_heads,
       .n_kv_heads = config.n_kv_heads,
       .head_dim = config.head_dim,
+      .layer_heads = layer_heads(config),
       .max_tokens = options.n_ctx,
       .max_rows = options.n_batch,
       .k_dtype = options.k_dtype,
       .v_dtype = options.v_dtype,
       .shared_values = config.latent.rank > 0,
       .rope = may_roll(config, options) ? model.weights.rope_for(config, options.n_ctx) : Rope{},
+      .sources = config.kv_sources,
       .state_floats = config.state_floats(),
       .archive = options.archive,
       .max_drafts = options.max_drafts,
@@ -263,6 +274,7 @@ void Session::retract(int32_t sequence, int32_t n) {
 
 bool Session::replays() const {
   const Config& config = model_->config;
+  if (!config.kv_sources.empty()) return false;
   for (int32_t l = 0; l < config.n_layers; ++l) {
     if (config.recurrent(l)) return false;
   }

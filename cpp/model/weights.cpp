@@ -16,14 +16,16 @@ namespace {
 
 LayerTensors tensors_of(Layer& layer) {
   LayerTensors all;
-  for (Affine* one : {&layer.attn_norm, &layer.attn_post_norm, &layer.ffn_post_norm, &layer.attn_q,
-                      &layer.attn_k, &layer.attn_v, &layer.attn_output, &layer.ffn_norm,
-                      &layer.ffn_gate, &layer.ffn_up, &layer.ffn_down}) {
+  for (Affine* one :
+       {&layer.attn_norm, &layer.attn_post_norm, &layer.ffn_post_norm, &layer.attn_q, &layer.attn_k,
+        &layer.attn_v, &layer.attn_output, &layer.ffn_norm, &layer.ffn_gate, &layer.ffn_up,
+        &layer.ffn_down, &layer.input_gate, &layer.input_proj, &layer.input_post_norm}) {
     all.insert(all.end(), {&one->weight, &one->bias});
   }
   Mixture& m = layer.mixture;
-  for (Affine* one : {&m.router, &m.gate, &m.up, &m.gate_up, &m.down, &m.shared_router,
-                      &m.shared_gate, &m.shared_up, &m.shared_down}) {
+  for (Affine* one :
+       {&m.router, &m.gate, &m.up, &m.gate_up, &m.down, &m.shared_router, &m.shared_gate,
+        &m.shared_up, &m.shared_down, &m.pre_norm, &m.post_norm, &m.mlp_post_norm}) {
     all.insert(all.end(), {&one->weight, &one->bias});
   }
   LatentLayer& a = layer.latent;
@@ -38,8 +40,8 @@ LayerTensors tensors_of(Layer& layer) {
     all.insert(all.end(), {&one->weight, &one->bias});
   }
   all.insert(all.end(), {&d.a, &d.dt_bias, &d.norm});
-  all.insert(all.end(),
-             {&m.selection_bias, &layer.attn_q_norm, &layer.attn_k_norm, &layer.attn_sinks});
+  all.insert(all.end(), {&m.selection_bias, &m.expert_scales, &layer.attn_q_norm,
+                         &layer.attn_k_norm, &layer.attn_sinks});
   return all;
 }
 
@@ -48,7 +50,8 @@ ModelTensors tensors_of(Weights& w, const Config& c) {
   tensors.others = {&w.token_embd,      &w.position_embd,      &w.token_norm.weight,
                     &w.token_norm.bias, &w.output_norm.weight, &w.output_norm.bias,
                     &w.output.weight,   &w.output.bias,        &w.labels.weight,
-                    &w.labels.bias};
+                    &w.labels.bias,     &w.layer_embd,         &w.layer_proj.weight,
+                    &w.layer_proj_norm};
   tensors.n_experts = c.mixture.n_experts;
   for (Layer& layer : w.layers) {
     tensors.layers.push_back(tensors_of(layer));
@@ -142,6 +145,18 @@ void compute_weights(Weights& w, const GgufShards& model, const Config& c, Backe
   if (c.window_rope.n_rot > 0) {
     const Tensor frequencies = upload_frequencies(model, c.window_rope, {}, backend, w.owned);
     w.window_rope = {c.family->rope, frequencies, c.window_rope.magnitude};
+  }
+  if (c.family->v_norm) {
+    w.ones = upload_floats(std::vector<float>(c.head_dim, 1.0f), backend, w.owned);
+  }
+  if (c.family->experts_beside_mlp && c.mixture.n_experts > 0) {
+    w.zeros = upload_floats(std::vector<float>(c.n_embd, 0.0f), backend, w.owned);
+    for (Layer& layer : w.layers) {
+      Tensor& norm = layer.mixture.router_norm.weight;
+      std::vector<float> values(norm.floats(), norm.floats() + c.n_embd);
+      for (float& value : values) value /= std::sqrt(static_cast<float>(c.n_embd));
+      norm = upload_floats(values, backend, w.owned);
+    }
   }
   for (Layer& layer : w.layers) {
     if (layer.latent.kv_b) divide_keys_and_values(layer.latent, c, backend, w.owned);

@@ -20,10 +20,16 @@ struct Mixture {
   Affine up;              // ffn_up_exps, the same
   Affine gate_up;         // ffn_gate_up_exps instead of both: of each expert gate, then up
   Affine down;            // ffn_down_exps [n_experts * n_embd, n_ff], its bias [n_experts, n_embd]
-  Affine shared_router;   // ffn_gate_inp_shexp [1, n_embd]: the gate of the shared expert
-  Affine shared_gate;     // ffn_gate_shexp [n_ff_shared, n_embd]
-  Affine shared_up;       // ffn_up_shexp, the same
-  Affine shared_down;     // ffn_down_shexp [n_embd, n_ff_shared]
+  Tensor expert_scales;   // ffn_down_exps.scale [n_experts]: Routes::expert_scales; empty: none
+  // Beside an MLP; norms [n_embd]
+  Affine router_norm;    // ffn_gate_inp.scale / sqrt(n_embd), of the router's input
+  Affine pre_norm;       // pre_ffw_norm_2, of the experts' input
+  Affine post_norm;      // post_ffw_norm_2, of their output
+  Affine mlp_post_norm;  // post_ffw_norm_1, of the MLP's output
+  Affine shared_router;  // ffn_gate_inp_shexp [1, n_embd]: the gate of the shared expert
+  Affine shared_gate;    // ffn_gate_shexp [n_ff_shared, n_embd]
+  Affine shared_up;      // ffn_up_shexp, the same
+  Affine shared_down;    // ffn_down_shexp [n_embd, n_ff_shared]
 };
 
 // A layer of multi-head latent attention; sizes of LatentConfig, n = n_heads.
@@ -69,8 +75,8 @@ struct Layer {
   // [n_heads * head_dim, n_embd], with a gate 2 * n_heads: of each head q, then the gate. q, k, v
   // may be fused as attn_qkv
   Affine attn_q;
-  Affine attn_k;          // [n_kv_heads * head_dim, n_embd]
-  Affine attn_v;          // [n_kv_heads * head_dim, n_embd]
+  Affine attn_k;          // [n_kv_heads * head_dim, n_embd]; empty: another layer's are read
+  Affine attn_v;          // [n_kv_heads * head_dim, n_embd]; empty: see Family::k_is_v
   Tensor attn_q_norm;     // [head_dim]
   Tensor attn_k_norm;     // [head_dim]
   Tensor attn_sinks;      // [n_heads], see Attention
@@ -82,7 +88,11 @@ struct Layer {
   Affine ffn_gate;            // [n_ff, n_embd]; may be fused in front of ffn_up
   Affine ffn_up;              // [n_ff, n_embd]
   Affine ffn_down;            // [n_embd, n_ff]
-  Mixture mixture;            // instead of the last three
+  Affine input_gate;          // inp_gate [n_layer_embd, n_embd]: see layer_embeddings.h
+  Affine input_proj;          // proj [n_embd, n_layer_embd]
+  Affine input_post_norm;     // post_norm [n_embd]
+  float output_scale = 1;     // layer_output_scale: factor of the residual stream
+  Mixture mixture;            // instead of the three of an MLP, or beside them
   LatentLayer latent;         // instead of attn_k and attn_v
   DeltaNetLayer delta;        // instead of attn_*
   ShortConvLayer short_conv;  // the same
@@ -91,11 +101,17 @@ struct Layer {
 struct Weights {
   Tensor token_embd;     // [n_vocab, n_embd]
   Tensor position_embd;  // [n_ctx_train, n_embd] f32; empty with rotary positions
-  Affine token_norm;     // token_embd_norm [n_embd], if embeddings are normalized
-  Rope rope;             // RopeLayout::none with learned positions
-  Rope long_rope;        // for contexts beyond the original one (LongRoPE), if different
-  Tensor alibi_slopes;   // [n_heads] f32, for ALiBi; see Attention
-  Rope window_rope;      // of layers with a window, if different
+  // Embeddings for each layer, if Config::n_layer_embd; n = n_layers * n_layer_embd
+  Tensor layer_embd;       // per_layer_token_embd [n_vocab, n]
+  Affine layer_proj;       // per_layer_model_proj [n, n_embd]
+  Tensor layer_proj_norm;  // per_layer_proj_norm [n_layer_embd]
+  Affine token_norm;       // token_embd_norm [n_embd], if embeddings are normalized
+  Rope rope;               // RopeLayout::none with learned positions
+  Rope long_rope;          // for contexts beyond the original one (LongRoPE), if different
+  Tensor alibi_slopes;     // [n_heads] f32, for ALiBi; see Attention
+  Rope window_rope;        // of layers with a window, if different
+  Tensor ones;             // [head_dim] for norms without weights
+  Tensor zeros;            // [n_embd] for sums
   std::vector<Layer> layers;
   Affine output_norm;  // or as the family calls it [n_embd]
   Affine output;       // [n_vocab, n_embd]; tied to token_embd if the file has none

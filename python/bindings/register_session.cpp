@@ -161,6 +161,7 @@ void add_config(Class& bound, const auto& config_of) {
   add("architecture", [](const Config& c) { return c.family->architecture; });
   add("learned_positions", [](const Config& c) { return c.rope.layout == RopeLayout::none; });
   add("state_floats", [](const Config& c) { return c.state_floats(); });
+  add("kv_sources", [](const Config& c) { return c.kv_sources; });
   add("n_labels", [](const Config& c) { return c.n_labels; });
   add("shared_values", [](const Config& c) { return c.latent.rank > 0; });
   add("n_ctx_train", [](const Config& c) { return c.n_ctx_train; });
@@ -169,6 +170,13 @@ void add_config(Class& bound, const auto& config_of) {
   add("n_heads", [](const Config& c) { return c.n_heads; });
   add("n_kv_heads", [](const Config& c) { return c.n_kv_heads; });
   add("head_dim", [](const Config& c) { return c.head_dim; });
+  add("layer_heads", [](const Config& c) {
+    std::vector<std::pair<int32_t, int32_t>> heads;
+    for (int32_t l = 0; l < c.n_layers; ++l) {
+      heads.emplace_back(c.sizes(l).n_kv_heads, c.sizes(l).head_dim);
+    }
+    return heads;
+  });
   add("n_vocab", [](const Config& c) { return c.n_vocab; });
 }
 

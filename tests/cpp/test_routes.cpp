@@ -29,6 +29,10 @@ void check_routes(Backend& backend, Random& random, int64_t n_rows, int32_t n_ex
   Routes& routes = device.routes;
   routes.normalized = random.flip();
   routes.scale = random.real(0.5, 2);
+  std::vector<float> factors(n_experts);
+  for (float& factor : factors) factor = random.real(0.5, 2);
+  const DeviceMatrix scales(backend, factors, 1, n_experts);
+  if (random.flip()) routes.expert_scales = Tensor(scales).floats();
   std::vector<float> logits = random_logits(random, n_rows * n_experts);
   if (n_rows > 3)
     std::fill_n(logits.begin() + n_experts, n_experts, 1.5f);  // one row of equal logits
@@ -56,8 +60,9 @@ void check_routes(Backend& backend, Random& random, int64_t n_rows, int32_t n_ex
       copies[order[j]].push_back(i * n_used + j);
       double expected = routes.scale * std::exp(row[order[j]] - largest) / total;
       if (routes.normalized) expected /= of_used;
+      if (routes.expert_scales != nullptr) expected *= factors[order[j]];
       // Exponentials in numerator and denominator; sums of n_experts and of n_used of them; two
-      // quotients of up to two places, and a product of values rounded to f32.
+      // quotients of up to two places, and products of values rounded to f32.
       const double relative = 4 * power_error(least) + gamma(n_experts + n_used) + 8 * kUnit;
       worst = std::max(
           worst, in_bounds(weights[i * n_used + j], expected, relative * expected + 0x1p-126));

@@ -111,7 +111,7 @@ def test_unknown_keys_are_rejected(
         ("rwkv7", "RWKV"),
         ("glm-dsa", "multi-head latent attention"),
         ("llama4", "attention in chunks"),
-        ("gemma4", "heads whose size differs between layers"),
+        ("gemma3n", "several residual streams"),
         ("bert", "an encoder"),
     ],
 )

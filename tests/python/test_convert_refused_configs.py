@@ -51,7 +51,7 @@ def test_unsupported_opt_config_is_rejected(
         ("KimiLinearForCausalLM", "linear attention"),
         ("GlmMoeDsaForCausalLM", "multi-head latent attention"),
         ("Llama4ForCausalLM", "attention in chunks"),
-        ("Gemma4ForConditionalGeneration", "heads whose size differs between layers"),
+        ("Gemma3nForConditionalGeneration", "several residual streams"),
         ("LlavaForConditionalGeneration", "an encoder of pictures"),
     ],
 )

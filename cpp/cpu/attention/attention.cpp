@@ -70,7 +70,7 @@ class Attend {
     } else {
       by_blocks(work);
     }
-    evict();
+    if (attention_.evicts) evict();
     return n_clamped_;
   }
 
@@ -127,7 +127,8 @@ class Attend {
     body(Tile(kernels_, attention_, keys, first, std::min(tile_rows_, segment.n_rows - first)));
   }
 
-  // Rotates queries and, except in rolling segments, keys, and stores the new rows.
+  // Rotates queries and, except in rolling segments, keys, and stores the new rows, if there are
+  // any.
   void store() {
     pool_.parallel_for(
         n_rows_, n_rows_ * attention_.q.cols, [&](int thread, int64_t begin, int64_t end) {
@@ -137,7 +138,7 @@ class Attend {
               begin, end, [](const Segment& segment) { return segment.n_rows; },
               [&](const Segment& segment, int64_t row, int64_t) {
                 if (attention_.rope.layout != RopeLayout::none) rotate(segment, row);
-                for (int32_t kv_head = 0; kv_head < cache_.n_kv_heads; ++kv_head) {
+                for (int32_t kv_head = 0; attention_.k && kv_head < cache_.n_kv_heads; ++kv_head) {
                   n_clamped += SegmentHead(cache_, segment, kv_head)
                                    .store(kernels_, attention_, static_cast<int32_t>(row), scratch);
                 }
@@ -165,7 +166,7 @@ class Attend {
       }
     };
     rotate_heads(attention_.q);
-    if (!segment.rolling) rotate_heads(attention_.k);
+    if (attention_.k && !segment.rolling) rotate_heads(attention_.k);
   }
 
   // Computes the archive's contribution to each tile.

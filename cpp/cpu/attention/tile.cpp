@@ -1,6 +1,7 @@
 #include "cpu/attention/tile.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "cpu/attention/rotate.h"
@@ -280,15 +281,20 @@ void Tile::weigh(int64_t block, const float* largest, const SoftmaxSums& all, fl
   }
 }
 
-void Tile::add_to_scores(int64_t block, const float* received) const {
+void Tile::add_to_scores(int64_t block, float* received) const {
   const KvPolicy& policy = keys_.head().policy;
   const int64_t first_scored = policy.first_scored(keys_.segment().n_rows) - first_;
   const auto accumulate = policy.scoring == Scoring::question ? kernels_.raise : kernels_.add;
   for (int64_t i = std::max(first_row(block), first_scored); i < n_; ++i) {
-    const float* attention = received + i * group_ * kExpsStride;
+    float* attention = received + i * group_ * kExpsStride;
     const int64_t begin = block * kKeyBlock;
+    const bool decays = policy.decay != 1, stored = bool{attention_.k};
+    if (decays && !stored) {  // the scores already decayed for all rows
+      const auto later = static_cast<float>(keys_.segment().n_rows - 1 - first_ - i);
+      kernels_.scale(attention, n_keys(block, i), std::pow(policy.decay, later));
+    }
     for (const KvRows& part : keys_.keys(begin, begin + n_keys(block, i))) {
-      if (policy.decay != 1) kernels_.scale(part.scores, part.n, policy.decay);
+      if (decays && stored) kernels_.scale(part.scores, part.n, policy.decay);
       accumulate(part.scores, attention, part.n);
       attention += part.n;
     }

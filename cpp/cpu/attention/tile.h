@@ -102,8 +102,8 @@ class Tile {
   // received: [rows, kKeyBlock], in the exps of each row's first head.
   void weigh(int64_t block, const float* largest, const SoftmaxSums& all, float* exps) const;
 
-  // Adds that attention to the scores, row by row.
-  void add_to_scores(int64_t block, const float* received) const;
+  // Adds that attention to the scores, row by row. Overwrites it.
+  void add_to_scores(int64_t block, float* received) const;
 
  private:
   // The first row of the tile to which keys of a block are visible.

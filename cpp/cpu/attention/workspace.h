@@ -62,6 +62,7 @@ class Workspace {
         n_threads_(n_threads),
         group_(shape.n_heads / shape.n_kv_heads),
         head_dim_(shape.head_dim),
+        largest_head_dim_(shape.largest_head_dim),
         max_rows_(shape.max_rows),
         keys_(int64_t{shape.slots} + shape.max_rows),
         blocks_((keys_ + kKeyBlock - 1) / kKeyBlock),
@@ -123,7 +124,7 @@ class Workspace {
   }
 
   int64_t rope_row_floats() const {
-    return whole_cache_lines(int64_t{sizeof(RopeTag) / sizeof(float)} + head_dim_);
+    return whole_cache_lines(int64_t{sizeof(RopeTag) / sizeof(float)} + largest_head_dim_);
   }
   int64_t rope_floats() const { return max_rows_ * rope_row_floats(); }
   int64_t staged_floats() const {
@@ -165,6 +166,7 @@ class Workspace {
   int64_t n_tiles_;
   int64_t group_;
   int64_t head_dim_;
+  int64_t largest_head_dim_;
   int64_t max_rows_;
   int64_t keys_;    // maximum
   int64_t blocks_;  // maximum

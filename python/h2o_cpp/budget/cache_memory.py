@@ -28,13 +28,19 @@ class ModelShape:
 
     n_layers: int
     n_kv_heads: int
+    """The most that a layer has."""
     head_dim: int
+    """The largest."""
     n_ctx_train: int
     learned_positions: bool
     state_floats: tuple[int, ...] = ()
     """Each layer's; 0: it has a KV cache. Empty: all layers have one."""
     shared_values: bool = False
     """Whether the cache holds one latent vector instead of a key and a value."""
+    layer_heads: tuple[tuple[int, int], ...] = ()
+    """Each layer's number of KV heads, and their size. Empty: all layers have the same."""
+    kv_sources: tuple[int, ...] = ()
+    """The layer whose cache each layer reads. Empty: all layers have their own."""
 
     @staticmethod
     def of(model: _core.Config | _core.Model) -> ModelShape:
@@ -47,6 +53,8 @@ class ModelShape:
             model.learned_positions,
             tuple(model.state_floats),
             model.shared_values,
+            tuple(model.layer_heads),
+            tuple(model.kv_sources),
         )
 
     @staticmethod
@@ -66,6 +74,7 @@ def slab_bytes(
     """Bytes of one sequence's cache; n sequences need at most n times as much."""
     policies = [policy] if isinstance(policy, Policy) else policy
     bounded = all(one.budget is not None and one.budget < n_ctx for one in policies)
+    rotates = not shape.learned_positions and not shape.kv_sources
     return _core.cache_bytes(
         n_layers=shape.n_layers,
         n_kv_heads=shape.n_kv_heads,
@@ -74,14 +83,16 @@ def slab_bytes(
         max_tokens=n_ctx,
         state_floats=shape.state_floats,
         shared_values=shape.shared_values,
+        layer_heads=shape.layer_heads,
+        sources=shape.kv_sources,
         **kv_dtypes(kv_dtype),
-        may_roll=bounded and not shape.learned_positions and positions != "original",
+        may_roll=bounded and rotates and positions != "original",
     )
 
 
-def default_types(head_dim: int) -> Sequence[str]:
-    """The types that a head of this size is tried in, the most precise first."""
-    return _TYPES if head_dim % _BLOCK == 0 else _TYPES[:1]
+def default_types(*head_dims: int) -> Sequence[str]:
+    """The types that heads of these sizes are tried in, the most precise first."""
+    return _TYPES[:1] if any(size % _BLOCK for size in head_dims) else _TYPES
 
 
 def fit_cache(
@@ -107,7 +118,8 @@ def fit_cache(
         return slab_bytes(shape, policy, n_ctx=n_ctx, kv_dtype=kv_dtype, positions=positions)
 
     limit = _limit(memory, bytes_with(Policy.full(), "f16"))
-    types: Sequence[KvDType] = default_types(shape.head_dim) if kv_dtype is None else [kv_dtype]
+    sizes = (shape.head_dim, *(size for _, size in shape.layer_heads))
+    types: Sequence[KvDType] = default_types(*sizes) if kv_dtype is None else [kv_dtype]
     for one in types:
         if bytes_with(Policy.full(), one) <= limit:
             return Policy.full(), one

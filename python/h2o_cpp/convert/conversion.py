@@ -20,6 +20,7 @@ from gguf import (
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp.convert import (
+    gemma4,
     gpt,
     gpt_oss,
     latent,
@@ -50,6 +51,7 @@ FAMILIES: dict[str, Family] = {
     **gpt_oss.FAMILIES,
     **qwen35.FAMILIES,
     **lfm2.FAMILIES,
+    **gemma4.FAMILIES,
 }
 
 _STATE = "which have a state instead of a KV cache"
@@ -64,10 +66,6 @@ _UNSUPPORTED = {
     r"Deepseek|GlmMoeDsa|Plm": (
         "multi-head latent attention (MLA), whose cache holds one compressed row for all heads"
     ),
-    r"Gemma4": (
-        "heads whose size differs between layers, layers that share keys and values, and embeddings"
-        " of each layer"
-    ),
     r"Gemma3n": (
         "several residual streams (AltUp), layers that share keys and values, and embeddings of"
         " each layer"
@@ -80,7 +78,9 @@ _UNSUPPORTED = {
 
 # A checkpoint may also have an encoder of images, whose tensors have these names; those of the text
 # model then have another prefix.
-_ENCODER = re.compile(r"(model\.)?(visual|vision_tower|multi_modal_projector)\.")
+_ENCODER = re.compile(
+    r"(model\.)?(visual|(vision|audio)_tower|embed_(vision|audio)|vision_embedder|multi_modal_projector)\."
+)
 _TEXT = re.compile(r"(model\.)?language_model\.")
 
 # outtype -> type of the weight matrices, general.file_type

@@ -15,6 +15,9 @@ from h2o_cpp.convert.config import Config, Metadata, dimension, number, refuse
 _DEFAULT_BASE = 10000.0
 _KINDS = {"full_attention", "sliding_attention"}  # if layers differ
 
+# The divisor of frequencies of dimensions that are not rotated, as in llama.cpp's files.
+_UNROTATED = 1e30
+
 _WITH_LONGROPE = ("phi3", "minicpm", "minicpm3")
 
 # Architectures whose files cannot have Llama 3's factors of frequencies.
@@ -30,6 +33,8 @@ def rope_metadata(architecture: str, config: Config) -> Metadata:
         case "default":
             return metadata
         case "llama3" if factors:  # see rope_tensors
+            return metadata
+        case "proportional" if architecture == "gemma4":  # see rope_tensors
             return metadata
         case "mrope" if architecture == "qwen2vl":
             return metadata
@@ -61,11 +66,17 @@ def rope_tensors(config: Config, rotated: int) -> dict[str, Values]:
     """Divisors of the frequencies of each pair of `rotated` dimensions: Llama 3's, or LongRoPE's.
 
     LongRoPE has two lists, for contexts up to the original length and for longer ones. Llama 3
-    divides low frequencies by `factor`, keeps high ones and interpolates in between.
+    divides low frequencies by `factor`, keeps high ones and interpolates in between. Gemma 4
+    rotates a share of the pairs: the others are divided by a number that leaves no angle.
     """
     rope = rope_parameters(config)
     if rope["rope_type"] in ("longrope", "su"):
         return {f"rope_factors_{kind}.weight": _factors(rope, kind) for kind in ("long", "short")}
+    if rope["rope_type"] == "proportional":
+        divisors = np.full(rotated // 2, _UNROTATED, np.float32)
+        n = int(number(rope, "partial_rotary_factor", 1.0) * rotated / 2)
+        divisors[:n] = number(rope, "factor", 1.0)
+        return {"rope_freqs.weight": divisors}
     if rope["rope_type"] != "llama3":
         return {}
     base = number(rope, "rope_theta", _DEFAULT_BASE)

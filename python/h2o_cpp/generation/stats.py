@@ -40,7 +40,8 @@ class LayerStats:
     def of(model: _core.Model, session: _core.Session, sequence: int, layer: int) -> LayerStats:
         """Reads those of a layer of a sequence."""
         kept = session.tokens_kept(sequence, layer)
-        heads = (HeadStats.of(*session.kept(layer, h, sequence)) for h in range(model.n_kv_heads))
+        n_heads, _ = model.layer_heads[layer]
+        heads = (HeadStats.of(*session.kept(layer, h, sequence)) for h in range(n_heads))
         recurrent = any(model.state_floats[layer : layer + 1])
         evictions = 0 if recurrent else session.tokens_seen(sequence) - kept
         return LayerStats(kept, evictions, tuple(heads))

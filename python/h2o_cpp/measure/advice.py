@@ -175,7 +175,8 @@ def advice_steps(
     at_budgets(policies, [1.0], LEAST_TOKENS)  # checks the names
     given_shares = _shares(archive, archive_pages, archive_heads)
     model = open_model(path, device="cpu", threads=threads)
-    types: Sequence[KvDType] = kv_dtypes or default_types(model.head_dim)
+    sizes = (size for _, size in model.layer_heads)
+    types: Sequence[KvDType] = kv_dtypes or default_types(*sizes)
     source = (
         TextQuality.of(model, text, n_ctx, text_tokens)
         if isinstance(text, str)

@@ -62,7 +62,7 @@ def rank_heads(
     return [
         RankedHead(int(layer), int(kv_head), float(shares[layer, kv_head]))
         for layer, kv_head in zip(*np.unravel_index(order, shares.shape), strict=True)
-        if layer in recorded
+        if layer in recorded and kv_head < model.layer_heads[layer][0]
     ]
 
 

@@ -131,10 +131,14 @@ def measure(
     tensors = weights(file.shards.files)
     # The first decoded token sees the context and itself, the last work.n - 1 more, unless evicted.
     n_seen = work.context + (work.n + 1) / 2
-    kept = sum(min(session.tokens_kept(0, layer), n_seen) for layer in range(model.n_layers))
+    cached_bytes = round(
+        sum(
+            min(session.tokens_kept(0, layer), n_seen) * kv_bytes(*heads, chosen.types)
+            for layer, heads in enumerate(model.layer_heads)
+        )
+    )
     used = experts_used(model.file)
     weight_bytes = decode_weight_bytes(tensors, used)
-    cached_bytes = round(kept * kv_bytes(model.n_kv_heads, model.head_dim, chosen.types))
     flops = prefill_flops(tensors, used)
     bandwidth, matmul_flops = _limits(model.backend)
     return Measurement(
