@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGUFValueType
+from gguf import GGUFValueType, TokenType
 from numpy.typing import NDArray
 
 from h2o_cpp import Generator, Policy, capacity
 from h2o_cpp.budget.cache_memory import ModelShape
 from h2o_cpp.convert import convert
 from h2o_cpp.convert.conversion import FAMILIES
+from h2o_cpp.convert.vocabulary import read_vocabulary
 from support.changed_gguf import changed
 from support.h2o_rules import ReferenceCache
 from support.needs import packages
+from support.opt_checkpoint import write_json
 from support.random_models import (
     GEMMAS,
     N_CTX,
@@ -33,6 +36,8 @@ from support.random_models import (
     reference_logits,
     save_checkpoint,
 )
+from support.tokenizer_files import REPLACE, SPACES, template, write_sentencepiece_json
+from support.vocabularies import tokenizer_of
 
 pytestmark = packages("torch", "transformers", "safetensors")
 
@@ -398,3 +403,57 @@ def test_layers_without_keys_to_read_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match="is 6 of 8, but no layer before has keys and values"):
         Generator(few)
+
+
+def test_tokens_of_a_checkpoint(tmp_path: Path) -> None:
+    """Merges of pieces, in an order that no scores of pieces have."""
+    from tokenizers import Tokenizer
+
+    save_checkpoint(make_model(GEMMAS["gemma4"], 48), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    texts = ["<unk>", "<bos>", "<eos>", "<turn|>", "<|channel>", "<|tool_response>"]
+    texts += [f"<0x{byte:02X}>" for byte in range(256)]
+    texts += ["\u2581", "a", "b", "ab", "aba", "\u2581a"]
+    write_json(tmp_path / "config.json", config | {"vocab_size": len(texts)})
+    write_sentencepiece_json(
+        tmp_path,
+        added_tokens=[
+            {"id": i, "content": texts[i], "special": True, "normalized": False}
+            | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+            for i in range(6)
+        ],
+        normalizer=REPLACE,
+        pre_tokenizer=SPACES,
+        post_processor=template(["<bos>"], []),
+        model__vocab={text: i for i, text in enumerate(texts)},
+        model__merges=["ab a", "a b", "\u2581 a"],
+    )
+    settings = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
+    write_json(tmp_path / "tokenizer_config.json", settings)
+    vocabulary = read_vocabulary(
+        tmp_path,
+        {"eos_token_id": [2, 3, 5]},
+        size=len(texts),
+        add_bos=False,
+        control_tokens=frozenset(),
+        visible_tokens=FAMILIES["Gemma4ForCausalLM"].visible_tokens,
+        piece_merges=True,
+    )
+    assert (vocabulary.model, vocabulary.merges) == ("gemma4", ["ab a", "a b", "\u2581 a"])
+    assert vocabulary.special_ids == {"unknown": 0, "bos": 1, "eos": 2, "eot": 3}
+    assert vocabulary.flags == {"add_space_prefix": False, "add_bos_token": True}
+    assert vocabulary.types[4] is TokenType.USER_DEFINED
+    metadata = {
+        "tokenizer.ggml.model": vocabulary.model,
+        "tokenizer.ggml.tokens": vocabulary.tokens,
+        "tokenizer.ggml.token_type": [int(kind) for kind in vocabulary.types],
+        "tokenizer.ggml.merges": vocabulary.merges,
+        **{f"tokenizer.ggml.{k}_token_id": id for k, id in vocabulary.special_ids.items()},
+        **{f"tokenizer.ggml.{key}": value for key, value in vocabulary.flags.items()},
+    }
+    ours = tokenizer_of(metadata)
+    assert ours.end_tokens == {2, 3, 5}
+    file = json.loads((tmp_path / "tokenizer.json").read_text()) | {"post_processor": None}
+    theirs = Tokenizer.from_str(json.dumps(file))
+    for text in ("abab a", "", " a\u00e9", "a<|channel>b"):
+        assert ours.encode(text) == [1, *theirs.encode(text).ids]

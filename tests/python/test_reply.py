@@ -180,6 +180,31 @@ CASES: list[tuple[str, str, Reply]] = [
     ("harmony", "<|channel|>commentary to=f<|message|>x", Reply("x")),
     ("harmony", "Plain", Reply("Plain")),
     ("harmony", "<|channel|>fin", Reply("<|channel|>fin")),
+    (
+        "gemma4",
+        "<|channel>thought\nHm.\n<channel|>I look.<|tool_call>call:f{x:1}<tool_call|>",
+        Reply("I look.", "Hm.", [F]),
+    ),
+    (
+        "gemma4",
+        '<|tool_call>call:f{x:1}<tool_call|><|tool_call>call:g{text:<|"|>a"} </tool_call><|"|>}',
+        Reply(calls=[F, G]),
+    ),
+    (
+        "gemma4",
+        '<|tool_call>call:f{ a : [1, true,null], <|"|>b c<|"|>:{d:<|"|>e<|"|>}, "g": "h" }',
+        Reply(
+            calls=[
+                ToolCall("f", '{"a": [1, true, null], "b c": {"d": "e"}, "g": "h"}'),
+            ]
+        ),
+    ),
+    ("gemma4", "<|tool_call>call:f{}<tool_call|>", Reply(calls=[NONE])),
+    ("gemma4", "<|tool_call>call:f{x:1", Reply("<|tool_call>call:f{x:1")),
+    ("gemma4", "<|tool_call>call:f{x:}<tool_call|>", Reply("<|tool_call>call:f{x:}<tool_call|>")),
+    ("gemma4", "<|tool_call>f{x:1}", Reply("<|tool_call>f{x:1}")),
+    ("gemma4", "<|channel>thought\n<channel|>Hi", Reply("Hi")),
+    ("gemma4", "a <|tool", Reply("a <|tool")),
     ("thinks", "<think>\nHm.\n\n</think>\n\nHi", Reply("Hi", "Hm.")),
     ("thinks", "\n<think>", Reply()),
     ("thinks", "\n<thin", Reply("\n<thin")),

@@ -54,7 +54,7 @@ CASES = [
     ("hermes", "<think></think>"),
     ("llama3", "<think></think>"),
 ]
-ENDS = [b"</think>", b"<|end|>", b"\n</parameter>\n", b'"', b"]", b"}"]
+ENDS = [b"<channel|>", b"</think>", b"<|end|>", b"\n</parameter>\n", b'"', b"]", b"}"]
 
 
 def is_color(value: Any) -> bool:

@@ -18,6 +18,7 @@ GPT_OSS = """{%- if "thinking" in message %}{{ message.thinking }}{%- endif %}
 MISTRAL = """{%- for tool_call in message.tool_calls %}{%- if tool_call.id|length != 9 %}
 {{- raise_exception("Tool call IDs should be alphanumeric strings with length 9!") }}"""
 GEMMA_2 = "{{ raise_exception('System role not supported') }}"
+GEMMA_4 = "{%- for tool_response in message['tool_responses'] -%}"
 QWEN = "{%- for tool_call in m.tool_calls %}{{ m.tool_calls[0] }}"
 
 
@@ -109,6 +110,23 @@ def test_reasoning_of_gpt_oss() -> None:
     [beside] = for_template([calls("a", content="Let me see.", **reasoning)], GPT_OSS)
     assert "thinking" not in beside
     assert "thinking" not in for_template([calls("a", **reasoning)], QWEN)[0]
+
+
+def test_results_of_gemma_4_are_in_the_message_of_the_calls() -> None:
+    results = [result("a", '{"sum": 3}'), result("b", "cold", name="weather")]
+    messages = [user(), calls("a", "b"), *results, calls("c"), result(None, "[1]"), user("Thanks")]
+    found = for_template(messages, GEMMA_4)
+    assert [message["role"] for message in found] == ["user", "assistant", "assistant", "user"]
+    assert [message.get("tool_responses") for message in found] == [
+        None,
+        [{"name": "f0", "response": {"sum": 3}}, {"name": "weather", "response": "cold"}],
+        [{"name": "unknown", "response": "[1]"}],
+        None,
+    ]
+    [alone] = for_template([result("a", "1")], GEMMA_4)
+    assert (alone["role"], alone["content"]) == ("assistant", "")
+    for template in (QWEN, GEMMA_4 + "{% if message['role'] == 'tool' %}"):
+        assert for_template(messages, template) == messages
 
 
 def test_system_of_gemma() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, models, normalizers
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as HuggingFace
 
 from support.original_tokenizers import check, check_bytes, original
@@ -80,6 +80,48 @@ def test_added_tokens_of_sentence_pieces(architecture: str) -> None:
         assert ours.encode(text, add_special=False, parse_special=True) == expected
 
     check()
+
+
+@thorough
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=30),
+    st.lists(st.sampled_from(["<b>", "</x>", "ab", "\n\n"]), max_size=3, unique=True),
+    st.lists(st.text(f"ab {S}éc\n<>/x", max_size=20), min_size=5, max_size=5),
+)
+def test_random_merges_of_pieces(
+    picks: list[tuple[int, int]], whole: list[str], texts: list[str]
+) -> None:
+    """Gemma 4's model: merges of pieces with ▁ for a space; bytes where there is no piece."""
+    types = {"a": 1, "b": 1, S: 1, "\n": 1, "é": 1}
+    merges = []
+    for picked in picks:
+        left, right = ([*types][i % len(types)] for i in picked)
+        if len(left + right) <= 8:
+            merges.append((left, right))
+            types[left + right] = 1
+    types |= dict.fromkeys(whole, 4)  # user-defined: they divide a text
+    merges = [
+        (left, right) for left, right in merges if {left, right, left + right}.isdisjoint(whole)
+    ]
+    metadata = sentence_pieces(model="gemma4", merges=[" ".join(merge) for merge in merges])
+    for key, values in {"tokens": [*types], "token_type": [*types.values()]}.items():
+        metadata[f"tokenizer.ggml.{key}"] = metadata[f"tokenizer.ggml.{key}"][:259] + values
+    del metadata["tokenizer.ggml.scores"]
+    ours = tokenizer_of(metadata)
+    ids = {token: i for i, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+    vocabulary = {token: i for token, i in ids.items() if token not in whole}
+    theirs = HuggingFace(
+        models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True)
+    )
+    theirs.normalizer = normalizers.Replace(" ", S)
+    theirs.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    theirs.add_tokens([AddedToken(text, normalized=False) for text in whole])
+    same = {theirs.token_to_id(text): ids[text] for text in whole}
+    for text in texts:
+        expected = theirs.encode(text, add_special_tokens=False).ids
+        tokens = ours.encode(text, add_special=False)
+        assert tokens == [same.get(token, token) for token in expected]
+        assert ours.decode(tokens) == text.replace(S, " ")
 
 
 @thorough

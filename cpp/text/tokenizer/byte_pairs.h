@@ -19,7 +19,6 @@ class BytePairs final : public TokenizerModel {
 
  private:
   void read_bytes();
-  void read_merges(const GgufFile& file);
   void encode_piece(std::string_view piece, std::vector<int32_t>& tokens) const;
 
   const PreTokenizer& pre_;

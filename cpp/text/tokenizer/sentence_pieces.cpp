@@ -7,7 +7,7 @@
 
 #include "core/error.h"
 #include "core/utf8.h"
-#include "text/tokenizer/merge.h"
+#include "text/tokenizer/merges.h"
 #include "text/tokenizer/unicode.h"
 
 namespace h2o {
@@ -43,12 +43,25 @@ std::vector<TokenType> with_one_unknown(std::vector<TokenType> types, int32_t& u
 
 }  // namespace
 
-SentencePieces::SentencePieces(const GgufFile& file, int32_t n_vocab)
-    : TokenizerModel(file, n_vocab, 1, 2),
+SentencePieces::SentencePieces(const GgufFile& file, int32_t n_vocab, bool by_rank)
+    : TokenizerModel(file, n_vocab, by_rank ? -1 : 1, by_rank ? -1 : 2),
+      by_rank_(by_rank),
       phi3_(file.string_or("general.architecture", "") == "phi3") {
-  add_bos = file.boolean_or("tokenizer.ggml.add_bos_token", true);
-  begins_with_space = file.boolean_or("tokenizer.ggml.add_space_prefix", true);
+  add_bos = file.boolean_or("tokenizer.ggml.add_bos_token", !by_rank || vocabulary.bos >= 0);
+  begins_with_space = file.boolean_or("tokenizer.ggml.add_space_prefix", !by_rank);
   one_space_ = file.boolean_or("tokenizer.ggml.remove_extra_whitespaces", false);
+  if (!by_rank) read_scores(file);
+  if (file.find("tokenizer.ggml.token_type") == nullptr) {
+    // required, or byte tokens would be text
+    throw FormatError("tokenizer.ggml.token_type is missing");
+  }
+  unknown_ = token_id(file, "unknown", n_vocab, 0);
+  types_ = with_one_unknown(vocabulary.types, unknown_);
+  read_pieces(file);
+}
+
+void SentencePieces::read_scores(const GgufFile& file) {
+  const int32_t n_vocab = vocabulary.size();
   const GgufValue* scores = file.find("tokenizer.ggml.scores");
   if (scores == nullptr ||
       (scores->element_type != GgufType::f32 && scores->element_type != GgufType::f64)) {
@@ -65,13 +78,6 @@ SentencePieces::SentencePieces(const GgufFile& file, int32_t n_vocab)
     throw FormatError(
         concat("tokenizer.ggml.scores has ", scores_.size(), " entries, the model has ", n_vocab));
   }
-  if (file.find("tokenizer.ggml.token_type") == nullptr) {
-    // required, or byte tokens would be text
-    throw FormatError("tokenizer.ggml.token_type is missing");
-  }
-  unknown_ = token_id(file, "unknown", n_vocab, 0);
-  types_ = with_one_unknown(vocabulary.types, unknown_);
-  read_pieces();
 }
 
 // The text after an added token begins as a text does.
@@ -121,10 +127,11 @@ bool SentencePieces::encode_pieces(std::string_view text, bool begins, size_t ma
   merge(symbols, [&](const Symbol& left, const Symbol& right) -> std::optional<Merge> {
     if (left.token == kFrozen || right.token == kFrozen) return {};
     const std::string_view both = view.substr(left.begin, right.end - left.begin);
-    const int32_t token = merged(both, left.token, right.token);
-    if (token < 0) return {};
-    if (types_[token] == TokenType::unused) halves[both] = {text_of(left), text_of(right)};
-    return Merge{-static_cast<double>(scores_[token]), token};
+    const std::optional<Merge> found = merged(both, left.token, right.token);
+    if (found && types_[found->token] == TokenType::unused) {
+      halves[both] = {text_of(left), text_of(right)};
+    }
+    return found;
   });
 
   bool after_unknown = false;
@@ -147,11 +154,19 @@ bool SentencePieces::encode_pieces(std::string_view text, bool begins, size_t ma
   return tokens.size() <= max_tokens;
 }
 
-// The piece formed by two symbols, each a piece or -1; -1 if there is none.
-int32_t SentencePieces::merged(std::string_view both, int32_t left, int32_t right) const {
-  if (left < 0 || right < 0 || both.size() > kMaxPairBytes) return pieces_.find(both);
-  const PairTable::Pair* pair = pairs_.find(left, right);
-  return pair == nullptr ? -1 : pair->token;
+// The piece formed by two symbols, each a piece or -1.
+std::optional<Merge> SentencePieces::merged(std::string_view both, int32_t left,
+                                            int32_t right) const {
+  const auto by_score = [this](int32_t token) -> std::optional<Merge> {
+    if (token < 0) return {};
+    return Merge{-static_cast<double>(scores_[token]), token};
+  };
+  const bool are_pieces = left >= 0 && right >= 0;
+  if (!by_rank_ && (!are_pieces || both.size() > kMaxPairBytes))
+    return by_score(pieces_.find(both));
+  const PairTable::Pair* pair = are_pieces ? pairs_.find(left, right) : nullptr;
+  if (pair == nullptr) return {};
+  return by_rank_ ? Merge{static_cast<double>(pair->rank), pair->token} : by_score(pair->token);
 }
 
 // Applies SentencePiece's normalizer rule "identity".
@@ -198,7 +213,7 @@ std::vector<std::string_view> SentencePieces::parts(std::string_view piece,
 }
 
 // Rejects what the sentencepiece library rejects.
-void SentencePieces::read_pieces() {
+void SentencePieces::read_pieces(const GgufFile& file) {
   std::vector<TokenTable::Entry> all, pieces, added, whole;
   ptrdiff_t n_empty = 0;              // such tokens are never the result of text
   texts_.reserve(vocabulary.size());  // prevents reallocation, which would invalidate views
@@ -227,7 +242,11 @@ void SentencePieces::read_pieces() {
   pieces_ = TokenTable(std::move(pieces));
   added_ = TokenTable(std::move(added));
   user_defined_ = TokenTable(std::move(whole));
-  read_pairs();
+  if (by_rank_) {
+    pairs_ = read_merges(file, vocabulary);
+  } else {
+    read_pairs();
+  }
   read_bytes(by_text);
 }
 

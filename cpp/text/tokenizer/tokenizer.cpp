@@ -15,9 +15,10 @@ constexpr size_t kMaxBytes = size_t{1} << 30;  // of a text
 std::unique_ptr<const TokenizerModel> make_kind(const GgufFile& file, int32_t n_vocab) {
   const std::string_view model = file.string("tokenizer.ggml.model");
   if (model == "gpt2") return std::make_unique<BytePairs>(file, n_vocab);
-  if (model == "llama") return std::make_unique<SentencePieces>(file, n_vocab);
+  if (model == "llama") return std::make_unique<SentencePieces>(file, n_vocab, false);
+  if (model == "gemma4") return std::make_unique<SentencePieces>(file, n_vocab, true);
   throw FormatError(
-      concat("tokenizer.ggml.model is ", quoted(model), ", supported: 'gpt2', 'llama'"));
+      concat("tokenizer.ggml.model is ", quoted(model), ", supported: 'gpt2', 'llama', 'gemma4'"));
 }
 
 std::vector<int32_t> added(bool add, std::string_view name, int32_t token) {

@@ -13,7 +13,8 @@ namespace {
 constexpr std::string_view kEnds[] = {"<|eot_id|>",      "<|eom_id|>",    "<|im_end|>",
                                       "<|end|>",         "<|return|>",    "<|endoftext|>",
                                       "<|end_of_text|>", "<end_of_turn>", "<end_of_utterance>",
-                                      "<EOT>",           "_<EOT>"};
+                                      "<EOT>",           "_<EOT>",        "<turn|>",
+                                      "<|tool_response>"};
 
 // Type 0, which old converters gave to padding, is treated as unused.
 std::vector<TokenType> read_types(const GgufFile& file, size_t n_tokens,

@@ -157,6 +157,8 @@ def convert(
         size=dimension(config, "vocab_size"),
         add_bos=family.add_bos,
         control_tokens=family.control_tokens,
+        visible_tokens=family.visible_tokens,
+        piece_merges=family.piece_merges,
     )
 
     scores = reranker.is_reranker(checkpoint, config)

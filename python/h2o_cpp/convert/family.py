@@ -130,6 +130,12 @@ class Family:
     control_tokens: frozenset[str] = frozenset()
     """Control tokens, even if the checkpoint does not list them as special."""
 
+    visible_tokens: frozenset[str] = frozenset()
+    """Tokens that are text, even if the checkpoint lists them as special."""
+
+    piece_merges: bool = False
+    """Whether a BPE of pieces keeps its merges: see read_tokens."""
+
     def sizes(self, config: Config) -> Sizes:
         """config.json -> the sizes of modules. Raises ValueError for inconsistent ones."""
         embd, heads = _size(config, "embd"), _size(config, "heads")

@@ -193,6 +193,13 @@ GEMMA4 = Family(
     more_tensors=_more_tensors,
     # Layers that read others' keys and values may have them.
     ignored=re.compile(r"layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm)\.weight"),
+    visible_tokens=frozenset(
+        (
+            *("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>"),
+            *("<|tool_response>", "<tool_response|>", '<|"|>'),
+        )
+    ),
+    piece_merges=True,
     absent={
         "rope_parameters": _ROPE,
         "num_attention_heads": 8,

@@ -41,7 +41,7 @@ class Tokens:
     ids: dict[str, int]
     added: list[AddedToken]
     merges: list[str] = field(default_factory=list)
-    """Merges of gpt2: "left right" in order of rank."""
+    """Merges of gpt2 and gemma4: "left right" in order of rank."""
     scores: Mapping[str, float] = field(default_factory=dict)
     """Scores of llama: the merge to the piece of highest score is applied first."""
     types: Mapping[str, TokenType] = field(default_factory=dict)
@@ -56,8 +56,11 @@ class Tokens:
     """Tokens that the tokenizer adds before and after a text, if its file has a template."""
 
 
-def read_tokens(directory: Path) -> Tokens:
+def read_tokens(directory: Path, *, piece_merges: bool = False) -> Tokens:
     """Read a checkpoint's tokens. Prefers tokenizer.model, from which tokenizer.json is made.
+
+    piece_merges: SentencePiece's BPE keeps its merges, as model "gemma4"; otherwise its pieces have
+        scores, as model "llama".
 
     Raises FileNotFoundError without a tokenizer, and ValueError if it is damaged, no BPE, or its
     steps have no name in llama.cpp.
@@ -74,7 +77,7 @@ def read_tokens(directory: Path) -> Tokens:
         tokens = _read_sentencepiece(model, added + _added_tokens(tokenizer, same))
         return replace(tokens, prefix_first=is_prefix_first(same))
     if tokenizer.is_file():
-        return _read_tokenizer_json(tokenizer)
+        return _read_tokenizer_json(tokenizer, piece_merges)
     if vocab.is_file() and merges.is_file():
         return _read_vocab_and_merges(vocab, merges)
     raise FileNotFoundError(
@@ -93,7 +96,7 @@ def added_token(path: object, text: object, id: object, fields: Mapping[str, Any
     raise ValueError(f"{path}: malformed added token {text!r} with id {id!r}")
 
 
-def _read_tokenizer_json(path: Path) -> Tokens:
+def _read_tokenizer_json(path: Path, piece_merges: bool = False) -> Tokens:
     """Read tokenizer.json: byte-level BPE, or SentencePiece's BPE in HF's form.
 
     Raises ValueError if it is damaged or llama.cpp has no name for its steps.
@@ -112,12 +115,18 @@ def _read_tokenizer_json(path: Path) -> Tokens:
         return Tokens("gpt2", pre, ids, added, merges=merges, template=template)
     flags = {"add_space_prefix": sentencepiece_prefix(path, tokenizer)}
     names = {token.text for token in added}
-    scores, types = _scores_from_merges(path, {text for text in ids if text not in names}, merges)
+    texts = {text for text in ids if text not in names}
+    scores: dict[str, float] = {}
+    if piece_merges:
+        types = _byte_types(path, texts)
+    else:
+        scores, types = _scores_from_merges(path, texts, merges)
     return Tokens(
-        "llama",
+        "gemma4" if piece_merges else "llama",
         "default",
         ids,
         added,
+        merges=merges if piece_merges else [],
         scores=scores,
         types=types,
         flags=flags,
@@ -319,9 +328,7 @@ def _scores_from_merges(
         scores.setdefault(piece, float(-len(scores)))
         last = piece
 
-    types = {f"<0x{byte:02X}>": TokenType.BYTE for byte in range(256)}
-    types = {text: type for text, type in types.items() if text in texts}
-    _check_bytes(path, types)
+    types = _byte_types(path, texts)
     listed = set(merges)
     for piece in texts - types.keys():
         for i in range(1, len(piece)):
@@ -332,6 +339,14 @@ def _scores_from_merges(
                 raise ValueError(f"{path}: token {piece!r} has no merge of {left!r} and {right!r}")
     worst = float(-len(scores))  # never compared: only merges form these pieces
     return {text: scores.get(text, worst) for text in texts}, types
+
+
+def _byte_types(path: Path, texts: AbstractSet[str]) -> dict[str, TokenType]:
+    """The types of the tokens for bytes. Raises ValueError unless there is one for every byte."""
+    types = {f"<0x{byte:02X}>": TokenType.BYTE for byte in range(256)}
+    types = {text: type for text, type in types.items() if text in texts}
+    _check_bytes(path, types)
+    return types
 
 
 def _check_bytes(path: Path, types: Mapping[str, TokenType]) -> None:

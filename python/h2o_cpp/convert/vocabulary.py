@@ -13,13 +13,14 @@ from h2o_cpp.convert.tokens import AddedToken, Tokens, read_tokens
 # llama.cpp's scores of added tokens and padding
 _ADDED_SCORE, _PADDING_SCORE = -1000.0, -10000.0
 
-_END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endofturn|>")
+_END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endofturn|>", "<turn|>")
 
 # These end an output without a key, in llama.cpp too (kEnds in cpp/text/tokenizer/vocabulary.cpp)
 _KNOWN_ENDS = (
     *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>"),
     *("<|flush|>", "<|calls|>"),
     *("<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<end_of_utterance>", "<EOT>", "_<EOT>"),
+    *("<turn|>", "<|tool_response>"),
 )
 
 
@@ -34,7 +35,7 @@ class Vocabulary:
     scores: list[float]
     """By id, for model "llama"."""
     merges: list[str]
-    """By rank, for model "gpt2"."""
+    """By rank, for models "gpt2" and "gemma4"."""
     special_ids: Mapping[str, int]
     """Ids by GGUF name (bos, eos, eot, eom, unknown, padding)."""
     flags: Mapping[str, bool]
@@ -51,7 +52,7 @@ class Vocabulary:
         if self.model == "llama":
             writer.add_token_scores(self.scores)
         writer.add_token_types(self.types)
-        if self.model == "gpt2":
+        if self.model in ("gpt2", "gemma4"):
             key = "tokenizer.ggml.merges"  # may be empty: a vocabulary of characters
             writer.add_key_value(key, self.merges, GGUFValueType.ARRAY, GGUFValueType.STRING)
         for name, id in self.special_ids.items():
@@ -71,21 +72,28 @@ class Vocabulary:
 
 
 def read_vocabulary(
-    directory: Path, config: Config, *, size: int, add_bos: bool, control_tokens: frozenset[str]
+    directory: Path,
+    config: Config,
+    *,
+    size: int,
+    add_bos: bool,
+    control_tokens: frozenset[str],
+    visible_tokens: frozenset[str] = frozenset(),
+    piece_merges: bool = False,
 ) -> Vocabulary:
     """Read the tokenizer of a checkpoint and pad its tokens to `size` ids.
 
     Special tokens come from tokenizer_config.json, else special_tokens_map.json, else (by id)
     config.json. Further end tokens come from generation_config.json, else config.json. `add_bos`:
     the default of add_bos_token for byte-level BPE. `control_tokens`: control tokens besides those
-    listed as special.
+    listed as special, of which `visible_tokens` are text. `piece_merges`: see read_tokens.
     Added tokens beyond `size`, which the model cannot embed, are omitted, with a note.
     Raises FileNotFoundError without a tokenizer, ValueError when it is damaged, too large, or of
     an unknown kind.
     """
     settings = TokenizerSettings(directory)
     config = settings.with_generation_config(config)
-    tokens = read_tokens(directory)
+    tokens = read_tokens(directory, piece_merges=piece_merges)
     ids = dict(tokens.ids)
     types = dict.fromkeys(ids, TokenType.NORMAL) | dict(tokens.types)
     scores = dict(tokens.scores)
@@ -104,6 +112,7 @@ def read_vocabulary(
             " where it stands alone; a GGUF file cannot express this"
         )
     types |= dict.fromkeys(control_tokens | settings.special_texts(), TokenType.CONTROL)
+    types |= dict.fromkeys(visible_tokens & ids.keys(), TokenType.USER_DEFINED)
 
     texts = {id: text for text, id in ids.items()}
     if len(texts) < len(ids):
@@ -213,7 +222,7 @@ def _flags(
     flags = dict(tokens.flags)
     before, after = tokens.template or (None, None)
     for name, texts, default in (
-        ("bos", before, add_bos or tokens.model == "llama"),
+        ("bos", before, add_bos or tokens.model != "gpt2"),
         ("eos", after, False),
     ):
         added = [ids.get(text) for text in texts or ()]
@@ -244,6 +253,6 @@ def _flags(
             f"{settings.path}: add_prefix_space is true;"
             " a GGUF file cannot express this for byte-level BPE"
         )
-    if tokens.model == "llama" and prefix is not None:
+    if tokens.model != "gpt2" and prefix is not None:
         flags["add_space_prefix"] = prefix
     return flags

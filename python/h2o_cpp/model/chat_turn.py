@@ -67,7 +67,7 @@ class ChatTurn:
     def has_parts(self) -> bool:
         """Whether the reply may have reasoning, channels or calls, which are not content."""
         form = self.template.format
-        return bool(self.tools) or form.think is not None or form.name == "harmony"
+        return bool(self.tools) or form.think is not None or form.before_form is not None
 
     def form(
         self,

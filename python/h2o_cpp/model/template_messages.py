@@ -9,10 +9,12 @@ from itertools import takewhile
 from typing import Any
 
 from h2o_cpp.arguments import short
+from h2o_cpp.reply.calls import loads
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "Hello"}
 
 _ALL_CALLS = re.compile(r"""in\s+\w+(\.tool_calls|\[['"]tool_calls['"]\])""")
+_READS_TOOLS = re.compile(r"""role(['"]\])?\s*==\s*['"]tool['"]""")
 _NINE = re.compile(r"[a-zA-Z0-9]{9}")
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names in chat templates
 
@@ -25,6 +27,8 @@ def for_template(messages: Sequence[Message], template: str) -> Sequence[Message
         messages = [*_one_call_each(messages)]
     if "with length 9" in template:  # Mistral
         messages = [*_with_call_ids(messages)]
+    if "tool_responses" in template and not _READS_TOOLS.search(template):  # Gemma 4
+        messages = [*_with_responses(messages)]
     return [_with_reasoning(message, template) for message in messages]
 
 
@@ -91,6 +95,29 @@ def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
                 results.remove(one)
                 yield one
         yield from results
+
+
+def _with_responses(messages: Sequence[Message]) -> Iterator[Message]:
+    """Results of calls are in the message that made them, or in one of the assistant's."""
+    names: dict[Any, Any] = {}  # of tools, by the id of a call
+    rest = [*messages]
+    while rest:
+        message = {"role": "assistant", "content": ""} if rest[0]["role"] == "tool" else rest.pop(0)
+        functions = [(call.get("id"), call.get("function")) for call in _calls(message)]
+        names |= {id: one.get("name") for id, one in functions if isinstance(one, Mapping)}
+        results = [*takewhile(lambda one: one["role"] == "tool", rest)]
+        if results and message["role"] == "assistant":
+            del rest[: len(results)]
+            message = {**message, "tool_responses": [_response(one, names) for one in results]}
+        yield message
+
+
+def _response(result: Message, names: Mapping[Any, Any]) -> Mapping[str, Any]:
+    """The name of a tool and its result, an object if it is JSON of one."""
+    text = result.get("content")
+    value = loads(text) if isinstance(text, str) else None
+    name = result.get("name") or names.get(result.get("tool_call_id")) or "unknown"
+    return {"name": name, "response": value if isinstance(value, dict) else text}
 
 
 def _with_call_ids(messages: Sequence[Message]) -> Iterator[Message]:

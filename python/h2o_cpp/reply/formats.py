@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Final
 
-from h2o_cpp.reply import glm, harmony, hermes, llama3, mistral, qwen_coder
+from h2o_cpp.reply import gemma4, glm, harmony, hermes, llama3, mistral, qwen_coder
 from h2o_cpp.reply.calls import Tools
 from h2o_cpp.reply.rules import Rules
 from h2o_cpp.reply.scanner import Scanner, Steps
@@ -48,6 +48,7 @@ FORMATS: Final = {
     known.name: known
     for known in (
         _format("harmony", harmony, "<|channel|>", "<|message|>"),
+        _format("gemma4", gemma4, "<|tool_call>", '<|"|>'),
         _format("mistral", mistral, "[TOOL_CALLS]"),
         _format("qwen3-coder", qwen_coder, "<tool_call>", "<function=", "<parameter="),
         _format("glm", glm, "<tool_call>", "<arg_key>", "<arg_value>"),

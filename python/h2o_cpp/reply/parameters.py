@@ -30,19 +30,27 @@ def rules_of(r: Rules, schema: Mapping[str, Any], one: Callable[[str, Parameter]
 
     Raises ValueError for a schema that cannot be followed.
     """
+    rules = rules_by_key(r, schema, one).values()
+    return " ".join(rule if required else f"({rule})?" for rule, required in rules)
+
+
+def rules_by_key(
+    r: Rules, schema: Mapping[str, Any], one: Callable[[str, Parameter], str]
+) -> dict[str, tuple[str, bool]]:
+    """The rule of each parameter, and whether it is required; arguments as for rules_of."""
     if r.strict and (unknown := sorted(schema.keys() - _KNOWN)):
         raise ValueError(f"{unknown[0]!r} is not supported in this format")
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, Mapping) or not isinstance(required, list):
         raise ValueError("this is not a JSON Schema")
     keys = dict.fromkeys(map(str, [*properties, *required]))
-    found = []
+    found = {}
     for key in keys:
         if not key or key != key.strip() or ">" in key:
             raise ValueError(f"{key!r} cannot be written in this format")
         rule = one(key, parameter_of(schema, key) or Parameter({}, {}))
-        found.append(rule if key in required else f"({rule})?")
-    return " ".join(found)
+        found[key] = rule, key in required
+    return found
 
 
 @dataclass(frozen=True)
@@ -77,16 +85,23 @@ class Parameter:
             return None
         return text if "string" in valid else _literal(name, text)
 
+    def json(self, r: Rules) -> str:
+        """A rule for the value as JSON."""
+        schema = self.schema
+        if schema is None:
+            raise ValueError("a $ref does not exist")
+        if not isinstance(schema, Mapping):
+            schema = {} if schema else {"not": {}}
+        definitions = {k: self.root[k] for k in ("$defs", "definitions") if k in self.root}
+        return r.json({**definitions, **schema})
+
     def rule(self, r: Rules, end: str, never: Sequence[str] = ()) -> str:
         """A rule for the value and its end marker; never: what text must not have in it."""
         schema = self.schema
         if schema is None:
             raise ValueError("a $ref does not exist")
         if not self.is_text:
-            if not isinstance(schema, Mapping):
-                schema = {} if schema else {"not": {}}
-            definitions = {k: self.root[k] for k in ("$defs", "definitions") if k in self.root}
-            return f"{r.json({**definitions, **schema})} {r.marker(end)}"
+            return f"{self.json(r)} {r.marker(end)}"
         if r.strict and (unknown := sorted(schema.keys() - _KNOWN_OF_TEXT)):
             raise ValueError(
                 f"a string parameter has {unknown[0]!r}, which this format does not support"
