@@ -13,7 +13,7 @@ from h2o_cpp.generation.prompt_memory import PromptMemory
 from h2o_cpp.model.builtin_templates import BUILTIN_TEMPLATES
 from h2o_cpp.model.chat_template import ChatTemplate
 from h2o_cpp.model.message_places import Places
-from h2o_cpp.model.tokenizer import Tokenizer
+from h2o_cpp.model.tokenizer import Tokenizer, _EncodedParts
 from support.scripted_chat import CHATML, PLAIN, says, user
 from support.vocabularies import byte_pairs, sentence_pieces
 from support.vocabularies import tokenizer_of as tokenizer
@@ -146,3 +146,27 @@ def test_lost_messages() -> None:
         f"{of_one.replace('1', '3')}"
     )
     assert note(1, None, None, 1, 1, 1, dropped=9) == f"the model no longer reads {of_one}"
+
+
+def test_texts_of_earlier_turns_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of them is bounded, and the tokens are those without it."""
+    one = tokenizer(byte_pairs())
+    texts: list[str] = []
+    encode = Tokenizer.encode
+
+    def counted(self: Tokenizer, text: str, **options: Any) -> list[int]:
+        texts.append(text)
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", counted)
+    first = one.encode_parts(["Where?", 256, "At sea."])
+    assert one.encode_parts(["Where?", 256, "At sea.", 256, "And?"]) == [*first, 256, *b"And?"]
+    assert texts == ["Where?", "At sea.", "And?"]
+    with pytest.raises(ValueError, match="more than 3 tokens"):
+        one.encode_parts(["Where?"], most=3)
+    monkeypatch.setattr(_EncodedParts, "_MOST", 16 * len("Where?"))
+    many = [f"{i:06}" for i in range(17)]
+    for text in [*many, *many, "too long for it", "too long for it"]:
+        one.encode_parts([text])
+    assert one._encoded._n_tokens == sum(len(text) for text, _ in one._encoded._found) <= 96
+    assert texts.count(many[0]) == texts.count("too long for it") == 2

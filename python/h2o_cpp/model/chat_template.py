@@ -183,9 +183,11 @@ class ChatTemplate:
         given = one._given(messages, tools, documents, variables, continue_final_message)
         parts = [*_joined(chain(one._parts(given.text), one._final_parts(given.final)))]
         each = [*self._tokenizer.encode_each(parts, most=most)]
-        after = [*chain.from_iterable(each)]
+        after = [*chain.from_iterable(one.tokens for one in each)]
         tokens = self._tokenizer.begun(after)
-        text = joined((given.text, MarkedText(given.final, MESSAGE + len(messages) - 1)))
+        text = given.text
+        if given.final:
+            text = joined((text, MarkedText(given.final, MESSAGE + len(messages) - 1)))
         places = message_places(
             text, len(messages), parts, each, self._tokenizer, begin=len(tokens) - len(after)
         )
@@ -258,7 +260,7 @@ class ChatTemplate:
         begin, end = spans[0] if len(spans) == 1 else (0, 0)
         rest = [*_joined(self._parts(rendered[end:]))]
         each = [*self._tokenizer.encode_each(rest, begins=False)]
-        tokens = [*chain.from_iterable(each)]
+        tokens = [*chain.from_iterable(one.tokens for one in each)]
         if end - begin != len(_REPLY["content"]) or not tokens:
             raise ValueError(
                 "the chat template cannot continue a conversation: it must render a reply exactly "

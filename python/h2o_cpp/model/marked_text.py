@@ -26,19 +26,24 @@ class MarkedText(str):
     which every character is a VALUE: origins may be lost, but never appear.
     """
 
-    __slots__ = ("_origins",)
+    __slots__ = ("_origins", "_runs")
     _origins: str  # of each character, as the character of this number
+    _runs: list[tuple[int, int]] | None  # if they are known
 
     def __new__(cls, text: str = "", origin: int | str = VALUE) -> MarkedText:
         """origin: of every character, or of each of them."""
         self = str.__new__(cls, text)
         self._origins = chr(origin) * len(text) if isinstance(origin, int) else origin
+        self._runs = None
         return self
 
     @classmethod
     def of_runs(cls, text: str, runs: Iterable[tuple[int, int]]) -> MarkedText:
         """Text with origins from runs()."""
-        return cls(text, "".join(chr(origin) * length for origin, length in runs))
+        found = [(origin, length) for origin, length in runs]
+        self = cls(text, "".join(chr(origin) * length for origin, length in found))
+        self._runs = found
+        return self
 
     def __str__(self) -> str:
         return self
@@ -182,7 +187,10 @@ def checked(text: str, pieces: Iterable[str]) -> str:
 
 def runs(text: str) -> list[tuple[int, int]]:
     """The origins in a text: (origin, number of characters)."""
-    origins = marked(text)._origins
+    text = marked(text)
+    if text._runs is not None:
+        return text._runs
+    origins = text._origins
     found, begin = [], 0
     while begin < len(origins):
         end = _run_end(origins, begin)

@@ -7,9 +7,10 @@ from itertools import accumulate
 from sys import maxsize
 
 import numpy as np
+from numpy.typing import NDArray
 
 from h2o_cpp.model.marked_text import MESSAGE, runs
-from h2o_cpp.model.tokenizer import Tokenizer
+from h2o_cpp.model.tokenizer import EncodedPart, Tokenizer
 
 _NONE = 0, maxsize, maxsize
 
@@ -20,15 +21,14 @@ def message_places(
     rendered: str,
     n_messages: int,
     parts: Sequence[int | str],
-    tokens: Sequence[Sequence[int]],
+    encoded: Sequence[EncodedPart],
     tokenizer: Tokenizer,
     *,
     begin: int = 0,
 ) -> list[Places]:
     """For each message, the tokens that have a part of its text.
 
-    rendered: a marked text, of which `parts` are the special tokens and the text between them, and
-        `tokens` the tokens of each part.
+    rendered: a marked text, of which `parts` are the special tokens and the text between them.
     begin: the number of tokens before those.
 
     Where the tokenizer changes a text by more than a space at the beginning, as for unknown words,
@@ -38,7 +38,7 @@ def message_places(
     messages = _messages(rendered)
     number, first, last = next(messages, _NONE)  # its next text, in characters
     at = 0  # of the part
-    for part, ids in zip(parts, tokens, strict=True):
+    for part, (tokens, ends) in zip(parts, encoded, strict=True):
         if isinstance(part, int):
             special = tokenizer.token_text(part)
             at += len(special) if rendered.startswith(special, at) else 0
@@ -46,7 +46,7 @@ def message_places(
             continue
         at = max(rendered.find(part, at), at)  # a special token may have taken spaces
         end = at + len(part)
-        offsets = _Offsets(part, ids, tokenizer)
+        offsets = _Offsets(part, ends)
         while first < end:
             if last > at:
                 place = offsets.tokens(max(first - at, 0), min(last, end) - at)
@@ -56,7 +56,7 @@ def message_places(
                 break  # it goes on in the next part
             number, first, last = next(messages, _NONE)
         at = end
-        begin += len(ids)
+        begin += len(tokens)
     return [*map(tuple, found)]
 
 
@@ -72,23 +72,23 @@ def _messages(rendered: str) -> Iterator[tuple[int, int, int]]:
 class _Offsets:
     """The tokens at ascending places in a text."""
 
-    def __init__(self, text: str, tokens: Sequence[int], tokenizer: Tokenizer) -> None:
-        self._text = text
+    def __init__(self, text: str, ends: NDArray[np.int64]) -> None:
+        """ends: where the tokens end, in bytes of their own text."""
+        self._text, self._ends = text, ends
         self._n_characters = self._n_bytes = 0
-        ends = tokenizer.byte_lengths(tokens).cumsum()
-        n, n_tokens = len(text.encode()), int(ends[-1:].sum())
-        if n_tokens - n in (0, 1):
-            self._ends = ends - (n_tokens - n)
-        else:
-            self._ends = ends * (n / max(n_tokens, 1))
-        self._begins = np.concatenate(([0], self._ends[:-1]))
+        n, n_tokens = len(text.encode()), int(ends[-1]) if len(ends) else 0
+        self._shift, self._scale = n_tokens - n, 1.0
+        if self._shift not in (0, 1):
+            self._shift, self._scale = 0, n_tokens / max(n, 1)
 
     def tokens(self, begin: int, end: int) -> tuple[int, int]:
         """Where the tokens begin and end that have a part of the text from `begin` to `end`."""
-        first = int(np.searchsorted(self._ends, self._bytes_before(begin), side="right"))
-        return first, int(np.searchsorted(self._begins, self._bytes_before(end), side="left"))
+        first = int(self._ends.searchsorted(self._place(begin), "right"))
+        last = int(self._ends.searchsorted(self._place(end), "left")) + 1
+        return first, min(last, len(self._ends))
 
-    def _bytes_before(self, place: int) -> int:
-        self._n_bytes += len(self._text[self._n_characters : place].encode())
-        self._n_characters = place
-        return self._n_bytes
+    def _place(self, character: int) -> float:
+        """The bytes of the tokens' text before a character."""
+        self._n_bytes += len(self._text[self._n_characters : character].encode())
+        self._n_characters = character
+        return self._n_bytes * self._scale + self._shift

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 # Private-use characters, which replace others.
 _PRIVATE = range(0xF0000, 0xFFFFE)
+_ANY_PRIVATE = re.compile(f"[{chr(_PRIVATE[0])}-{chr(_PRIVATE[-1])}]")
 
 
 def unused_characters(texts: Iterable[str]) -> Iterator[str]:
@@ -21,7 +22,7 @@ class SpecialTokenEscape:
     def __init__(self, special: Iterable[str], unused: Iterator[str]) -> None:
         special = [*special]
         self._stand_ins = dict(zip(sorted(set().union(*special)), unused, strict=False))
-        self._originals = {ord(stand_in): c for c, stand_in in self._stand_ins.items()}
+        self._originals = {stand_in: c for c, stand_in in self._stand_ins.items()}
         first = "".join(sorted({text[0] for text in special}))
         self._first = re.compile(f"[{re.escape(first)}]" if first else "(?!)")
 
@@ -35,4 +36,4 @@ class SpecialTokenEscape:
 
     def unescape(self, text: str) -> str:
         """The original text."""
-        return text.translate(self._originals)
+        return _ANY_PRIVATE.sub(lambda found: self._originals.get(found[0], found[0]), text)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from threading import Lock
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +16,16 @@ from h2o_cpp import _core
 from h2o_cpp.arguments import short
 
 _log = logging.getLogger("h2o_cpp")
+
+
+class EncodedPart(NamedTuple):
+    """The tokens of a part of a text, and where the bytes of each end."""
+
+    tokens: list[int]
+    ends: NDArray[np.int64]
+
+
+_NO_TEXT = np.zeros(1, np.int64)
 
 
 class Tokenizer:
@@ -42,6 +55,7 @@ class Tokenizer:
         self.chat_template = self.core.chat_template
         self.named_templates = self.core.named_templates
         self._beginning = self.core.beginning
+        self._encoded = _EncodedParts(self)
 
     @classmethod
     def of_model(cls, model: _core.Model) -> Tokenizer:
@@ -92,22 +106,23 @@ class Tokenizer:
         self, parts: Iterable[int | str], *, begins: bool = True, most: int | None = None
     ) -> list[int]:
         """Tokens of parts that are tokens and texts; begins, most: as for encode()."""
-        return [*chain.from_iterable(self.encode_each(parts, begins=begins, most=most))]
+        each = self.encode_each(parts, begins=begins, most=most)
+        return [*chain.from_iterable(one.tokens for one in each)]
 
     def encode_each(
         self, parts: Iterable[int | str], *, begins: bool = True, most: int | None = None
-    ) -> Iterator[list[int]]:
+    ) -> Iterator[EncodedPart]:
         """Tokens of each of the parts that encode_parts() takes."""
         for part in parts:
             if isinstance(part, int):
-                ids = [part]
+                one = EncodedPart([part], _NO_TEXT)
                 begins = True
             else:
-                ids = self.encode(part, add_special=False, begins=begins, most=most)
+                one = self._encoded.get(part, begins=begins, most=most)
                 begins = False
             if most is not None:
-                most = max(most - len(ids), 0)
-            yield ids
+                most = max(most - len(one.tokens), 0)
+            yield one
 
     def split_special(self, text: str) -> list[int | str]:
         """Special tokens in `text` and the non-empty texts between them, in order."""
@@ -140,3 +155,33 @@ class Tokenizer:
     def token_text(self, token: int | None) -> str:
         """A token's text in the vocabulary; "" for None."""
         return "" if token is None else self.core.token_text(token)
+
+
+class _EncodedParts:
+    """Texts that were encoded last: the next turn of a conversation has all but the new ones."""
+
+    _MOST = 1 << 19  # tokens
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._found: OrderedDict[tuple[str, bool], EncodedPart] = OrderedDict()
+        self._n_tokens = 0
+        self._lock = Lock()
+
+    def get(self, text: str, *, begins: bool, most: int | None) -> EncodedPart:
+        """The tokens of a text, without special ones around it; begins, most: as for encode()."""
+        key = text, begins
+        with self._lock:
+            found = self._found.get(key)
+            if found is not None and (most is None or len(found.tokens) <= most):
+                self._found.move_to_end(key)
+                return found
+        tokens = self._tokenizer.encode(text, add_special=False, begins=begins, most=most)
+        found = EncodedPart(tokens, self._tokenizer.byte_lengths(tokens).cumsum())
+        with self._lock:
+            if key not in self._found and len(tokens) <= self._MOST // 16:
+                self._found[key] = found
+                self._n_tokens += len(tokens)
+            while self._n_tokens > self._MOST:
+                self._n_tokens -= len(self._found.popitem(last=False)[1].tokens)
+        return found
