@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -21,6 +22,8 @@ from support.needs import LINUX, packages, programs
 from support.shapes import SHAPES, small
 
 ROOT = Path(__file__).resolve().parents[2]
+SVG = "{http://www.w3.org/2000/svg}"
+HEIGHT = 190  # of a panel, in pixels
 ABOUT = {"name": "a", "command": "tools/bench a", "machine": "", "version": ""}
 SERVE = packages("uvicorn", "fastapi", "prometheus_client")
 # Few and small: that each measures, not what.
@@ -203,14 +206,50 @@ def test_table_between_marks(tmp_path: Path) -> None:
         put_between(page, "b", "new\n")
 
 
-@packages("matplotlib")
 def test_chart(tmp_path: Path) -> None:
+    """A light and a dark picture, with every line named at its end, inside the picture."""
     rows: list[Row] = [
         {"task": task, "policy": policy, "budget": budget, "scores": [1.0, 0.0, 1.0]}
         for task in ("copa", "piqa")
         for policy, budget in (("full", 100), ("h2o", 20), ("h2o", 40))
     ]
-    for is_log in (False, True):
-        chart = Chart("task", "policy", "budget", ["scores"], True, "full", is_log)
-        draw(chart, rows, tmp_path / "chart.png")
-        assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+    chart = Chart("policy", "budget", {"scores": "score"}, None, "task", True, "full")
+    written = draw(chart, rows, tmp_path / "chart.svg")
+    assert [path.name for path in written] == ["chart-light.svg", "chart-dark.svg"]
+    for path in written:
+        svg = ElementTree.fromstring(path.read_text())
+        texts = [(element.text, element) for element in svg.iter(f"{SVG}text")]
+        for name, value in (("full", "0.667"), ("h2o", "0.667")):
+            labels = [element for text, element in texts if text == name]
+            assert [label[0].text for label in labels] == [value, value]  # in both panels
+        assert [text for text, _ in texts if "score" in str(text)] == ["copa: score", "piqa: score"]
+        _, _, width, height = map(float, svg.get("viewBox", "").split())
+        for _, element in texts:
+            assert 0 <= float(element.get("x", "")) <= width
+            assert 0 <= float(element.get("y", "")) <= height
+        # The mean of 1, 0 and 1 is 2/3, and its standard error 1/3: in a panel that ends at 1.
+        bars = [bar.get("d", "") for bar in svg.iter(f"{SVG}path") if "v" in bar.get("d", "")]
+        lengths = [float(bar.partition("v")[2]) for bar in bars]
+        assert len(lengths) == 2 * 2  # in two panels; the level has none
+        assert lengths == pytest.approx([2 / 3 * HEIGHT] * len(lengths), rel=0.01)
+
+
+def test_labels_of_close_lines_do_not_overlap(tmp_path: Path) -> None:
+    rows: list[Row] = [
+        {"engine": name, "n": n, "rate": rate + n / 1e6}
+        for rate, name in enumerate(("a", "b", "c"), start=500)
+        for n in (0, 1000)
+    ]
+    light, _ = draw(Chart("engine", "n", {"rate": "Rate"}), rows, tmp_path / "chart.svg")
+    labels = {
+        element.text: float(element.get("y", ""))
+        for element in ElementTree.fromstring(light.read_text()).iter(f"{SVG}text")
+        if element.text in ("a", "b", "c")
+    }
+    assert labels["c"] + 28 <= labels["b"]  # two lines of 14 pixels each
+    assert labels["b"] + 28 <= labels["a"]
+
+
+def test_chart_of_no_rows(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no row has MiB to draw"):
+        draw(Chart("engine", "n", {"MiB": "Memory"}), [{"engine": "a", "n": 1}], tmp_path / "a.svg")

@@ -52,7 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="add each result to JSON lines")
     parser.add_argument("--into", type=Path, metavar="PAGE", help="put the tables into a page")
     if hasattr(module, "CHART"):
-        parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the results")
+        parser.add_argument(
+            "--plot",
+            type=Path,
+            metavar="FILE.svg",
+            help="draw the results as a light and a dark SVG beside FILE.svg",
+        )
     args = parser.parse_args(words)
     # Without directories of this machine.
     command = " ".join(["tools/bench", name, *(Path(word).name for word in words)])

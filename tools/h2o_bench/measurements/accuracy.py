@@ -20,7 +20,14 @@ from h2o_bench.results import Row
 from h2o_cpp.cli.argument_types import fractions
 from h2o_cpp.model.session import open_model
 
-CHART = Chart("task", "policy", "budget, %", ["_scores"], has_errors=True, level="full")
+CHART = Chart(
+    line="policy",
+    x="budget, %",
+    y={"_scores": "score"},
+    panel="task",
+    has_errors=True,
+    level="full",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

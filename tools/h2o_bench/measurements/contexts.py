@@ -1,5 +1,7 @@
 """Decode and memory against context, for full and bounded caches, beside llama.cpp.
 
+Every engine is opened for the context that it is measured after, as its user would.
+
 **Factors** are those of h2o.cpp's full cache over this one.
 """
 
@@ -20,7 +22,17 @@ from support.shapes import config
 
 SLOTS = 1024  # of the cache that does not depend on the context
 BASE = f"{OURS}, full"
-CHART = Chart("model", "engine", "context", ["tokens/s", "MiB"], log=True)
+CHART = Chart(
+    line="engine",
+    x="context",
+    x_title="tokens of context",
+    y={"tokens/s": "Tokens per second", "MiB": "Memory of the process, MiB"},
+    labels={
+        f"{OURS}, {SLOTS} slots": f"h2o.cpp, {SLOTS} tokens kept",
+        "llama.cpp": "llama.cpp, flash attention",
+        BASE: "h2o.cpp, all tokens kept",
+    },
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,15 +49,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     use_processors(args.threads)
     contexts = [int(n) for n in args.contexts.split(",")]
-    n_ctx, shape, threads = max(contexts) + 64, args.shape, args.threads
+    shape, threads = args.shape, args.threads
     n_real = config(shape)["num_hidden_layers"]
     n_layers = args.layers or n_real
     model = f"{shape} Q8_0" + ("" if n_layers == n_real else f", {n_layers} of {n_real} layers")
     with nullcontext(args.models) if args.models else TemporaryDirectory() as directory:
-        sizes = {"num_hidden_layers": n_layers, "max_position_embeddings": n_ctx}
+        sizes = {"num_hidden_layers": n_layers, "max_position_embeddings": max(contexts) + 64}
         path = Models(Path(directory)).gguf(shape, "Q8_0", **sizes)
         for context in contexts:
-            kept = int(SHARE * context)
+            n_ctx, kept = context + 64, int(SHARE * context)
             engines = [
                 ours(path, threads, name=BASE, n_ctx=n_ctx),
                 ours(path, threads, name=f"{OURS}, q8_0", n_ctx=n_ctx, kv_dtype="q8_0"),
