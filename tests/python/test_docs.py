@@ -76,7 +76,6 @@ def test_broken_links_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "[a](other.md#a-b--c) [b](https://example.org/x#y) `[c](none.md)`\n"
         "```\n[d](none.md)\n```\n![e](none.png) [f](other.md#no-heading) [g](#here) [h](../..)\n"
         '<source srcset="none.svg"><img src="other.md">\n',
-
         encoding="utf-8",
     )
     assert [fault.partition(":")[0] for fault in broken_links(page)] == [
