@@ -144,7 +144,7 @@ def test_invalid_requests(port: int) -> None:
     status, answer = ask(port, {"prompt": [99]})
     assert status == 400
     assert "token 99 is not in the vocabulary" in json.loads(answer)["error"]["message"]
-    status, _ = ask(port, {"prompt": "x" * 5 * 2**20})
+    status, _ = ask(port, {"prompt": "x" * 9 * 2**20})
     assert status == 413
 
 

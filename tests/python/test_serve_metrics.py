@@ -123,7 +123,7 @@ class TestRequestIds:
             ("/v1/completions", {"x": 1}, 400),
             ("/v1/nothing", None, 404),
             ("/health", None, 200),
-            ("/v1/completions", b"x" * 5 * 2**20, 413),
+            ("/v1/completions", b"x" * 9 * 2**20, 413),
         ],
     )
     def test_every_response_has_one(
