@@ -1,7 +1,6 @@
-"""Fills the pages in docs/reference from the code that they are about.
+"""Adds the pages of docs/site/reference to the site, filled from the code that they are about.
 
-A page says where with a comment, `<!-- filled: NAME -->`; in the repository, where nothing fills
-it, it says what it would be filled with.
+A page says where with a comment, `<!-- filled: NAME -->`.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from commands import command_reference
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,9 +37,13 @@ _FILLS: Mapping[str, Callable[[], str]] = {
     "cli": command_reference,
     "server": server_reference,
 }
-_HERE = re.compile(r"<!-- filled: (\w+) -->.*?<!-- end -->", re.DOTALL)
+_HERE = re.compile(r"<!-- filled: (\w+) -->")
 
 
-def on_page_markdown(markdown: str, config: MkDocsConfig, **_: object) -> str:
-    """Fill what there is to fill."""
-    return _HERE.sub(lambda match: _FILLS[match[1]](), markdown)
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages."""
+    for page in sorted((ROOT / "docs" / "site" / "reference").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        content = _HERE.sub(lambda match: _FILLS[match[1]](), text)
+        files.append(File.generated(config, f"reference/{page.name}", content=content))
+    return files
