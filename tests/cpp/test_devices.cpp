@@ -30,6 +30,7 @@ constexpr File kModels[] = {
     kGemma,
     {H2O_SOURCE_DIR "/tests/data/golden/bloom.gguf", false},
     {H2O_SOURCE_DIR "/tests/data/golden/qwen3moe.gguf", true},
+    {H2O_SOURCE_DIR "/tests/data/golden/gemma4.gguf", false},  // layers differ in their heads
 };
 
 struct Cache {

@@ -18,6 +18,7 @@ from h2o_cpp.budget.cache_memory import ModelShape
 from h2o_cpp.convert import convert
 from h2o_cpp.convert.conversion import FAMILIES
 from h2o_cpp.convert.vocabulary import read_vocabulary
+from h2o_cpp.model.session import open_model, open_session
 from support.changed_gguf import changed
 from support.h2o_rules import ReferenceCache
 from support.needs import packages
@@ -249,6 +250,22 @@ def test_continues_from_a_snapshot(path: Path) -> None:
         generator.generate([tokens], max_tokens=1)
         rest = generator.stream([], after=snapshot, max_tokens=5, temperature=0, ignore_eos=True)
         assert begun + "".join(rest) == text
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_sequences_do_not_affect_each_other(path: Path, threads: int) -> None:
+    """In chunks longer than the free slots, whose rows are staged until all layers have read."""
+    model = open_model(path, device="cpu", threads=threads)
+    options: dict[str, Any] = {"n_ctx": N_CTX, "n_batch": 40}
+    texts = [random_tokens(seed).astype(np.int32) for seed in range(2)]
+    alone = [open_session(model, Policy.h2o(4, 3), **options) for _ in texts]
+    together = open_session(model, Policy.h2o(4, 3), n_sequences=2, **options)
+    for begin, end in ((0, 5), (5, 20), (20, 21), (21, 40)):
+        parts = [text[begin:end] for text in texts]
+        expected = [
+            session.step([(0, part)])[-1] for session, part in zip(alone, parts, strict=True)
+        ]
+        np.testing.assert_array_equal(together.step(list(enumerate(parts))), expected)
 
 
 def test_what_is_refused(name: str, path: Path) -> None:

@@ -33,6 +33,7 @@ GOLDEN = [
     "qwen3moe",
     "gemma2",
     "bloom",
+    "gemma4",
 ]
 
 
