@@ -139,9 +139,11 @@ function show() {
 }
 
 async function showLook() {
-  const { id } = shown.conversation;
-  panel.clear();
+  const { id, leaf } = shown.conversation;
+  const isLong = replies.isLong(store.branch(shown.messages, leaf));
+  panel.clear(isLong);
   trial.clear();
+  if (isLong) return;
   if (!replies.looks.has(id) && !replies.running.has(id)) {
     const found = Look.of(await store.look(id));
     if (found && !replies.running.has(id)) replies.looks.set(id, found);
@@ -197,7 +199,7 @@ const isShown = (conversation) => shown.conversation.id === conversation.id;
 Object.assign(replies.on, {
   began(conversation) {
     if (isShown(conversation)) {
-      panel.clear();
+      panel.clear(replies.isLong(store.branch(shown.messages, conversation.leaf)));
       trial.clear();
       log.follow.isOn = true;
       show();

@@ -9,6 +9,7 @@ import * as store from "./store.js";
 import { titleOf } from "./titles.js";
 
 const KEPT_EVERY = 8; // tokens
+const MOST_LOOKED_AT = 200_000; // characters of a text of which every token is shown
 const SAVE_EVERY = 250; // ms
 const SIGN_OF_LIFE = 1000; // ms; other tabs take a reply to be cut if none came for much longer
 const DEAD_AFTER = 4000; // ms
@@ -160,6 +161,9 @@ async function* choices(conversation, history, signal) {
   }
 }
 
+// Whether it is too long to be shown word by word.
+export const isLong = (history) => history.reduce((n, { content }) => n + content.length, 0) > MOST_LOOKED_AT;
+
 export function request({ mode }, history) {
   const hh = settings.budget.trim();
   if (hh && !isBudget(hh)) throw new Error("Budget: expected a fraction or a number of tokens.");
@@ -167,7 +171,7 @@ export function request({ mode }, history) {
     model: settings.model,
     ...(settings.length && { max_tokens: settings.length }),
     temperature: settings.temperature,
-    kept_every: KEPT_EVERY,
+    ...(!isLong(history) && { kept_every: KEPT_EVERY }),
     return_progress: true,
   };
   if (mode === "continue") {

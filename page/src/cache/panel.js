@@ -25,11 +25,13 @@ slider.addEventListener("input", () => {
   draw();
 });
 
-export function clear() {
+// isLong: what comes is too long to be shown word by word.
+export function clear(isLong = false) {
   shown = chosen = null;
   cancelAnimationFrame(waiting);
   waiting = 0;
   $("cache").classList.add("empty");
+  $("cache").classList.toggle("long", isLong);
   tokens.clear();
   timeline.clear();
   for (const id of ["kept", "evicted", "speed"]) $(id).textContent = "–";
