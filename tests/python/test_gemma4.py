@@ -18,7 +18,9 @@ from h2o_cpp.budget.cache_memory import ModelShape
 from h2o_cpp.convert import convert
 from h2o_cpp.convert.conversion import FAMILIES
 from h2o_cpp.convert.vocabulary import read_vocabulary
+from h2o_cpp.model.chat_template import ChatTemplate
 from h2o_cpp.model.session import open_model, open_session
+from h2o_cpp.reply import ToolCall
 from support.changed_gguf import changed
 from support.h2o_rules import ReferenceCache
 from support.needs import packages
@@ -38,7 +40,7 @@ from support.random_models import (
     save_checkpoint,
 )
 from support.tokenizer_files import REPLACE, SPACES, template, write_sentencepiece_json
-from support.vocabularies import tokenizer_of
+from support.vocabularies import sentence_pieces, tokenizer_of
 
 pytestmark = packages("torch", "transformers", "safetensors")
 
@@ -420,6 +422,23 @@ def test_layers_without_keys_to_read_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match="is 6 of 8, but no layer before has keys and values"):
         Generator(few)
+
+
+def test_calls_begin_with_a_token_that_is_text() -> None:
+    """Files have the markers of calls as text, so that programs can read them."""
+    markers = ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>")
+    metadata = sentence_pieces(*((marker, 4) for marker in markers), add_space_prefix=False)
+    tokenizer = tokenizer_of(metadata)
+    source = """{{ messages[0].content }}{{ tools }}<|tool_call>call:f{x:<|"|>a<|"|>}"""
+    function = {"name": "f", "parameters": {"properties": {"x": {"type": "string"}}}}
+    turn = ChatTemplate(source, tokenizer).turn(
+        [{"role": "user", "content": "Hi"}], tools=[{"type": "function", "function": function}]
+    )
+    trigger = turn.call_trigger()
+    assert trigger is not None
+    assert tokenizer.token_text(trigger[0]) == "<|tool_call>"
+    reply = turn.parse('<|channel>thought\nHm.<channel|><|tool_call>call:f{x:<|"|>a<|"|>}')
+    assert (reply.reasoning, reply.calls) == ("Hm.", [ToolCall("f", '{"x": "a"}')])
 
 
 def test_tokens_of_a_checkpoint(tmp_path: Path) -> None:

@@ -119,13 +119,14 @@ def test_results_of_gemma_4_are_in_the_message_of_the_calls() -> None:
     assert [message["role"] for message in found] == ["user", "assistant", "assistant", "user"]
     assert [message.get("tool_responses") for message in found] == [
         None,
-        [{"name": "f0", "response": {"sum": 3}}, {"name": "weather", "response": "cold"}],
+        [{"name": "f0", "response": '{"sum": 3}'}, {"name": "weather", "response": "cold"}],
         [{"name": "unknown", "response": "[1]"}],
         None,
     ]
     [alone] = for_template([result("a", "1")], GEMMA_4)
     assert (alone["role"], alone["content"]) == ("assistant", "")
-    for template in (QWEN, GEMMA_4 + "{% if message['role'] == 'tool' %}"):
+    reads = [GEMMA_4 + f"{{% if message['role'] {how} 'tool' %}}" for how in ("==", "!=")]
+    for template in (QWEN, *reads):
         assert for_template(messages, template) == messages
 
 

@@ -155,6 +155,13 @@ class ChatTemplate:
         parts = self._tokenizer.split_special(marker)
         return parts[0] if len(parts) == 1 and isinstance(parts[0], int) else None
 
+    def marker_token(self, marker: str) -> int | None:
+        """The token of this text, special or not; None: there is none."""
+        if (token := self.special_token(marker)) is not None:
+            return token
+        ids = self._tokenizer.encode(marker, add_special=False, begins=False)
+        return ids[0] if len(ids) == 1 else None
+
     def tokens(self, messages: Sequence[Message]) -> list[int]:
         """Tokens of a conversation, up to the assistant's next reply."""
         return self.prompt(messages).tokens

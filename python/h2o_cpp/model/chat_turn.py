@@ -139,7 +139,7 @@ class ChatTurn:
         call_grammar.
         """
         form, tools = self.template.format, self.tools
-        token = None if form.trigger is None else self.template.special_token(form.trigger)
+        token = None if form.trigger is None else self.template.marker_token(form.trigger)
         if token is None or not tools:
             return None
         bare = replace(form, think=None)

@@ -9,12 +9,11 @@ from itertools import takewhile
 from typing import Any
 
 from h2o_cpp.arguments import short
-from h2o_cpp.reply.calls import loads
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "Hello"}
 
 _ALL_CALLS = re.compile(r"""in\s+\w+(\.tool_calls|\[['"]tool_calls['"]\])""")
-_READS_TOOLS = re.compile(r"""role(['"]\])?\s*==\s*['"]tool['"]""")
+_READS_TOOLS = re.compile(r"""role(['"]\])?\s*[!=]=\s*['"]tool['"]""")
 _NINE = re.compile(r"[a-zA-Z0-9]{9}")
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names in chat templates
 
@@ -108,16 +107,15 @@ def _with_responses(messages: Sequence[Message]) -> Iterator[Message]:
         results = [*takewhile(lambda one: one["role"] == "tool", rest)]
         if results and message["role"] == "assistant":
             del rest[: len(results)]
-            message = {**message, "tool_responses": [_response(one, names) for one in results]}
+            responses = [
+                {
+                    "name": one.get("name") or names.get(one.get("tool_call_id")) or "unknown",
+                    "response": one.get("content"),
+                }
+                for one in results
+            ]
+            message = {**message, "tool_responses": responses}
         yield message
-
-
-def _response(result: Message, names: Mapping[Any, Any]) -> Mapping[str, Any]:
-    """The name of a tool and its result, an object if it is JSON of one."""
-    text = result.get("content")
-    value = loads(text) if isinstance(text, str) else None
-    name = result.get("name") or names.get(result.get("tool_call_id")) or "unknown"
-    return {"name": name, "response": value if isinstance(value, dict) else text}
 
 
 def _with_call_ids(messages: Sequence[Message]) -> Iterator[Message]:
