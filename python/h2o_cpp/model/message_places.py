@@ -72,7 +72,7 @@ def _messages(rendered: str) -> Iterator[tuple[int, int, int]]:
 class _Offsets:
     """The tokens at ascending places in a text."""
 
-    def __init__(self, text: str, ends: NDArray[np.int64]) -> None:
+    def __init__(self, text: str, ends: NDArray[np.int32]) -> None:
         """ends: where the tokens end, in bytes of their own text."""
         self._text, self._ends = text, ends
         self._n_characters = self._n_bytes = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -21,11 +22,11 @@ _log = logging.getLogger("h2o_cpp")
 class EncodedPart(NamedTuple):
     """The tokens of a part of a text, and where the bytes of each end."""
 
-    tokens: list[int]
-    ends: NDArray[np.int64]
+    tokens: array[int]
+    ends: NDArray[np.int32]
 
 
-_NO_TEXT = np.zeros(1, np.int64)
+_NO_TEXT = np.zeros(1, np.int32)
 
 
 class Tokenizer:
@@ -115,7 +116,7 @@ class Tokenizer:
         """Tokens of each of the parts that encode_parts() takes."""
         for part in parts:
             if isinstance(part, int):
-                one = EncodedPart([part], _NO_TEXT)
+                one = EncodedPart(array("i", (part,)), _NO_TEXT)
                 begins = True
             else:
                 one = self._encoded.get(part, begins=begins, most=most)
@@ -160,7 +161,7 @@ class Tokenizer:
 class _EncodedParts:
     """Texts that were encoded last: the next turn of a conversation has all but the new ones."""
 
-    _MOST = 1 << 19  # tokens
+    _MOST = 1 << 19  # tokens, of 8 bytes and their text
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -177,7 +178,8 @@ class _EncodedParts:
                 self._found.move_to_end(key)
                 return found
         tokens = self._tokenizer.encode(text, add_special=False, begins=begins, most=most)
-        found = EncodedPart(tokens, self._tokenizer.byte_lengths(tokens).cumsum())
+        ends = self._tokenizer.byte_lengths(tokens).cumsum(dtype=np.int32)
+        found = EncodedPart(array("i", tokens), ends)
         with self._lock:
             if key not in self._found and len(tokens) <= self._MOST // 16:
                 self._found[key] = found
