@@ -478,6 +478,24 @@ std::vector<KvEntry> KvCache::entries(int32_t layer, int32_t sequence, int32_t k
   return entries;
 }
 
+void KvCache::copy_sequence(int32_t from, int32_t to) {
+  check_sequence(from);
+  check_sequence(to);
+  require(archive_ == nullptr, "an archive of a sequence cannot be copied");
+  for (int32_t l = 0; l < shape_.n_layers; ++l) {
+    const KvView& view = layers_[l];
+    // The sequence is the first dimension of each array.
+    visit_arrays(view, of_layer(sizing_, l), shape_, [&](auto array, int64_t bytes_each) {
+      auto* const bytes = reinterpret_cast<std::byte*>(view.*array);
+      copy(bytes + to * bytes_each, bytes + from * bytes_each, bytes_each);
+    });
+    policies_[l * shape_.n_sequences + to] = policy(l, from);
+    note_questions(l);
+  }
+  lengths_[to] = lengths_[from];
+  rolling_[to] = rolling_[from];
+}
+
 std::vector<char> KvCache::kept_anywhere(int32_t sequence) const {
   check_sequence(sequence);
   std::vector<char> found(lengths_[sequence]);

@@ -83,6 +83,9 @@ class KvCache {
   // checked that they fit.
   void set_policies(int32_t sequence, std::span<const KvPolicy> policies);
 
+  // Copies a sequence over another one, policies included. Requires a cache without an archive.
+  void copy_sequence(int32_t from, int32_t to);
+
   // The kept tokens, sorted by position; none of a head that the layer lacks.
   std::vector<KvEntry> entries(int32_t layer, int32_t sequence, int32_t kv_head) const;
 

@@ -465,6 +465,11 @@ void Session::prepare(std::span<const Input> inputs) {
   }
 }
 
+void Session::copy(int32_t from, int32_t to) {
+  const std::lock_guard lock(model_->mutex);
+  cache_.copy_sequence(from, to);
+}
+
 // Sequences that cannot roll have original positions.
 Positions Session::positions_of(int32_t sequence) const {
   return cache_.can_roll(sequence) ? options_.positions : Positions::original;

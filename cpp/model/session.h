@@ -108,6 +108,10 @@ class Session {
   // Clears a sequence; `policies`, if any, replace its policies as in KvCache::reset().
   void reset(int32_t sequence, std::span<const KvPolicy> policies = {});
 
+  // Copies a sequence over another one, which then continues bit for bit as the first. Requires a
+  // session without an archive.
+  void copy(int32_t from, int32_t to);
+
   // Saves a sequence and its state as bytes, and restores it, after which it continues bit for bit
   // as the original. load() throws FormatError, without changing anything, for damaged bytes or
   // another model, policy or cache type.

@@ -1,6 +1,7 @@
 // Drafter: proposes the next tokens of a text, so that one forward pass verifies several.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -12,8 +13,32 @@ namespace h2o {
 struct DraftStep {
   int32_t most;                   // drafts
   int32_t n_others;               // tokens that it generates for other texts
-  std::span<const double> times;  // [most + 1] its duration with n drafts, in any unit
+  std::span<const double> times;  // [most + 1] its duration with n drafts, compared with none
+  double seconds = 0;             // its duration without drafts; 0: not known
 };
+
+// How often guesses are right; older observations count less.
+struct GuessRate {
+  double right, all;
+
+  double share() const { return right / all; }
+  void add(bool is_right) {
+    constexpr double kForget = 0.98;
+    right = right * kForget + is_right;
+    all = all * kForget + 1;
+  }
+};
+
+// Counts drafts, up to the first wrong one, beside the tokens that followed. rate(i): of the i-th.
+template <class RateOf>
+void count_guesses(std::span<const int32_t> draft, std::span<const int32_t> followed,
+                   const RateOf& rate) {
+  for (size_t i = 0; i < std::min(draft.size(), followed.size()); ++i) {
+    const bool is_right = draft[i] == followed[i];
+    rate(i).add(is_right);
+    if (!is_right) break;
+  }
+}
 
 // Belongs to one text. A wrong proposal costs time and changes nothing else.
 class Drafter {
@@ -25,6 +50,11 @@ class Drafter {
   virtual std::span<const int32_t> propose(std::span<const int32_t> tokens,
                                            const DraftStep& step) = 0;
 };
+
+// The number of drafts that promises the most tokens per second: 0, unless that is a gain.
+// right: [n] the chance of each draft to be right if those before it are.
+// cost: the time that each draft takes to propose, in durations of a step without drafts.
+int32_t best_draft_length(const DraftStep& step, std::span<const double> right, double cost = 0);
 
 // Prompt lookup (after arXiv 2304.04487): proposes what followed the longest earlier occurrence of
 // the last tokens, the latest if there are several.
@@ -39,21 +69,14 @@ class LookupDrafter final : public Drafter {
   static constexpr int32_t kLongest = 16;        // match
   static constexpr int64_t kSearched = 1 << 17;  // latest tokens
 
-  // How often the next token was right after a match of some length.
-  struct Rate {
-    double right, all;
-  };
-  Rate& rate(int64_t match);
-
-  void learn(std::span<const int32_t> tokens);
+  GuessRate& rate(int64_t match);
   void look_up(std::span<const int32_t> tokens, int32_t most);
-  int32_t best_length(const DraftStep& step);
 
   // After matches of 1, 2 to 3, 4 to 7, and more tokens; at first guesses that weigh little.
-  std::array<Rate, 4> rates_{{{1, 5}, {2, 5}, {3, 5}, {4, 5}}};
+  std::array<GuessRate, 4> rates_{{{1, 5}, {2, 5}, {3, 5}, {4, 5}}};
   std::vector<int32_t> draft_;
-  int64_t match_ = 0;   // tokens before the draft that occurred earlier
-  int64_t n_seen_ = 0;  // tokens before the draft
+  int64_t match_ = 0;  // tokens before the draft that occurred earlier
+  size_t n_seen_ = 0;  // tokens before the draft
 };
 
 }  // namespace h2o

@@ -25,11 +25,13 @@ SessionOptions with_rows(SessionOptions options) {
 thread_local bool Engine::worker_closed_it_ = false;
 
 Engine::Engine(std::shared_ptr<Model> model, std::shared_ptr<const Tokenizer> tokenizer,
-               SessionOptions options, const PrefixCacheOptions& prefixes)
+               SessionOptions options, const PrefixCacheOptions& prefixes,
+               std::shared_ptr<DraftModel> draft_model)
     : model_(std::move(model)),
       tokenizer_(std::move(tokenizer)),
       n_batch_(options.n_batch),
       session_(std::make_shared<Session>(model_, with_rows(std::move(options)))),
+      draft_model_(std::move(draft_model)),
       monitor_(std::make_shared<EngineMonitor>()),
       runner_(monitor_, *session_, *tokenizer_, std::min(n_batch_, session_->options().n_ctx),
               prefixes),
@@ -44,6 +46,12 @@ void Engine::check_process() const {
   if (!forked()) return;
   throw std::runtime_error(
       "the model was opened by another process, which this one was forked from: open it again");
+}
+
+std::shared_ptr<Drafter> Engine::drafter() const {
+  if (session_->options().max_drafts == 0) return nullptr;
+  if (draft_model_ != nullptr) return draft_model_->drafter();
+  return std::make_shared<LookupDrafter>();
 }
 
 Engine::Handle Engine::submit(Request request, bool begin) {

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "core/process.h"
+#include "text/draft_model.h"
 #include "text/generation.h"
 #include "text/step_runner.h"
 
@@ -41,12 +42,17 @@ class Engine {
   // missing and its locks may be held, calls throw std::runtime_error, and close() and cancel() do
   // nothing.
   //
-  // options.n_batch: chunk size of prompts. Throws InvalidArgument, OutOfMemory.
+  // options.n_batch: chunk size of prompts. draft_model: proposes drafts; nullptr: earlier text
+  // does. Throws InvalidArgument, OutOfMemory.
   Engine(std::shared_ptr<Model> model, std::shared_ptr<const Tokenizer> tokenizer,
-         SessionOptions options, const PrefixCacheOptions& prefixes = {});
+         SessionOptions options, const PrefixCacheOptions& prefixes = {},
+         std::shared_ptr<DraftModel> draft_model = nullptr);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
+
+  // A drafter for a request; nullptr without options.max_drafts.
+  std::shared_ptr<Drafter> drafter() const;
 
   // Adds a request; an eager one starts as soon as a sequence is available. Throws InvalidArgument
   // for invalid options, ContextFull for a prompt that is too long.
@@ -138,6 +144,7 @@ class Engine {
   const std::shared_ptr<const Tokenizer> tokenizer_;
   const int32_t n_batch_;
   std::shared_ptr<Session> session_;
+  const std::shared_ptr<DraftModel> draft_model_;
 
   // Its mutex guards the members below that are not const.
   const std::shared_ptr<EngineMonitor> monitor_;

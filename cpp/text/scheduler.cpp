@@ -280,8 +280,8 @@ StepRow Scheduler::with_drafts(const StepRow& row, int64_t n_rows, int64_t n_dra
   if (most <= 0) return row;
   // Earlier texts of the step have the other drafts.
   const std::span<const double> times = draft_cost_.shares().subspan(max_drafts() - n_drafts);
-  std::span<const int32_t> drafts =
-      g.request_.drafter->propose(g.tokens_, {static_cast<int32_t>(most), n_others, times});
+  std::span<const int32_t> drafts = g.request_.drafter->propose(
+      g.tokens_, {static_cast<int32_t>(most), n_others, times, draft_cost_.seconds()});
   drafts = drafts.first(std::min(drafts.size(), static_cast<size_t>(most)));
   g.drafted_.assign(row.part.begin(), row.part.end());
   g.drafted_.insert(g.drafted_.end(), drafts.begin(), drafts.end());

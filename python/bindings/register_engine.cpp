@@ -111,19 +111,21 @@ ConstraintReady constraint_ready_from(const py::object& callback) {
 
 std::shared_ptr<Engine> make_engine(std::shared_ptr<Model> model,
                                     std::shared_ptr<Tokenizer> tokenizer,
-                                    const SessionOptions& options, PrefixCacheOptions prefixes) {
+                                    const SessionOptions& options, PrefixCacheOptions prefixes,
+                                    std::shared_ptr<DraftModel> draft_model) {
   prefixes.disk.build = H2O_VERSION;
   const py::gil_scoped_release release;
   // The destructor joins a thread that may need the GIL.
-  return {new Engine(std::move(model), std::move(tokenizer), options, prefixes),
-          [](Engine* engine) {
-            if (PyGILState_Check() != 0) {
-              const py::gil_scoped_release release_here;
-              delete engine;
-            } else {
-              delete engine;
-            }
-          }};
+  return {
+      new Engine(std::move(model), std::move(tokenizer), options, prefixes, std::move(draft_model)),
+      [](Engine* engine) {
+        if (PyGILState_Check() != 0) {
+          const py::gil_scoped_release release_here;
+          delete engine;
+        } else {
+          delete engine;
+        }
+      }};
 }
 
 // log: called with a line about each invalid file.
@@ -166,7 +168,7 @@ Handle submit(const std::shared_ptr<Engine>& engine, const Tokens& prompt,
                   .pooling = pooling_named(pooling),
                   .constraint = constraint_from(std::move(constraint), engine),
                   .constraint_ready = std::move(ready),
-                  .drafter = drafts ? std::make_shared<LookupDrafter>() : nullptr,
+                  .drafter = drafts ? engine->drafter() : nullptr,
                   .keeps_cache = keeps_cache,
                   .eager = eager,
                   .group = group};
@@ -320,9 +322,15 @@ void register_engine(py::module_& m) {
       .def_readwrite("ends", &P::ends)
       .def("set_disk", &set_disk, py::arg("directory"), py::arg("max_bytes"), py::arg("log"));
 
+  py::class_<DraftModel, std::shared_ptr<DraftModel>>(
+      m, "DraftModel", "A smaller model that proposes what a larger one generates.")
+      .def(py::init<std::shared_ptr<Model>, SessionOptions, int32_t>(),
+           py::arg("model").none(false), py::arg("options"), py::arg("n_vocab"));
+
   py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine", "Generates texts, many at once.")
       .def(py::init(&make_engine), py::arg("model").none(false), py::arg("tokenizer").none(false),
-           py::arg("options"), py::arg("prefixes") = PrefixCacheOptions{})
+           py::arg("options"), py::arg("prefixes") = PrefixCacheOptions{},
+           py::arg("draft_model") = py::none())
       .def("submit", &submit, py::arg("prompt"), py::kw_only(), py::arg("after") = py::none(),
            py::arg("follows") = py::none(), py::arg("sampling"), py::arg("seeded") = true,
            py::arg("max_tokens") = py::none(), py::arg("stop") = std::vector<std::string>{},

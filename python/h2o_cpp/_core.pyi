@@ -374,6 +374,9 @@ class PrefixCacheOptions:
         self, directory: str | os.PathLike[str], max_bytes: int, log: Callable[[str], object]
     ) -> None: ...
 
+class DraftModel:
+    def __init__(self, model: Model, options: SessionOptions, n_vocab: int) -> None: ...
+
 class Engine:
     def __init__(
         self,
@@ -381,6 +384,7 @@ class Engine:
         tokenizer: Tokenizer,
         options: SessionOptions,
         prefixes: PrefixCacheOptions = ...,
+        draft_model: DraftModel | None = None,
     ) -> None: ...
     def submit(
         self,

@@ -109,11 +109,12 @@ class Generator(Closing):
             when the Generator closes. After a restart they are reused with the same model, options,
             kernels and version.
         prefix_cache_disk_bytes: most bytes, or a size, in that directory; default: 4 GiB.
-        draft: "lookup": guess the next tokens from earlier occurrences of the last ones, and verify
-            the guesses in one forward pass. The output is the same, bit for bit, and comes sooner
-            where it repeats itself or the prompt; elsewhere nothing is guessed. CPU only; not with
-            an archive or recurrent layers. None: no drafts.
+        draft: guess the next tokens, and verify the guesses in one forward pass: the output is the
+            same, bit for bit. "lookup": from earlier occurrences of the last tokens; otherwise by a
+            smaller model with the same vocabulary, as for `path`. Where no gain is expected,
+            nothing is guessed. CPU only; not with an archive or recurrent layers. None: no drafts.
         draft_max: the most tokens that are guessed at once, for all sequences together.
+        draft_tokens: how many tokens of each text the cache of a draft model keeps, as hh.
         prefix_ends: with a budget, also keep the states at the ends of outputs, as Chat does. An
             output then depends on whether such a state is still stored.
         archive: keep evicted tokens in host memory, in addition to the budget, in a type of

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from inspect import Parameter, signature
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from h2o_cpp import _core
 from h2o_cpp.arguments import (
@@ -34,8 +34,6 @@ _log = visible_log("h2o_cpp")
 MAX_ROWS = 65536  # rows of an engine's batch
 USEFUL_SEQUENCES = 16  # more at once hardly increase the speed on a CPU
 _MOST_DRAFTS = 1024
-
-Draft = Literal["lookup"]  # the source of drafts
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -234,8 +232,9 @@ class EngineOptions(_Options):
     prefix_cache_disk: str | os.PathLike[str] | None = None
     prefix_cache_disk_bytes: int | str | None = None
     prefix_ends: bool = False
-    draft: Draft | None = None
+    draft: str | os.PathLike[str] | None = None
     draft_max: int = 16
+    draft_tokens: int = 512
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -253,14 +252,20 @@ class EngineOptions(_Options):
                 f"prefix_cache_disk_bytes={size!r} needs prefix_cache_disk, the directory"
             )
         self.prefixes()
-        if self.draft not in (None, "lookup"):
-            raise ValueError(f"draft={self.draft!r}, expected 'lookup'")
+        if self.draft is not None and not isinstance(self.draft, str | os.PathLike):
+            raise TypeError(f"draft={self.draft!r}, expected 'lookup', a model or None")
         check_int("draft_max", self.draft_max, 1, _MOST_DRAFTS)
+        check_int("draft_tokens", self.draft_tokens, 1)
 
     @property
     def max_drafts(self) -> int:
         """Rows of a step that may be drafts."""
         return 0 if self.draft is None else self.draft_max
+
+    @property
+    def draft_model(self) -> str | os.PathLike[str] | None:
+        """The model that proposes drafts, if one does."""
+        return None if self.draft == "lookup" else self.draft
 
     def sequences(self, each: int, n_batch: int) -> tuple[int, int]:
         """The most sequences at once, and how many of them are allocated at the beginning.

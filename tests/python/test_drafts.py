@@ -126,7 +126,8 @@ def test_text_that_repeats_nothing_has_few_drafts() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"draft": "model.gguf"}, "draft='model.gguf', expected 'lookup'"),
+        ({"draft": LLAMA}, "has another vocabulary: token 4 is 'a', expected '!'"),
+        ({"draft": LLAMA, "draft_tokens": 0}, "draft_tokens=0"),
         ({"draft": "lookup", "draft_max": 0}, "draft_max=0"),
         ({"draft": "lookup", "hh": 20, "archive": "f16"}, "archive"),
     ],
@@ -134,6 +135,30 @@ def test_text_that_repeats_nothing_has_few_drafts() -> None:
 def test_refused_options(options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Generator(BUNDLED_MODEL, **options)
+
+
+def test_a_draft_model_that_is_missing() -> None:
+    with pytest.raises(FileNotFoundError, match=r"no\.gguf"):
+        Generator(BUNDLED_MODEL, draft="no.gguf")
+
+
+@pytest.mark.parametrize("draft_tokens", [4, 512])
+def test_a_draft_model_changes_nothing(draft_tokens: int) -> None:
+    common: Any = {"hh": 40, "n_ctx": 256, "n_batch": 32}
+    options: Any = {"max_tokens": 60, "seed": 1, "temperature": [0, 0.5][draft_tokens == 4]}
+    prompts = [PROMPT, "Once upon a time", PROMPT[4:] + PROMPT]
+    with Generator(BUNDLED_MODEL, **common) as plain:
+        expected = [one.text for one in plain.generate(prompts, **options)]
+    with Generator(
+        BUNDLED_MODEL, draft=BUNDLED_MODEL, draft_tokens=draft_tokens, **common
+    ) as generator:
+        drafted = generator.generate(prompts[0], **options)
+        assert drafted.text == expected[0]
+        assert drafted.drafted_tokens > 0  # at first; later, as measured times allow
+        results = generator.generate(prompts, **options)
+        assert [one.text for one in results] == expected
+        alone = generator.generate(prompts[0], draft=False, **options)
+        assert (alone.text, alone.drafted_tokens) == (expected[0], 0)
 
 
 def test_refused_option_of_a_stream() -> None:

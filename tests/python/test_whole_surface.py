@@ -25,7 +25,6 @@ from hypothesis.stateful import (
 )
 
 from h2o_cpp import Completion, Engine, Generation, Generator, Snapshot, Stream
-from h2o_cpp.options import Draft
 from support.random_search import examples
 
 LLAMA = Path(__file__).parents[1] / "data" / "golden" / "llama_gqa2_tied.gguf"
@@ -33,7 +32,7 @@ N_VOCAB = 61
 HAS_SIGNALS = hasattr(signal, "SIGUSR1")
 
 
-def open_generator(max_sequences: int, draft: Draft | None = None) -> Generator:
+def open_generator(max_sequences: int, draft: str | None = None) -> Generator:
     return Generator(LLAMA, hh=12, n_batch=8, max_sequences=max_sequences, threads=1, draft=draft)
 
 
@@ -135,7 +134,7 @@ class WholeSurface(RuleBasedStateMachine):
     snapshots = Bundle("snapshots")
 
     @initialize(draft=st.sampled_from([None, "lookup"]))
-    def open(self, draft: Draft | None) -> None:
+    def open(self, draft: str | None) -> None:
         gc.freeze()  # objects of other tests would slow down each collection
         self.folder = tempfile.TemporaryDirectory()
         self.draft = draft

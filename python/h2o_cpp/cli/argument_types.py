@@ -47,12 +47,8 @@ def protected(text: str) -> str | int | tuple[int, int]:
 
 
 def draft_source(text: str) -> str | None:
-    """The source of drafts: a name, or llama.cpp's for the same; "none"."""
-    if text in ("lookup", "ngram-simple"):
-        return "lookup"
-    if text == "none":
-        return None
-    raise argparse.ArgumentTypeError(f"{text!r}, expected lookup or none")
+    """The source of drafts: "lookup", or llama.cpp's name of it; a model; "none"."""
+    return {"ngram-simple": "lookup", "none": None}.get(text, text)
 
 
 def gguf_output(text: str) -> Path:

@@ -48,7 +48,7 @@ _ANSWERS = {
     "--no-webui -nr --no-repack --threads-http -ptc --print-token-count --no-op-offload -dt "
     "--defrag-thold -dkvc --dump-kv-cache": "there is no such option here; omit it",
     "--lora --lora-scaled": "merge the adapter into its checkpoint, then use h2o-cpp convert",
-    "-md --model-draft --draft-min": "there are no draft models; --draft lookup needs none",
+    "--draft-min --draft-p-min": "the number of drafts follows from what they gain; omit it",
     "--mmproj -mm --image": "only text models are supported",
     "--embedding --embeddings": "h2o-cpp embed prints embeddings, h2o-cpp serve has /v1/embeddings",
     "--rerank --reranking": "h2o-cpp serve has /v1/rerank without a flag",

@@ -81,10 +81,13 @@ def add_drafts(parser: Parser) -> None:
     drafts.add_argument(
         "--draft",
         "--spec-type",
+        "-md",
+        "--model-draft",
         type=draft_source,
-        metavar="NAME",
-        help="lookup: guess the next tokens from earlier occurrences of the last ones, and verify "
-        "them at once, with the same output (default: none)",
+        metavar="MODEL",
+        help="guess the next tokens by a smaller model with the same vocabulary, or from earlier "
+        "occurrences of the last ones (lookup), and verify them at once, with the same output "
+        "(default: none)",
     )
     drafts.add_argument(
         "--draft-max",
@@ -94,6 +97,13 @@ def add_drafts(parser: Parser) -> None:
         default=16,
         metavar="N",
         help="guess at most N tokens at once (default: %(default)s)",
+    )
+    drafts.add_argument(
+        "--draft-tokens",
+        type=integer,
+        default=512,
+        metavar="N",
+        help="tokens that the cache of the draft model keeps (default: %(default)s)",
     )
 
 

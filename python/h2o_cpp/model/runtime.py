@@ -9,6 +9,7 @@ from h2o_cpp import _core
 from h2o_cpp.budget.policy import Policy
 from h2o_cpp.files.model_file import ModelFile
 from h2o_cpp.model.device import model_and_cache_bytes, open_on_device
+from h2o_cpp.model.draft_model import open_draft_model
 from h2o_cpp.model.session import open_model
 from h2o_cpp.model.tokenizer import Tokenizer
 from h2o_cpp.options import GeneratorOptions
@@ -49,7 +50,10 @@ def _open_on(device: str, file: ModelFile, options: GeneratorOptions) -> Runtime
     session.max_sequences = n_sequences
     session.max_drafts = options.max_drafts
     tokenizer = Tokenizer.of_model(model)
-    engine = _core.Engine(model, tokenizer.core, session, options.prefixes())
+    drafts = None
+    if options.draft_model is not None:
+        drafts = open_draft_model(options.draft_model, file, device, options, n_sequences)
+    engine = _core.Engine(model, tokenizer.core, session, options.prefixes(), drafts)
     architecture = file.metadata["general.architecture"]
     pooling_type = file.metadata.get(f"{architecture}.pooling_type", 1)
     return Runtime(

@@ -1,4 +1,4 @@
-"""Decoding with drafts by prompt lookup and without: outputs that repeat their prompt, and others.
+"""Decoding with drafts and without: outputs that repeat their prompt, and others.
 
 The runs take turns, and their outputs must be equal.
 """
@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 from h2o_bench.results import Row
 from h2o_cpp import Generator
-from h2o_cpp.options import Draft
 
 _TEXT = (
     "The engine keeps a pool of slots for each head, and a slot holds one token. While there are "
@@ -35,6 +34,7 @@ CASES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model")
+    parser.add_argument("--draft", default="lookup", help="as for h2o-cpp run")
     parser.add_argument("--hh", type=float, default=0.2)
     parser.add_argument("--n-ctx", type=int, default=2048)
     parser.add_argument("--tokens", type=int, default=200)
@@ -43,13 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    drafts: tuple[Draft | None, ...] = (None, "lookup")
     generators = [
         Generator(
             args.model, hh=args.hh, n_ctx=args.n_ctx, threads=args.threads, draft=draft,
             max_sequences=1, prefix_cache=0,
         )
-        for draft in drafts
+        for draft in (None, args.draft)
     ]  # fmt: skip
     for name, prompt, temperature in CASES:
         rates: list[list[float]] = [[], []]
