@@ -273,7 +273,7 @@ class CudaBackend final : public Backend {
     const cuda::DecodeKinds kinds(batch.segments);
     if (kinds.fixed || kinds.rolling) {
       const auto n_segments = static_cast<int32_t>(batch.segments.size());
-      // By whole warps of one kv_head's outputs, and if this writes all of them.
+      // Rounds whole warps of one kv_head's outputs, and only if this kernel writes all rows.
       const bool complete =
           cache.n_heads / cache.n_kv_heads * cache.head_dim % cuda::QuantizedRows::kGroup == 0 &&
           n_segments == batch.n_rows();

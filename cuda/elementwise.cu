@@ -38,8 +38,8 @@ class Row {
     for (int i = first(kHeld); i < n_; i += kAtOnce) each_of(i, four(i));
   }
 
-  // to[i] = f(element i, element i of each of the others), which is also rounded to the row of this
-  // block while it is in a register.
+  // to[i] = f(element i, element i of each of `others`). The result is also rounded to the row of
+  // this block while it is in a register.
   template <class F, class... Rows>
   __device__ void write(float* to, const QuantizedRows& rounded, const F& f,
                         const Rows&... others) const {

@@ -52,7 +52,7 @@ struct Product {
 
 // One attention operation: out and q [n, n_heads * head_dim], k and v [n, n_kv_heads * head_dim].
 // q and k are passed unrotated; their contents are unspecified afterwards. Without k and v, the
-// rows attend to those that an earlier layer stored in this cache, in the same pass.
+// rows attend to the keys and values that an earlier layer of this pass stored in the cache.
 struct Attention {
   Tensor out, q, k, v;
   Rope rope;           // of q and k; RopeLayout::none: not rotated

@@ -20,10 +20,10 @@ class KvJournal;
 
 // Rows of any number of sequences; some prefilling, some decoding.
 //
-// A batch has one or more turns, in each of which a sequence appears at most once. Turns have their
-// effects on the cache one after another, as if each were a batch: its rows see what earlier turns
-// stored, scored and evicted. Later turns are of one row per sequence, drafts that may be
-// retracted: `journal` has what they overwrite.
+// A batch has one or more turns. A sequence appears at most once in a turn. Turns change the cache
+// one after another, as if each were a batch of its own: its rows see what earlier turns stored,
+// scored and evicted. Later turns have one row per sequence, a draft that may be retracted:
+// `journal` keeps what the drafts overwrite.
 //
 // In the first turn, a sequence may also have several consecutive segments, with the same effect;
 // only the CPU supports that.

@@ -7,8 +7,7 @@
 
 namespace h2o {
 
-// The smallest as the first 12 bits of a float, which are the bits of the others too, on from
-// there.
+// The first 12 bits of the smallest value as a float; larger values count up from there.
 constexpr int32_t kE5M3Bias = (127 - 19) << 3;
 
 H2O_HD static inline float to_float(E5M3 x) {

@@ -253,8 +253,8 @@ constexpr TypeKernels weights() {
   return {.decode = decode<Type>};
 }
 
-// Weights of one or two bits, whose products rounding of activations would affect as
-// much as their own: they are multiplied in float, as they are in the file.
+// Weights of one or two bits are multiplied in float, as they are in the file: rounded activations
+// would add as much error as the weights have.
 template <class Type>
 constexpr TypeKernels in_float() {
   return {.matmul = matmul<Type>, .decode = decode<Type>};

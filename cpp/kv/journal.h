@@ -1,8 +1,8 @@
 // KvJournal: what draft rows overwrite in the cache, so that they can be retracted.
 //
-// A draft is stored, attended, scored and evicted for as every other token. Before that the journal
-// copies the slot that the token will overwrite and the scores, so that retracting it leaves no
-// trace. It has the drafts of one batch.
+// A draft is processed like every other token. Before that, the journal copies the scores and the
+// slot that the token will overwrite, so that retracting the draft leaves no trace. It has the
+// drafts of one batch.
 #pragma once
 
 #include <cstdint>

@@ -64,7 +64,7 @@ constexpr std::array kNamed = {
     Named{"value", [](int32_t n) { return scored(halves(n), Scoring::sum, ValueNorm::l1); }},
     Named{"contribution",
           [](int32_t n) { return scored(halves(n), Scoring::mean, ValueNorm::output); }},
-    Named{"random",  // without sinks, their loss would hide what scores are worth
+    Named{"random",  // with sinks: losing them would hide what scores are worth
           [](int32_t n) { return scored(halves(n, kFirstTokens), Scoring::random); }},
     Named{"question", question},
     Named{"inverse", [](int32_t n) { return scored(halves(n), Scoring::inverse); }},

@@ -25,8 +25,8 @@ struct ArchiveImage {
   std::span<const std::byte> rows;  // of each non-empty page: bounds, keys, values
 };
 
-// Throws FormatError unless the pages have all tokens except those that the cache keeps, at
-// `positions`; or none, as in a layer with a window.
+// Reads an archive. Throws FormatError unless its pages have all tokens but those at `positions`,
+// which the cache keeps, or none, as in a layer with a window.
 ArchiveImage read_archive(const KvArchive& archive, int32_t length,
                           std::span<const int32_t> positions, ByteReader& reader);
 

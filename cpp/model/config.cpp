@@ -192,7 +192,7 @@ MixtureConfig read_mixture(ConfigKeys& keys, const Config& c) {
   return m;
 }
 
-// KV heads, of which layers of short convolutions have none.
+// Reads the number of KV heads; layers of short convolutions have none.
 void read_kv_heads(ConfigKeys& keys, Config& c) {
   const char* const key = "attention.head_count_kv";
   if (!c.family->short_conv || !keys.is_array(key)) {

@@ -64,18 +64,18 @@ class Session {
   // input's last token, valid until the next call. Throws InvalidArgument without changing
   // anything.
   //
-  // Drafts are read as if each had a step of its own, bit for bit: eviction follows each of them,
-  // and the logits of an input are n_drafts + 1 rows: before each draft and after the last.
+  // Drafts are read as if each had a step of its own, bit for bit: eviction follows each of them.
+  // An input then has n_drafts + 1 rows of logits: one before each draft and one after the last.
   std::span<const float> step(std::span<const Input> inputs);
 
   // Removes the last `n` drafts of a sequence's last step, which no other step has followed. The
   // sequence is, bit for bit, as if it had never read them.
   void retract(int32_t sequence, int32_t n);
 
-  // step() that only returns the most likely tokens [n_inputs], or [rows of logits] with drafts.
+  // Like step(), but returns only the most likely tokens: [n_inputs], with drafts one per row.
   std::span<const int32_t> greedy(std::span<const Input> inputs);
 
-  // step() that only returns the largest logits [n_inputs], and the weight of the others at
+  // Like step(), but returns only the largest logits [n_inputs], and the weight of all others at
   // temperatures [n_inputs] (0: not needed). Requires selects(); the inputs have no drafts.
   bool selects() const { return model_->backend->capabilities().largest_logits; }
   std::span<const LargestLogits> select(std::span<const Input> inputs,

@@ -195,7 +195,7 @@ std::byte* allocate_copies(Backend& backend, const std::vector<Tensor*>& tensors
   return owned.back().data();
 }
 
-// Can experts, which are row ranges of one tensor, be divided where a copy's rows can?
+// Whether experts, which are row ranges of one tensor, begin where a repacked copy can be divided.
 bool divisible(const Config& c) {
   return c.mixture.n_experts == 0 || (c.mixture.n_ff % kRowGroup == 0 && c.n_embd % kRowGroup == 0);
 }

@@ -1,5 +1,5 @@
-// AdmissionQueue: generations that wait for a sequence, in order of arrival. At most a given number
-// of eager ones are admitted to it; the others wait for admission, and are notified of it.
+// AdmissionQueue: generations that wait for a sequence, in order of arrival. It admits at most a
+// given number of eager ones; the others wait, and are notified when they are admitted.
 //
 // Guarded by the mutex of the engine's monitor.
 #pragma once
@@ -37,7 +37,8 @@ class AdmissionQueue {
   // Admits generations while there is room. Without memory, it admits them at a later call.
   void admit() noexcept;
 
-  // A generation for which `test` holds, those that wait for admission first; nullptr: none.
+  // Returns a generation for which `test` holds, first among those that wait for admission, or
+  // nullptr.
   template <typename Test>
   Handle find(Test test) const {
     for (const std::deque<Handle>* const list : {&unadmitted_, &admitted_}) {

@@ -28,7 +28,7 @@ class BucketedDraw {
     int32_t count = 0;
   };
 
-  // Memory for a row, which draws of one thread share, so that it stays in the processor's cache.
+  // Memory for a row. The draws of a thread share it, so that it stays in the processor's cache.
   struct Scratch {
     void resize(const LogitRow& row);
 

@@ -356,7 +356,7 @@ void Engine::close() noexcept {
   }
   cancel_all({});
   if (in_callback()) return;
-  std::thread worker;  // if several threads call close(), only one joins it
+  std::thread worker;  // joined by only one of the threads that call close()
   {
     const Lock lock(monitor_->mutex);
     if (!runner_.is_leader()) worker.swap(worker_);

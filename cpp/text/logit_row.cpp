@@ -12,7 +12,7 @@ void LogitRow::resize(size_t n) {
   if (logits_.size() < n_peaks * kBlock) {
     peaks_.resize(n_peaks);
     largest_peaks_.resize(n_peaks);
-    logits_.resize(n_peaks * kBlock);  // last: with it the others have their sizes too
+    logits_.resize(n_peaks * kBlock);  // last, because the test above looks only at its size
   }
   n_ = n;
   n_peaks_ = n_peaks;

@@ -57,11 +57,11 @@ class PrefixPlanner {
   // have room for them. Returns false if it turns out to be invalid: the sequence is empty again.
   bool load(const FoundPrefix& prefix, const PrefixReader& reader, std::vector<float>& logits);
 
-  // Plans for a reader that has its whole prompt, of which n_cached tokens were found.
+  // Plans for a reader that has its whole prompt; n_cached of its tokens were found.
   void plan(const PrefixReader& reader, size_t n_cached);
 
-  // Plans for a reader of a prompt to save a state that another prompt, of which n_cached tokens
-  // were found, can start from. Returns false if it will reach none that covers enough more tokens.
+  // Plans that a reader saves a state from which another prompt can start; n_cached tokens of that
+  // prompt were found. Returns false if the reader will reach no state that covers enough more.
   bool plan_for(const PrefixReader& reader, std::span<const int32_t> prompt,
                 std::span<const KvPolicy> policies, size_t n_cached,
                 std::span<const TokenSpan> replies = {});

@@ -10,7 +10,7 @@ void Repetitions::reserve(size_t n_tokens) {
   if (n > tokens_.capacity()) tokens_.reserve(std::max(n, 2 * tokens_.capacity()));
 }
 
-// Old tokens are dropped once there are as many of them as of recent ones.
+// Drops the old tokens once they are as many as the recent ones.
 void Repetitions::accept(std::span<const int32_t> tokens) noexcept {
   const size_t max_tokens = max_tokens_ < 0 ? SIZE_MAX / 2 : static_cast<size_t>(max_tokens_);
   if (tokens.size() > max_tokens) tokens = tokens.last(max_tokens);

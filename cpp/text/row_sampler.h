@@ -30,8 +30,8 @@ class RowSampler {
   void pass(std::span<const StepRow> rows, std::span<const Input> inputs,
             std::span<float> temperatures, StepResults& results);
 
-  // Samples the next token of each row whose sequence has no unprocessed tokens, and the ones after
-  // it while the drafts are right; retracts the others. Reorders `rows`.
+  // Samples the next token of each row whose sequence has no unprocessed tokens, and further tokens
+  // while the drafts are right; retracts the wrong drafts. Reorders `rows`.
   void sample(std::span<StepRow> rows, const StepResults& results);
 
  private:

@@ -1,8 +1,8 @@
-// StepRunner: runs the steps of an engine: selects the generations of a step, has them computed and
+// StepRunner: runs the steps of an engine. It selects the generations of a step, computes them and
 // publishes their results.
 //
 // At most one thread computes at a time. Member functions require the lock of the engine's monitor;
-// those that take it release it while they compute.
+// those that are given the lock release it while they compute.
 #pragma once
 
 #include <cstdint>

@@ -57,8 +57,8 @@ __device__ int32_t number(int32_t n, int32_t* scratch, const Is& is, const Found
   return before;
 }
 
-// Sorts keys [n] in ascending order. A bitonic sort in which every exchange puts the smaller key
-// first, so that keys past the end, as if infinite, would stay there.
+// Sorts keys [n] in ascending order: a bitonic sort in which every exchange puts the smaller key
+// first, so that infinite keys past the end would stay there, and need not exist.
 __device__ inline void sort(uint64_t* keys, int32_t n) {
   for (int32_t merged = 2; merged / 2 < n; merged *= 2) {
     for (int32_t apart = merged / 2; apart > 0; apart /= 2) {

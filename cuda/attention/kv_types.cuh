@@ -166,8 +166,8 @@ __device__ inline float element(DType dtype, const std::byte* row, int i) {
   return with_row(dtype, [&]<class Row>(Row) { return Row::one(row, i); });
 }
 
-// ---- Writing a row of n elements, of which each warp writes whole blocks of 32; x is in shared
-// memory. Quantized types round as GGUF's reference does: products are not fused with sums. ----
+// ---- Writing a row of n elements: each warp writes whole blocks of 32; x is in shared memory.
+// Quantized types round as GGUF's reference does: products are not fused with sums. ----
 
 __device__ inline F16 f16_of(float x) { return {__half_as_ushort(__float2half_rn(x))}; }
 

@@ -7,8 +7,8 @@
 
 namespace h2o::cuda {
 
-// Keys of one kv_head. Row r of the segment sees the first kept + r + 1. The segment's rows are in
-// free slots if they all fit, otherwise staged until every row has attended.
+// Keys of one kv_head. Row r of the segment sees the first kept + r + 1 of them. The segment's rows
+// are in free slots if all fit, and otherwise staged until every row has attended.
 struct SegmentKeys {
   __device__ SegmentKeys(const KvView& cache, const Segment& segment, int32_t kv_head)
       : head(cache.head(segment.sequence, kv_head)),

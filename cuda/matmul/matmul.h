@@ -25,8 +25,8 @@ class Matmul {
   // for them, so that nothing is allocated later.
   Tensor upload(const Tensor& host, std::byte* to);
 
-  // Each product y = x w.weight^T + w.bias, or y += it, bit-identical to computing it alone. For
-  // few rows, and tens with quantized weights, products with weights of one type share a launch.
+  // Computes each product y = x w.weight^T + w.bias, or adds it to y, bit-identical to computing it
+  // alone. For few rows (tens with quantized weights), products with one type share a launch.
   void multiply(std::span<const Product> products, const Tensor& x, bool add);
 
   // Backend::matmul_gated in one launch, for few rows and weights that are not quantized: otherwise

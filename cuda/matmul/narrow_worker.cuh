@@ -320,8 +320,8 @@ class Worker {
   std::byte* from_;                 // the next to be multiplied
   int group_;                       // its first group
   int copied_;                      // the first group of weights to be copied
-  const std::byte* rows_[kGroups];  // of weights: those that this lane copies pieces of
-  const std::byte* row_;            // and the one that it copies the rest of
+  const std::byte* rows_[kGroups];  // weights that this lane copies pieces of
+  const std::byte* row_;            // the row that it copies the rest of
   const uint16_t* x_;               // the next piece of x to be copied
   int64_t x_stride_;                // to the next row of this lane
   float sums_[kOutTiles][kRowTiles][4] = {};

@@ -28,7 +28,7 @@ _LANGUAGES = {
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages, and those that they lead to."""
+    """Add a page for each file that a page links to, and for the files that those link to."""
     root = _root(config)
     pages = [file for file in files.documentation_pages() if file.abs_src_path is not None]
     to_read = [Path(str(file.abs_src_path)) for file in pages]

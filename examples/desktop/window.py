@@ -43,7 +43,7 @@ class Window(Qw.QMainWindow):
         self.open(model)
 
     def open(self, path: Path) -> None:
-        """Open a model with the slider's budget; the text goes on if it is the same."""
+        """Open a model with the slider's budget; if its file is the same, the text continues."""
         self.worker.stop()
         percent = self.slider.value()
         self._ask(self.worker.open, path, None if percent == 100 else percent / 100)

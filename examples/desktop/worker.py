@@ -92,7 +92,7 @@ class Worker(QObject):
         return ""
 
     def open(self, path: Path, budget: float | None, stopping: threading.Event) -> str:
-        """Open a model, or keep the former one; the conversation goes on if it is the same."""
+        """Open a model; if its file is the same, the conversation continues."""
         generator = Generator(path, hh=budget, n_batch=128, seed=self._seed)  # stops soon
         if self._generator is not None:
             self._generator.close()

@@ -187,7 +187,7 @@ export class Message {
   }
 }
 
-// A piece of a text that goes on.
+// One piece of a text that the model continues.
 export class Piece {
   constructor(message, act) {
     this.message = message;

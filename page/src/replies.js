@@ -42,7 +42,8 @@ function made(conversation, parent, role, content = "") {
   return { id: store.newId(), conversation: conversation.id, parent, role, content, state: "done", created: Date.now() };
 }
 
-// place: a conversation and its messages. An empty text, in a text that goes on, adds none.
+// place: a conversation and its messages. An empty `text` adds no message if the model continues a
+// text.
 export function ask(place, text, parent = place.conversation.leaf) {
   const { conversation } = place;
   const question = text || conversation.mode === "chat" ? made(conversation, parent, "user", text) : null;
@@ -122,7 +123,7 @@ async function run({ conversation, messages }, reply, added, text = "") {
   } else if (isContinued) {
     Object.assign(reply, { state: before.state, reason: before.reason });
     save(reply);
-  } else { // as if it had not been said
+  } else { // forget the question too
     for (const { id } of added) messages.delete(id);
     conversation.leaf = before.leaf;
     if (!isDeleted) {

@@ -1,8 +1,8 @@
 // Conversations in IndexedDB. A conversation has a tree of messages, whose branches are the versions
 // of a message; `leaf` is the last message of the shown branch.
 //
-// Every message is a record of its own, so tabs do not overwrite each other's. What cannot be
-// written stays in memory, is announced, and is tried again with the next change.
+// Every message is a record of its own, so tabs do not overwrite each other's. A record that cannot
+// be written stays in memory, is announced, and is tried again with the next change.
 
 import { openDB } from "idb";
 import * as old from "./old_conversations.js";
@@ -291,7 +291,7 @@ export async function everything() {
   return all;
 }
 
-// Adds conversations in the form that everything() returns; those that are there already are joined.
+// Adds conversations in the form that everything() returns, and merges those that exist already.
 export async function add(all) {
   for (const { messages, ...conversation } of all) {
     const known = conversations.get(conversation.id) ?? conversation;

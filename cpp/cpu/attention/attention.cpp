@@ -182,7 +182,7 @@ class Attend {
     };
     int64_t n_recalling = 0;
     for (const Segment& segment : segments_) n_recalling += tiles(segment);
-    // The workspace has room for the parts of some tiles, counted with those that recall nothing.
+    // The workspace has room for the parts of some tiles; those that recall nothing count too.
     if (divides_evenly(n_recalling) || n_tiles_ > work_.n_tiles()) {
       pool_.for_each(n_recalling, [&](int thread, int64_t index) {
         for_range(index, index + 1, tiles, [&](const Segment& segment, int64_t i, int64_t) {

@@ -18,8 +18,8 @@ namespace h2o {
 // that merging costs almost nothing.
 constexpr int64_t kKeyBlock = 512;
 
-// Between the exponentials of one query and the next: a cache line more, since rows 2 KiB apart
-// would share a few sets of the L1 cache.
+// Distance between the exponentials of one query and the next: a cache line is added, because rows
+// 2 KiB apart would share a few sets of the L1 cache.
 constexpr int64_t kExpsStride = kKeyBlock + 16;
 
 // Partial softmax sums over some keys, for each query of a tile.

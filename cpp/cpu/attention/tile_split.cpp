@@ -7,8 +7,8 @@
 namespace h2o {
 namespace {
 
-// Rows have the same bits alone and in chunks. For a single row, keys and values are split for the
-// queries of one group only, and with fewer of these, products of floats are faster.
+// The smallest group of queries for which splitting pays: a single row splits keys and values for
+// one group only, and must have the same bits as in a chunk.
 constexpr int32_t kMinGroup = 7;
 
 // Values that are staged at a time for few queries: they stay in the L1 cache.
@@ -142,8 +142,8 @@ class Tile::SplitBlock {
                                    .workspace = workspace_});
   }
 
-  // If some values are not finite, which times 0 is NaN: for each query those that it sees.
-  // Replaces the sums and staged values.
+  // Sums, for each query, only the values that it sees, because a value that is not finite times 0
+  // is NaN. Replaces the sums and staged values.
   void add_values_one_by_one(int64_t begin, int64_t end, int64_t n) const {
     for (int64_t i = begin; i < end; ++i) {
       const float* const power = exps_ + i * kExpsStride;

@@ -150,8 +150,8 @@ struct MXFP4 : OneGroup<MXFP4, BlockMXFP4> {
 
 constexpr int64_t kLine = 64;  // bytes of a cache line
 
-// Outputs of one row before they are written: those of the next row are far away, which no hardware
-// prefetcher follows.
+// Prefetches the outputs of a row before they are written: the next row's are too far away for
+// hardware prefetchers.
 template <int64_t kBytes>
 H2O_INLINE void prefetch_to_write(const float* to) {
 #pragma GCC unroll 4

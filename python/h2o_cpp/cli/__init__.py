@@ -107,7 +107,7 @@ _MEANT = {
 
 
 def make_parser(command: str | None = None) -> Parser:
-    """The parser with the arguments of one command, or of all, which take longer to import."""
+    """The parser with the arguments of one command, or of all commands, which import slowly."""
     parser = Parser(
         prog="h2o-cpp",
         description="LLM inference with a bounded, heavy-hitter (H2O) KV cache.",

@@ -78,7 +78,7 @@ def open_tensors(directory: Path) -> dict[str, SourceTensor]:
     return _without_wrappers(directory, _open_tensors(directory))
 
 
-# Files that may be there instead of weights: what they are, and what to do.
+# Files that people pass instead of weights -> what they are, and what to do.
 _INSTEAD_OF_WEIGHTS = {
     "adapter_model.*": "a LoRA adapter; merge it into its base model (merge_and_unload of peft)",
     "consolidated*": "Mistral's or Meta's own layout; take the layout of transformers",

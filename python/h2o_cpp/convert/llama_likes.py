@@ -118,7 +118,7 @@ _BAICHUAN = replace(
 
 
 def _internlm2_qkv(config: Config, index: int, sizes: Sizes) -> Iterator[TensorSpec]:
-    """Q, K and V of one tensor, which has for each KV head its queries, the key and the value."""
+    """Q, K and V from one tensor that holds the queries, the key and the value of each KV head."""
     head, groups, width = sizes["head"], sizes["kv_heads"], sizes["embd"]
 
     def part(choose: slice, rotated: bool) -> Callable[[Values], Values]:

@@ -170,7 +170,7 @@ class Mixture(NamedTuple):
     shared_mlp: str = "mlp.shared_experts"
     """Its name."""
     says_shared_ff: bool = False
-    """Whether files have its size, rather than only the number."""
+    """Whether files store the size of the shared experts, not only their number."""
     n_dense: str = ""
     """The key of the number of first layers without experts."""
     scale: str = ""
@@ -178,7 +178,7 @@ class Mixture(NamedTuple):
     sigmoid: bool = False
     """Whether scores are sigmoids, rather than a softmax."""
     bias: str = ""
-    """The name of a bias of the scores, for the selection only."""
+    """The name of a bias that is added to scores only to select experts."""
     bias_shape: tuple[str, ...] = ("experts",)
 
     def metadata(self, config: Config, sizes: Sizes) -> Metadata:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from h2o_cpp.convert.modules import TensorSpec
 
-# Names of one expert's matrices -> which of the three they are.
+# Names of an expert's matrices -> gate, up or down.
 _PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 _PARTS |= {"w1": "gate", "w3": "up", "w2": "down"}
 
@@ -30,7 +30,7 @@ _RENAMED = (
 
 
 def other_specs(spec: TensorSpec) -> Iterator[TensorSpec]:
-    """The same tensor under other names, in the shapes that it has there."""
+    """The same tensor under its other names, with the shape that belongs to each."""
     if match := _EXPERT.fullmatch(spec.hf):
         layer, module, name = match.groups()
         yield from _all_experts(spec, layer, module, _PARTS[name])

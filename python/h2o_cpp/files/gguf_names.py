@@ -64,7 +64,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def choose_model(names: Sequence[str], where: str, quant: str | None = None) -> str:
-    """The only model among GGUF files, or the only one of a type; of a split model the first file.
+    """The only model among GGUF files, or the only one of a type; the first file of a split model.
 
     Raises ValueError if there are several, or none.
     """

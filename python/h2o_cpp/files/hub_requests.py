@@ -65,7 +65,7 @@ def list_files(source: HubSource) -> Listing:
 
 @contextmanager
 def open_url(url: str, headers: Mapping[str, str] | None = None) -> Iterator[Any]:
-    """A response of httpx, of which nothing is read yet and nothing is encoded.
+    """A response of httpx whose body is not encoded and has not been read.
 
     Redirects are followed to https, and from http also to http. Raises the errors that hub_errors()
     translates, and OSError for other redirects and for an encoded answer.

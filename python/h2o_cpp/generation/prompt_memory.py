@@ -39,12 +39,12 @@ class PromptParts:
 
     @staticmethod
     def of(turn: ChatTurn) -> PromptParts:
-        """Those of the prompt of a turn."""
+        """The parts of the prompt of a turn."""
         return PromptParts(turn.n_dropped, turn.prompt.messages)
 
     def then(self, n: int, after: ChatPrompt) -> PromptParts:
-        """Those of a prompt that has these, n tokens, and goes on with the next messages, as from
-        ChatTemplate.prompt_after_reply().
+        """The parts of a prompt that consists of this one, n tokens long, and further messages, as
+        ChatTemplate.prompt_after_reply() returns them.
         """
         moved = (tuple((n + i, n + j) for i, j in places) for places in after.messages)
         both = zip_longest(self.messages, moved, fillvalue=())

@@ -30,7 +30,7 @@ def rerank(runtime: Runtime, query: str, documents: Sequence[str]) -> NDArray[np
 def pair_prompts(
     tokenizer: Tokenizer, n_labels: int, query: str, documents: Iterable[str]
 ) -> list[list[int]]:
-    """The tokens by which a model with `n_labels` scores the query with each document.
+    """The prompts for which a model with `n_labels` scores the query with each document.
 
     Special tokens in these texts are ordinary text. Raises ValueError for another kind of model.
     """

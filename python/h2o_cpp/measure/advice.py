@@ -276,7 +276,7 @@ def _archived(one: Trial, full: Trial, costs: _Costs) -> Archived:
 
 
 def _shares(archive: KvDType | None, pages: int | None, heads: Any) -> list[float] | None:
-    """The shares of the KV heads to try, the smallest first; None: those that suit the model.
+    """The shares of the KV heads to try, smallest first; None: choose them for the model.
 
     Raises ValueError for invalid options of the archive.
     """

@@ -100,8 +100,8 @@ class ChatTemplate:
     def __init__(
         self, source: str | None, tokenizer: Tokenizer, *, tool_parser: str | None = None
     ) -> None:
-        """source: as for read_template(), or the name of one in the model file; default: the
-            model file's own.
+        """source: as for read_template(), or the name of a template in the model file; default:
+            the model's own template.
 
         tool_parser: a name from h2o_cpp.reply.FORMATS; default: from the template.
         """

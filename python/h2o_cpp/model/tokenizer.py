@@ -100,7 +100,7 @@ class Tokenizer:
         return self.begun(self.encode_parts(parts, most=most))
 
     def begun(self, ids: list[int]) -> list[int]:
-        """The tokens, after those that begin a text unless they are there."""
+        """The tokens, with those that begin a text put first if they are missing."""
         return ids if ids[:1] == self._beginning else [*self._beginning, *ids]
 
     def encode_parts(

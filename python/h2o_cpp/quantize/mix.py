@@ -104,7 +104,7 @@ class Model:
 def choose_types(
     mix: Mix, model: Model, shapes: Mapping[str, Shape], has_imatrix: bool = False
 ) -> dict[str, GGMLQuantizationType]:
-    """The types of the tensors to quantize; the others keep theirs.
+    """The type of each tensor to quantize; other tensors keep theirs.
 
     `shapes`: by name, in numpy's order, rows before columns.
     """

@@ -14,8 +14,7 @@ class Tools:
     """The tools that a reply may call."""
 
     def __init__(self, names: Collection[str] | None) -> None:
-        """`names`: None: any tool; empty: none; a mapping also gives the schemas of their
-        arguments."""
+        """`names`: None: any tool; empty: none; a mapping has the schemas of their arguments."""
         self._names = None if names is None else frozenset(names)
         self._schemas: Mapping[str, Any] = names if isinstance(names, Mapping) else {}
 

@@ -57,7 +57,7 @@ FORMATS: Final = {
     )
 }
 
-# Follows a description of the tools in the prompt, whatever the chat template has of its own.
+# For templates without tools or with an unknown format: the prompt describes the tools.
 GENERIC: Final = replace(FORMATS["hermes"], name="generic")
 FORMATS[GENERIC.name] = GENERIC
 

@@ -126,7 +126,7 @@ def before_form(r: Rules) -> str:
 
 
 def _separated(r: Rules, rules: list[tuple[str, bool]]) -> str:
-    """The rules in order with commas between; those that are not required may be left out."""
+    """The rules in order, separated by commas; those that are not required may be absent."""
     comma = r.text(",")
     first, more = "", ""  # what may follow if nothing has been written, and otherwise
     for rule, required in reversed(rules):

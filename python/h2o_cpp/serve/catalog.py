@@ -171,7 +171,10 @@ class Catalog:
                     await self._unload(entry)
 
     def find(self, name: str | None) -> Entry:
-        """The model of this name; None, or any_name: the only one. Raises ApiError."""
+        """The model of this name, or the only model if `name` is None or any name will do.
+
+        Raises ApiError.
+        """
         if len(self.entries) == 1 and (name is None or self._any_name):
             [entry] = self.entries.values()
             return entry

@@ -33,7 +33,7 @@ ContentPart = ByType[TextPart | RefusalPart]
 
 
 def text_of(content: str | list[Any]) -> str:
-    """A message's text, of which its parts may have a piece each."""
+    """A message's text: its content, or the joined texts of its parts."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 

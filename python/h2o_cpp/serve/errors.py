@@ -105,7 +105,7 @@ class TooLongError(ApiError):
 
     @property
     def for_anthropic(self) -> str:
-        """In the words by which clients recognize it."""
+        """The message in the words by which Anthropic's clients recognize it."""
         if self._most is None:
             return f"prompt is too long: {self}"
         return f"prompt is too long: at least {self._most + 1} tokens > {self._most} maximum"

@@ -271,7 +271,7 @@ class Service:
         return self._pooled(prompts, "rank")
 
     def _pooled(self, prompts: Sequence[list[int]], pooling: Pooled) -> Outputs:
-        """Submit prompts, of which only some wait in the queue at a time."""
+        """Submit prompts, a few at a time, so that other requests find room in the queue."""
 
         def output(i: int, completion: Completion) -> Output:
             return Output(i, prompts[i], completion, Record(), self.generator.policy)

@@ -29,7 +29,7 @@ class _Stored(NamedTuple):
 
 
 class StoredResponses:
-    """The last responses of one client; those that were not used for longest leave first.
+    """The last responses of one client; the least recently used are dropped first.
 
     Several threads may use it.
     """

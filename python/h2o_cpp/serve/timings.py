@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Timings(BaseModel):
-    """Tokens and times; the first token comes with the prompt, so it takes no time of its own."""
+    """Tokens and times. The first token comes with the prompt and takes no time of its own."""
 
     cache_n: int  # prompt tokens from the prefix cache
     prompt_n: int
