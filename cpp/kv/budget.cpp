@@ -31,7 +31,7 @@ int64_t tokens_of(const char* name, const Amount& amount, int32_t n_ctx) {
 
 // Requires hh, if parts of it are given.
 void check_without_hh(const Budget& budget) {
-  constexpr const char* kPart = " needs hh, of which it is a part";
+  constexpr const char* kPart = " is a part of hh, which is not given";
   if (budget.recent) throw InvalidArgument(concat("recent=", shown(*budget.recent), kPart));
   require(budget.n_sinks == 0, "n_sinks=", budget.n_sinks, kPart);
   if (!budget.policy) return;

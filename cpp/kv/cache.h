@@ -50,8 +50,8 @@ class KvCache {
   // Adds the rows of a batch to their sequences, after it has passed through every layer.
   void advance(const Batch& batch);
 
-  // Removes the last `n` tokens of a sequence, drafts in the batch of the last advance(), as if they
-  // had never been read.
+  // Removes the last `n` tokens of a sequence as if they had never been read. They must be drafts
+  // from the last advance().
   void retract(const Batch& batch, int32_t sequence, int32_t n);
 
   // For batches of several turns; nullptr unless shape().max_drafts > 0.

@@ -72,7 +72,7 @@ void check_policy(const KvPolicy& policy, int32_t layer, ByteReader& reader) {
   const bool same_numbers = got.sinks == policy.sinks && got.heavy == policy.heavy &&
                             got.recent == policy.recent && got.tail_begin == policy.tail_begin &&
                             got.tail_end == policy.tail_end;
-  throw FormatError(concat(reader.what(), " is of another policy: in layer ", layer, " it keeps ",
+  throw FormatError(concat(reader.what(), " has another policy: in layer ", layer, " it keeps ",
                            describe(got), ", this cache ", describe(policy),
                            same_numbers ? ", scored in another way" : "",
                            "; open it with the hh, policy and n_ctx that it was saved with"));

@@ -114,7 +114,7 @@ OpenSnapshot open_snapshot(std::span<const std::byte> bytes, Damage damage) {
 }
 
 void check_model(const OpenSnapshot& snapshot, uint64_t fingerprint, int32_t n_vocab) {
-  if (snapshot.model != fingerprint) throw FormatError("the snapshot is of another model");
+  if (snapshot.model != fingerprint) throw FormatError("the snapshot belongs to another model");
   for (const int32_t token : snapshot.text.tokens) {
     if (token < 0 || token >= n_vocab) {
       throw FormatError(concat("the snapshot has token ", token, ", the vocabulary has ", n_vocab));

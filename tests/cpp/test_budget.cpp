@@ -79,8 +79,8 @@ TEST_CASE("refused budgets are told what was expected") {
   CHECK(refusal({.hh = tokens(10), .n_sinks = 10}, 64) ==
         "n_sinks=10, expected 0 to less than the 10 tokens of hh=10");
 
-  CHECK(refusal({.recent = fraction(0.1)}, 64) == "recent=0.1 needs hh, of which it is a part");
-  CHECK(refusal({.n_sinks = 4}, 64) == "n_sinks=4 needs hh, of which it is a part");
+  CHECK(refusal({.recent = fraction(0.1)}, 64) == "recent=0.1 is a part of hh, which is not given");
+  CHECK(refusal({.n_sinks = 4}, 64) == "n_sinks=4 is a part of hh, which is not given");
   CHECK(refusal({.policy = "mean"}, 64) == "policy='mean' needs hh, the budget, such as hh=0.2");
   CHECK(refusal({.hh = tokens(9), .recent = tokens(2), .policy = "mean"}, 64) ==
         "give either recent or policy='mean', not both");

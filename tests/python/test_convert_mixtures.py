@@ -237,7 +237,7 @@ def test_max_resident_does_not_change_logits(tmp_path: Path, name: str) -> None:
             "some layers",
         ),
         ("exaone_moe", {"mlp_layer_types": ["dense", "sparse"] * 2 + ["dense"]}, "mlp_layer_types"),
-        ("glm4_moe", {"n_routed_experts": 2}, "num_experts_per_tok is 3, of 2 experts"),
+        ("glm4_moe", {"n_routed_experts": 2}, "num_experts_per_tok is 3, but there are 2 experts"),
     ],
 )
 def test_what_files_cannot_express_is_refused(

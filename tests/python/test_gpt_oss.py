@@ -127,7 +127,7 @@ def test_invalid_mxfp4_tensors_are_rejected(tmp_path: Path, change: str, message
     [
         ({"swiglu_limit": 6.0}, "swiglu_limit is 6.0: other limits"),
         ({"attention_bias": False}, "attention_bias is False"),
-        ({"num_experts_per_tok": 6}, "num_experts_per_tok is 6, of 5 experts"),
+        ({"num_experts_per_tok": 6}, "num_experts_per_tok is 6, but there are 5 experts"),
         ({"quantization_config": {"quant_method": "fp8"}}, "the weights are quantized"),
     ],
 )

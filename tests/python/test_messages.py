@@ -64,12 +64,12 @@ CASES: list[tuple[Callable[[Any], object], str]] = [
     (lambda p: p.full.tokenize(5), "text=5, expected a str"),
     (
         lambda p: p.small.load(p.full.read("Hello there")),
-        "of another policy: in layer 0 it keeps everything, this cache 0 sinks, 4 heavy hitters and"
-        " 4 recent tokens; open it with the hh, policy and n_ctx",
+        "has another policy: in layer 0 it keeps everything, this cache 0 sinks, 4 heavy hitters "
+        "and 4 recent tokens; open it with the hh, policy and n_ctx",
     ),
     (
         lambda p: p.rotary.load(Generator(p.llama, hh=8, threads=1).read([5, 6])),
-        "of another policy: in layer 0 it keeps 0 sinks, 4 heavy hitters and 4 recent tokens, this"
+        "has another policy: in layer 0 it keeps 0 sinks, 4 heavy hitters and 4 recent tokens, this"
         " cache everything; open it with the hh, policy and n_ctx",
     ),
     (
@@ -155,7 +155,7 @@ CASES: list[tuple[Callable[[Any], object], str]] = [
     (lambda p: p.open(hh=1), "hh=1 is one token, expected 1.0 for all of n_ctx"),
     (lambda p: p.open(hh=-1), "hh=-1, expected a fraction from 0 to 1 or a number of tokens"),
     (lambda p: p.open(hh="0.2"), "hh='0.2', expected a fraction, a number of tokens or 'auto'"),
-    (lambda p: p.open(recent=0.1), "recent=0.1 needs hh, of which it is a part"),
+    (lambda p: p.open(recent=0.1), "recent=0.1 is a part of hh, which is not given"),
     (
         lambda p: p.open(hh=0.2, recent=0.5),
         "recent=0.5 is 32 tokens, expected at most the 12 of hh=0.2",

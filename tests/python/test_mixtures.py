@@ -104,7 +104,7 @@ def test_converted_tensor_names_and_types(
     [
         ({"decoder_sparse_step": 2}, "decoder_sparse_step is 2: some layers have no experts"),
         ({"mlp_only_layers": [0]}, r"mlp_only_layers is \[0\]: some layers have no experts"),
-        ({"num_experts_per_tok": 33}, "num_experts_per_tok is 33, of 32 experts"),
+        ({"num_experts_per_tok": 33}, "num_experts_per_tok is 33, but there are 32 experts"),
         ({"num_experts": 33}, "missing|has shape"),
     ],
 )

@@ -32,7 +32,7 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("run x --hh 0", "--hh 0 keeps no token of --n-ctx 2048, expected at least 1"),
         ("run x --hh 1", "--hh 1 is one token, expected 1.0 for all of --n-ctx, or at least 2"),
         ("run x --hh 1.5", "--hh 1.5, expected a fraction from 0 to 1 or a number of tokens"),
-        ("run x --recent 0.1", "--recent 0.1 needs --hh, of which it is a part"),
+        ("run x --recent 0.1", "--recent 0.1 is a part of --hh, which is not given"),
         ("run x --policy window", "--policy 'window' needs --hh, the budget, such as --hh 0.2"),
         ("run x --hh auto --policy h2o", "--hh 'auto' includes a policy, expected --hh as a "),
         ("run x -c 4096", "--n-ctx 4096, expected at most the trained length, 2048"),

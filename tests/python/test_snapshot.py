@@ -144,7 +144,7 @@ def test_snapshots_of_other_models_and_contexts_are_rejected(
 ) -> None:
     other = _core.Model(data / "golden" / "qwen3.gguf", device="cpu", threads=1)
     session = open_session(other, Policy.h2o(4, 4), n_ctx=N_TRAIN, n_batch=8)
-    with pytest.raises(ValueError, match="of another model"):
+    with pytest.raises(ValueError, match="the snapshot belongs to another model"):
         session.load(0, saved)
     full = open_session(llama_model, Policy.full(), n_ctx=30, n_batch=8)
     read(full, [1] * 30)

@@ -25,7 +25,7 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "embed": ("print the embedding of a text", 'embed model.gguf "The old man"'),
         "serve": (
-            "serve models over OpenAI's API, with a page to chat",
+            "serve models over OpenAI's API, with a chat page",
             "serve -m model.gguf --hh 0.2 --memory 4GiB",
         ),
     },

@@ -2,8 +2,8 @@
 
 The text is a file, or questions and answers, one {"question": ..., "answer": ...} per line of a
 .jsonl file, whose answers are then measured. Measures the perplexity with the full cache, and
-bisects the budget of each policy. The first answer, from a short part of the text, comes soon;
-Ctrl-C keeps the best answer so far. If perplexity does not always fall as the budget grows, a
+bisects the budget of each policy. A first answer, from a short part of the text, comes soon; Ctrl-C
+keeps the best answer so far. If perplexity does not always fall as the budget grows, a
 budget below the advised one may be as good. Types of K and V are compared by bytes. --archive also
 finds the smallest cache whose evicted tokens are archived; among several shares of heads, the one
 with the fewest bytes of cache and archive. --write stores the advice (with --archive, that with an

@@ -74,7 +74,7 @@ def _rows(found: Measurement) -> dict[str, str]:
         f" K and V {mebibytes(found.decode_kv_bytes)}",
         "weights": mebibytes(found.weight_bytes),
         "cache": cache,
-        "most memory resident": (
+        "peak resident memory": (
             "unknown" if found.peak_rss_bytes is None else mebibytes(found.peak_rss_bytes)
         ),
         "load": f"{found.load_seconds:.3f} s",

@@ -78,7 +78,7 @@ def add_cache(parser: Parser, *, n_batch: int = 512, memory: bool = False) -> No
     )
     add_n_ctx(
         cache,
-        "the context: most tokens of a sequence, unless positions roll; a fraction --hh refers "
+        "the context: maximum length of a sequence, unless positions roll; a fraction --hh refers "
         "to it",
         f"the trained length, up to {_core.DEFAULT_N_CTX}",
     )

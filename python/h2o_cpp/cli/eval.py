@@ -45,7 +45,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--limit", type=integer, metavar="N", help="only N documents of each task (default: all)"
     )
-    add_n_ctx(parser, "most tokens of a request", "as trained")
+    add_n_ctx(parser, "maximum length of a request, in tokens", "as trained")
     add_n_batch(
         parser, None,
         "tokens per chunk, each followed by eviction (default: the whole context)",

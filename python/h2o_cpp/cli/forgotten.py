@@ -11,7 +11,7 @@ _SHOWN = 40  # characters of a message
 
 
 def lost_messages(messages: Sequence[Message], memory: PromptMemory) -> set[int]:
-    """The numbers of messages of which nothing is kept: the system's, and earlier whole turns."""
+    """The numbers of messages that are all forgotten: the system's, and those of earlier turns."""
     lost = {i for i, share in enumerate(memory.messages) if share == 0}
     if memory.dropped_tokens:  # otherwise a template left them out
         lost |= {i for i, share in enumerate(memory.messages) if share is None}

@@ -40,5 +40,5 @@ def run(args: argparse.Namespace) -> int:
         threads=args.threads,
         overwrite=args.force,
     )
-    tell(f"wrote {args.output}, of {n_tokens} tokens")
+    tell(f"wrote {args.output}, measured on {n_tokens} tokens")
     return 0

@@ -180,8 +180,8 @@ def add_template(parser: Arguments) -> None:
         "--chat-template",
         "--chat-template-file",
         metavar="NAME",
-        help=f"chat template: one of {', '.join(BUILTIN_TEMPLATES)}; one that the model has beside "
-        "its own, such as rag; or a Jinja2 file, or its text (default: the model's own)",
+        help=f"chat template: one of {', '.join(BUILTIN_TEMPLATES)}; another template in "
+        "the model file, such as rag; or a Jinja2 file, or its text (default: the model's own)",
     )
 
 
@@ -198,7 +198,7 @@ def add_machine(parser: Parser, *, resident: bool = False) -> None:
         machine.add_argument(
             "--max-resident",
             metavar="SIZE",
-            help="most memory for weights on the device, such as 2GiB; layers that do not fit are "
+            help="memory for weights on the device, such as 2GiB; layers that do not fit are "
             "read again in every pass (default: all weights stay)",
         )
         machine.add_argument(

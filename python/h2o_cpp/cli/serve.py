@@ -1,4 +1,4 @@
-"""Serve models with OpenAI's, Anthropic's and Ollama's APIs, and a web page to chat.
+"""Serve models with OpenAI's, Anthropic's and Ollama's APIs, and a chat page.
 
 After SIGTERM or Ctrl-C, requests in progress have --grace seconds to finish. With --models, SIGHUP
 reloads the list. Needs the extra `serve`.
@@ -67,7 +67,7 @@ def add_arguments(parser: Parser) -> None:
     )
     server.add_argument(
         "--strict-model", action="store_true",
-        help="requests for a model of another name get status 404 (default: an only model answers)",
+        help="answer status 404 to other model names (default: a single model answers to any name)",
     )  # fmt: skip
     add_template(server)
     server.add_argument(
@@ -112,8 +112,8 @@ def add_arguments(parser: Parser) -> None:
 
     server.add_argument(
         "--drain", type=integer, default=0, metavar="SECONDS",
-        help="time at shutdown in which /ready says so, but requests are still taken (default: "
-        "%(default)s)",
+        help="time at shutdown during which /ready fails but requests are still accepted "
+        "(default: %(default)s)",
     )  # fmt: skip
     server.add_argument(
         "--log-format", choices=("text", "json"), default="text",
@@ -122,29 +122,30 @@ def add_arguments(parser: Parser) -> None:
 
     limits = parser.add_argument_group("limits")
     add_sequences(limits, "sequences decoded at once")
-    add_max_tokens(limits, None, "most tokens of an output")
+    add_max_tokens(limits, None, "maximum length of an output, in tokens")
     limits.add_argument(
         "--protect", choices=("system",),
-        help="system: the system prompt of every conversation is never evicted, inside the budget, "
-        "unless a request has protect (default: evicted as other tokens)",
+        help="system: never evict the system prompt of a conversation, unless the request sets "
+        "protect (default: evict it like other tokens)",
     )  # fmt: skip
     limits.add_argument(
         "--truncation", choices=("error", "auto"), default="error",
-        help="what happens to a longer prompt, unless a request says it: status 400, or auto: "
+        help="what happens to a longer prompt, unless the request decides: status 400, or auto: "
         "conversations lose their oldest turns, texts their oldest tokens (default: %(default)s)",
     )  # fmt: skip
     limits.add_argument(
         "--prefix-cache", default="256MiB", metavar="SIZE",
-        help="most memory for states of prompts; a prompt that begins like an earlier one "
-        "continues from its state, with the same output; 0: none (default: %(default)s)",
+        help="memory for states of prompts; a prompt that begins like an earlier one continues "
+        "from its state, with the same output; 0: none (default: %(default)s)",
     )  # fmt: skip
     limits.add_argument(
         "--prefix-cache-disk", metavar="DIR",
-        help="directory for states that leave memory, also used after a restart (default: none)",
+        help="directory for states that no longer fit in memory, also used after a restart "
+        "(default: none)",
     )  # fmt: skip
     limits.add_argument(
         "--prefix-cache-disk-bytes", metavar="SIZE",
-        help="most bytes in that directory (default: 4GiB)",
+        help="disk space for that directory (default: 4GiB)",
     )  # fmt: skip
     limits.add_argument(
         "--prefix-ends", action="store_true",
@@ -152,23 +153,23 @@ def add_arguments(parser: Parser) -> None:
         "depend on what is stored (default: read incomplete chunks again)",
     )  # fmt: skip
     for name, metavar, default, what in (
-        ("max-models", "N", None, "most models of --models loaded at once (default: as many as "
+        ("max-models", "N", None, "maximum number of models loaded at once (default: as many as "
          "fit in memory)"),
         ("idle-timeout", "SECONDS", None, "unload a model of --models after this time without "
          "requests (default: never)"),
-        ("max-requests-per-key", "N", None, "most requests of one key in progress; others get "
-         "status 429 (default: no limit)"),
-        ("max-queue", "N", 64, "most requests that wait; others get status 429"),
-        ("max-prompt", "N", None, "most tokens of a prompt (default: the context; with a budget "
-         "and positions that roll, any number)"),
-        ("max-connections", "N", None, "most connections (default: 512, or half of the open files "
-         "allowed)"),
+        ("max-requests-per-key", "N", None, "maximum number of requests in progress per key; "
+         "others get status 429 (default: no limit)"),
+        ("max-queue", "N", 64, "maximum number of waiting requests; others get status 429"),
+        ("max-prompt", "N", None, "maximum length of a prompt, in tokens (default: the context; "
+         "no limit with a budget and rolling positions)"),
+        ("max-connections", "N", None, "maximum number of connections (default: 512, or half of "
+         "the allowed open files)"),
         ("header-timeout", "SECONDS", 10, "time for the headers of a request"),
         ("body-timeout", "SECONDS", 60, "time for the body of a request"),
-        ("write-timeout", "SECONDS", 60, "time in which a client must read something"),
+        ("write-timeout", "SECONDS", 60, "time in which a client must read, or is disconnected"),
         ("keep-alive", "SECONDS", 75, "idle time between requests of a connection"),
-        ("max-body", "SIZE", "8MiB", "most bytes of a request"),
-        ("max-bodies", "SIZE", "64MiB", "most bytes of all requests in progress"),
+        ("max-body", "SIZE", "8MiB", "maximum size of a request body"),
+        ("max-bodies", "SIZE", "64MiB", "maximum size of all request bodies in progress"),
     ):  # fmt: skip
         kind = str if metavar == "SIZE" else integer
         shown = "" if default is None else " (default: %(default)s)"

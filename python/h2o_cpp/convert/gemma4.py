@@ -121,7 +121,9 @@ def _details(config: Config, sizes: Sizes) -> Metadata:
     if _has_experts(config):
         used = dimension(config, "top_k_experts")
         if used > sizes["experts"]:
-            raise ValueError(f"config.json: top_k_experts is {used}, of {sizes['experts']} experts")
+            raise ValueError(
+                f"config.json: top_k_experts is {used}, but there are {sizes['experts']} experts"
+            )
         values["expert_count"], values["expert_used_count"] = sizes["experts"], used
         values["expert_feed_forward_length"] = sizes["expert_ff"]
     if config.get("final_logit_softcapping") is not None:

@@ -186,7 +186,7 @@ class Mixture(NamedTuple):
         n_experts, used = sizes["experts"], found_key(config, _USED_COUNTS)
         n_used = dimension(config, used)
         if n_used > n_experts:
-            raise ValueError(f"config.json: {used} is {n_used}, of {n_experts} experts")
+            raise ValueError(f"config.json: {used} is {n_used}, but there are {n_experts} experts")
         values: Metadata = {"expert_count": n_experts, "expert_used_count": n_used}
         if self.says_ff:
             values["expert_feed_forward_length"] = sizes["expert_ff"]
