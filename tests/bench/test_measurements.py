@@ -34,7 +34,7 @@ SMALL = {
     "attack": "--clients 1 --requests 2 --rounds 1 --prompt 4 --tokens 2 --attacks slow",
     "baselines": "--shapes small --types Q8_0 --prompts 20,30 --context 8 --decoded 2 --rounds 2"
     " --threads 1 --engines h2o --models DIRECTORY",
-    "contexts": "--shape small --layers 1 --contexts 16,40 --threads 1 --engines h2o",
+    "contexts": "--shape small --layers 1 --contexts 16,40 --threads 1 --engines h2o --drawn",
     "conversations": "--users 2 --turns 2 --prompt-tokens 9 --output-tokens 3 --rate 1000 --hh 0.2",
     "dialogue": "--turns 3 --reply 4 --n-ctx 512 --threads 1 --template chatml",
     "drafts": "MODEL --tokens 4 --rounds 1 --threads 1",

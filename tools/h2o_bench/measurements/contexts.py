@@ -22,16 +22,17 @@ from support.shapes import config
 
 SLOTS = 1024  # of the cache that does not depend on the context
 BASE = f"{OURS}, full"
+LABELS = {
+    f"{OURS}, {SLOTS} slots": f"h2o.cpp, {SLOTS} tokens kept",
+    "llama.cpp": "llama.cpp, flash attention",
+    BASE: "h2o.cpp, all tokens kept",
+}
 CHART = Chart(
     line="engine",
     x="context",
     x_title="tokens of context",
     y={"tokens/s": "Tokens per second", "MiB": "Memory of the process, MiB"},
-    labels={
-        f"{OURS}, {SLOTS} slots": f"h2o.cpp, {SLOTS} tokens kept",
-        "llama.cpp": "llama.cpp, flash attention",
-        BASE: "h2o.cpp, all tokens kept",
-    },
+    labels=LABELS,
 )
 
 
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engines", default="", metavar="NAME,...", help="beginnings of names (default: all)"
     )
+    parser.add_argument("--drawn", action="store_true", help="only engines that --plot draws")
     parser.add_argument("--models", type=Path, metavar="DIR", help="(default: temporary)")
     parser.add_argument("--threads", type=int, default=2)
 
@@ -73,6 +75,8 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
                 engines.append(openvino(path, threads, n_vocab, cache_tokens=kept // 32 * 32))
             request = Request(16, context, repeats=2)
             wanted = [one for one in engines if one.name.startswith(tuple(args.engines.split(",")))]
+            if args.drawn:
+                wanted = [one for one in wanted if one.name in LABELS]
             for row in compare(wanted, [request], 1, model=model, context=context):
                 cells = dict(row)
                 rates = {k: cells.pop(k) for k in [request.measure, "MiB"] if k in cells}
