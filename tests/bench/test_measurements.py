@@ -36,7 +36,7 @@ SMALL = {
     " --threads 1 --engines h2o --models DIRECTORY",
     "contexts": "--shape small --layers 1 --contexts 16,40 --threads 1 --engines h2o --drawn",
     "conversations": "--users 2 --turns 2 --prompt-tokens 9 --output-tokens 3 --rate 1000 --hh 0.2",
-    "dialogue": "--turns 3 --reply 4 --n-ctx 512 --threads 1 --template chatml",
+    "dialogue": "--turns 3 --reply 4 --positions auto --threads 1 --template chatml",
     "drafts": "MODEL --tokens 4 --rounds 1 --threads 1",
     "endless": "MODEL --tokens 40 --threads 1",
     "gpu": "--quick --device cpu --sections machine,grid,prefill,scores,long,paper",

@@ -24,16 +24,30 @@ from h2o_bench.results import Row
 from h2o_cpp import BUNDLED_MODEL
 from support.server_process import start_server
 
-SYSTEM = {"role": "system", "content": "Be helpful. The secret word is strawberry."}
-TEXT = "On day {} the old man went to sea in his boat. What did he see there, and what did he say?"
+SECRET = "The secret word is strawberry. If anyone asks for the secret word, say strawberry."
+SYSTEM = {"role": "system", "content": f"You are Joe. {SECRET}"}
+DAY = (
+    "On day {} the old man went to sea in his boat, with bread, water and a net. The wind came "
+    "from the {}, and he saw {} ships. "
+)
+WINDS = ("north", "east", "south", "west")
+
+
+def message(turn: int) -> str:
+    """About 140 tokens of the user, other ones in each turn."""
+    days = (
+        DAY.format(5 * turn + i, WINDS[(turn + i) % 4], (7 * turn + 3 * i) % 11) for i in range(4)
+    )
+    return f"{''.join(days)}What did he see?"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, nargs="?", default=BUNDLED_MODEL)
     parser.add_argument("--turns", type=int, default=1000)
-    parser.add_argument("--reply", type=int, default=160, help="tokens of a reply")
+    parser.add_argument("--reply", type=int, default=100, help="most tokens of a reply")
     parser.add_argument("--n-ctx", type=int, default=2048)
     parser.add_argument("--hh", default="0.2")
+    parser.add_argument("--positions", default="rolling", help="the secret stays near")
     parser.add_argument("--prefix-cache", default="64MiB")
     parser.add_argument("--template", help="as for h2o-cpp serve")
     parser.add_argument("--threads", type=int, default=2)
@@ -99,7 +113,7 @@ def llama_server(args: argparse.Namespace) -> Iterator[tuple[int, int]]:
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     words = [args.model, "--n-ctx", args.n_ctx, "--hh", args.hh, "--threads", args.threads]
-    words += ["--prefix-cache", args.prefix_cache]
+    words += ["--positions", args.positions, "--prefix-cache", args.prefix_cache]
     words += ["--max-sequences", 1] + (["--template", args.template] if args.template else [])
     ours = [*map(str, words)]
     ways = {"h2o.cpp": serving(*ours), "and pinned": serving(*ours, "--protect", "system")}
@@ -110,8 +124,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         with running as (port, process):
             talk, seen = Talk(port), []
             for turn in range(args.turns):
-                text = TEXT.format(turn)
-                _, first, rate = talk.say(text, max_tokens=args.reply, ignore_eos=True, seed=turn)
+                _, first, rate = talk.say(message(turn), max_tokens=args.reply, seed=turn)
                 seen.append((first, rate, memory_mb(process)))
             found = [
                 [median(one) for one in zip(*some, strict=True)]
