@@ -187,7 +187,10 @@ class ChatTemplate:
         Raises ValueError if the template rejects them, and for a message that cannot be continued.
         """
         one = self.for_tools if tools else self
-        given = one._given(messages, tools, documents, variables, continue_final_message)
+        given = one._given(
+            messages, tools, documents, variables, continue_final_message,
+            describe=one.describes_tools,
+        )  # fmt: skip
         parts = [*_joined(chain(one._parts(given.text), one._final_parts(given.final)))]
         each = [*self._tokenizer.encode_each(parts, most=most)]
         after = [*chain.from_iterable(one.tokens for one in each)]
@@ -286,9 +289,16 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
     ) -> str:
-        """The rendered conversation, in which text from messages may look like special tokens."""
+        """The rendered conversation, in which text from messages may look like special tokens.
+
+        A template that renders tools itself renders them here, also if the format of its calls is
+        unknown, for which prompt() describes another one.
+        """
         one = self.for_tools if tools else self
-        given = one._given(messages, tools, documents, variables, continue_final_message)
+        given = one._given(
+            messages, tools, documents, variables, continue_final_message,
+            describe=one.describes_tools and "tools" not in one.source,
+        )  # fmt: skip
         return str.__str__(given.text) + given.final
 
     def _given(
@@ -298,6 +308,8 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any] | None,
         continued: bool,
+        *,
+        describe: bool,
     ) -> _Rendered:
         _check_messages(messages)
         given = {**(variables or {}), "tools": tools or None, "documents": documents or None}
@@ -307,7 +319,7 @@ class ChatTemplate:
             final = text_to_continue(messages)
             before = messages[:-1]
             given["add_generation_prompt"] = True
-        prompt = self._render(before, given)
+        prompt = self._render(before, given, describe)
         think, thinking = self.format.think, self._thinks(prompt)
         if not final:
             return _Rendered(prompt, thinking)
@@ -318,7 +330,7 @@ class ChatTemplate:
         # The template may begin replies with more than the generation prompt, such as a space, an
         # empty reasoning or a channel, but it may also render earlier messages differently.
         given["add_generation_prompt"] = False
-        replied = self._render([*before, {**messages[-1], **_REPLY}], given)
+        replied = self._render([*before, {**messages[-1], **_REPLY}], given, describe)
         spans = _reply_spans(replied)
         text = replied[: spans[0][0]] if spans else replied
         if not spans or not text.startswith(prompt.rstrip()):
@@ -330,12 +342,17 @@ class ChatTemplate:
         think = self.format.think
         return think is not None and prompt.rstrip().endswith(think[0])
 
-    def _render(self, messages: Sequence[Message], given: Mapping[str, Any]) -> str:
-        """Render a conversation; given: the template's variables."""
+    def _render(
+        self, messages: Sequence[Message], given: Mapping[str, Any], describe: bool = False
+    ) -> str:
+        """Render a conversation.
+
+        given: the template's variables; describe: whether tools are described in messages.
+        """
         tokenizer = self._tokenizer
         messages = [{**message, _ORIGIN: MESSAGE + i} for i, message in enumerate(messages)]
         tools = given.get("tools") or ()
-        if self.describes_tools and (tools or "tool" not in self.source):
+        if describe and (tools or "tool" not in self.source):
             messages = with_described_tools(messages, tools)
             given = {**given, "tools": None}
         messages = for_template(messages, self.source)
