@@ -363,7 +363,8 @@ def test_templates_without_a_known_format(
     template: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with Generator(talking(tmp_path, {}, template)) as generator:
-        text = generator.chat_template().text(user("Hi"), tools=[WEATHER])
+        prompt = generator.chat_template().turn(user("Hi"), tools=[WEATHER]).prompt
+        text = generator.tokenizer.decode(prompt.tokens)
     assert json.dumps(WEATHER, ensure_ascii=False) in text
     model = talking(tmp_path, {len(text.encode()): f"Let me see.\n{CALL}"}, template)
     with Generator(model) as generator, serving(generator) as server:

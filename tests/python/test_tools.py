@@ -118,9 +118,8 @@ def test_template_for_tools(tmp_path: Path) -> None:
         described = generator.chat_template(PLAIN).text(user("Hi"), tools=[WEATHER])
         assert described.startswith("s# Tools")
         assert described.endswith(";uHi;")
-        own = generator.chat_template(
-            "{% for t in tools %}{{ t.function.name }};{% endfor %}" + PLAIN
-        )
+        source = "{% for t in tools or [] %}{{ t.function.name }};{% endfor %}" + PLAIN
+        own = generator.chat_template(source)
         assert own.text(user("Hi"), tools=[WEATHER]) == "weather;uHi;"
         prompt = generator.tokenizer.decode(own.turn(user("Hi"), tools=[WEATHER]).prompt.tokens)
         assert "s# Tools" in prompt  # in a format that replies can be parsed by
