@@ -352,9 +352,7 @@ constexpr Missing kMissing[] = {
      " rwkv6 rwkv6qwen2 rwkv7 arwkv7 "},
     {"multi-head latent attention (MLA), whose cache holds one compressed row for all heads",
      " deepseek2-ocr plm glm-dsa "},
-    {"several residual streams (AltUp), layers that share keys and values, and embeddings of each "
-     "layer",
-     " gemma3n "},
+    {"several residual streams (AltUp), and activations that are mostly zeros", " gemma3n "},
     {"values of another size than keys, and numbers of heads that differ between layers",
      " mimo2 "},
     {"gates of attention by head, and numbers of heads that differ between layers", " step35 "},

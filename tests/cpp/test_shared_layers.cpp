@@ -2,10 +2,14 @@
 // compute is compared with transformers in tests/python/test_gemma4.py.
 #include <doctest/doctest.h>
 
+#include <cmath>
+#include <memory>
+#include <span>
 #include <vector>
 
+#include "attention_rig.h"
+#include "bounds.h"
 #include "core/error.h"
-#include "device_rig.h"
 #include "kv/cache.h"
 
 namespace h2o {
@@ -65,6 +69,83 @@ TEST_CASE("layers that share a cache have one set of slots") {
     CHECK(cache.policy(l, 2) == kFew);
   }
   CHECK(cache.layer(0).staged_k != cache.layer(1).staged_k);
+}
+
+// Two layers with the same keys and values, in caches of their own or in one.
+struct TwoLayers {
+  TwoLayers(const KvPolicy& policy, bool shares, int n_threads)
+      : backend(test_backend(n_threads)),
+        cache(*backend, policy,
+              {.n_layers = 2,
+               .n_heads = 4,
+               .n_kv_heads = 2,
+               .head_dim = 16,
+               .max_tokens = 40,
+               .max_rows = 30,
+               .k_dtype = DType::f32,
+               .v_dtype = DType::f32,
+               .sources = shares ? std::vector<int32_t>{0, 0} : std::vector<int32_t>{}}),
+        shares(shares) {}
+
+  // The outputs of both layers, for n rows; in another case than `shares`, the second stores too.
+  std::vector<float> attend(int32_t n, const std::vector<float>& numbers) {
+    Batch batch;
+    batch.add(0, cache.length(0), std::vector<int32_t>(n));
+    std::vector<float> all;
+    for (int32_t layer = 0; layer < 2; ++layer) {
+      const auto part = [&](int64_t at, int64_t width) {
+        return DeviceMatrix(*backend, std::span(numbers).subspan(at * n, width * n), n, width);
+      };
+      const DeviceMatrix q = part(layer * 64, 64), k = part(128, 32), v = part(160, 32);
+      const DeviceMatrix out(*backend, n, 64);
+      const bool reads = shares && layer == 1;
+      const Attention attention{.out = out,
+                                .q = q,
+                                .k = reads ? Tensor() : Tensor(k),
+                                .v = reads ? Tensor() : Tensor(v),
+                                .rope = {},
+                                .scale = 0.25f,
+                                .sinks = {},
+                                .slopes = {},
+                                .evicts = !shares || layer == 1};
+      backend->run(batch, [&] { backend->attend(attention, cache.layer(layer), batch); });
+      const std::vector<float> rows = out.read();
+      all.insert(all.end(), rows.begin(), rows.end());
+    }
+    cache.advance(batch);
+    return all;
+  }
+
+  std::unique_ptr<Backend> backend;
+  KvCache cache;
+  const bool shares;
+};
+
+TEST_CASE("a layer that reads another's cache attends as with its own" * doctest::skip(on_cuda())) {
+  for (const int n_threads : {1, 3}) {
+    for (const KvPolicy& policy :
+         {KvPolicy(), KvPolicy{.sinks = 1, .heavy = 20, .recent = 10}, kFew}) {
+      CAPTURE(policy.heavy);
+      TwoLayers one(policy, true, n_threads), two(policy, false, n_threads);
+      Random random(5);
+      // The first chunk fits or is staged; the others are attended to by what is kept of it.
+      for (const int32_t n : {9, 1, 1, 12}) {
+        CAPTURE(n);
+        const std::vector<float> numbers = random.reals(n * int64_t{192});
+        const std::vector<float> mine = one.attend(n, numbers), its = two.attend(n, numbers);
+        const bool evicts = one.cache.length(0) > policy.budget();
+        if (!evicts || one.cache.length(0) == n) CHECK(same_bits(mine, its));
+        CHECK(same_entries(one.cache.entries(0, 0, 1), one.cache.entries(1, 0, 1)));
+        if (evicts) break;
+        for (size_t i = 0; i < one.cache.entries(0, 0, 1).size(); ++i) {
+          const float sum =
+              two.cache.entries(0, 0, 1)[i].score + two.cache.entries(1, 0, 1)[i].score;
+          // Two sums of at most 2 * 23 numbers up to 1.
+          CHECK(std::abs(one.cache.entries(0, 0, 1)[i].score - sum) <= gamma(46) * sum);
+        }
+      }
+    }
+  }
 }
 
 TEST_CASE("what layers cannot share is refused") {

@@ -66,10 +66,7 @@ _UNSUPPORTED = {
     r"Deepseek|GlmMoeDsa|Plm": (
         "multi-head latent attention (MLA), whose cache holds one compressed row for all heads"
     ),
-    r"Gemma3n": (
-        "several residual streams (AltUp), layers that share keys and values, and embeddings of"
-        " each layer"
-    ),
+    r"Gemma3n": "several residual streams (AltUp), and activations that are mostly zeros",
     r"Llama4": "attention in chunks and temperatures of queries by position",
     r"PhimoeFor|PhiMoE": "a router that drops experts far below the best (SparseMixer)",
     r"ConditionalGeneration|VLFor|VisionFor": "an encoder of pictures or sound, or of the prompt",
