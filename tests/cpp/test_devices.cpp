@@ -31,6 +31,7 @@ constexpr File kModels[] = {
     {H2O_SOURCE_DIR "/tests/data/golden/bloom.gguf", false},
     {H2O_SOURCE_DIR "/tests/data/golden/qwen3moe.gguf", true},
     {H2O_SOURCE_DIR "/tests/data/golden/gemma4.gguf", false},  // layers differ in their heads
+    {H2O_SOURCE_DIR "/tests/data/golden/gemma4_shared.gguf", false},  // layers share a cache
 };
 
 struct Cache {

@@ -34,6 +34,7 @@ GOLDEN = [
     "gemma2",
     "bloom",
     "gemma4",
+    "gemma4_shared",
 ]
 
 
