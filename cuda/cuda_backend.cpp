@@ -288,7 +288,7 @@ class CudaBackend final : public Backend {
     for (const Segment& segment : batch.segments) {
       if (segment.n_rows == 1) continue;
       cuda::prefill_attention(stream_, attention, cache, segment, recalls);
-      cuda::admit(stream_, cache, segment, archives);
+      if (attention.evicts) cuda::admit(stream_, cache, segment, archives);
     }
   }
 

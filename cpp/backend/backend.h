@@ -180,7 +180,6 @@ struct Capabilities {
   bool observed_products = false;  // observe() is supported
   bool largest_logits = false;     // select_largest() is supported: memory is not host memory
   bool shared_values = false;      // attend() supports KvShape::shared_values
-  bool shared_layers = false;      // attend() supports KvShape::sources
   bool archive_files = false;      // attend() can archive tokens in files, not only in memory of
                                    // allocate_host()
   bool drafts = false;             // attend() supports batches of several turns

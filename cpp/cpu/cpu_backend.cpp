@@ -46,7 +46,6 @@ class CpuBackend final : public Backend {
         .mapped_weights = true,
         .observed_products = true,
         .shared_values = true,
-        .shared_layers = true,
         .archive_files = true,
         .drafts = true,
     };

@@ -108,8 +108,6 @@ KvCache::KvCache(Backend& backend, std::span<const KvPolicy> policies, const KvS
   }
   require(!shape.shared_values || capabilities.shared_values, backend.name(),
           " does not support latent vectors instead of keys and values; use device=cpu");
-  require(shape.sources.empty() || capabilities.shared_layers, backend.name(),
-          " does not support layers that share a cache; use device=cpu");
   if (shape.archive.n_recalled > 0) {
     for (const DType dtype : {shape.archive.k_dtype, shape.archive.v_dtype}) {
       require(capabilities.caches(dtype), backend.name(), " does not archive K and V in ",

@@ -145,6 +145,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == kFewThreads ? 5 : 1)
   }
 
   const float* logits = partials.logits + query * partials.stride;
+  const float decay = decode.reads ? 1.0f : policy.decay;
   const auto load = [&](const int32_t* slots, float* scores) {
     float received[kSlotsAtOnce] = {};
 #pragma unroll
@@ -164,12 +165,13 @@ __global__ void __launch_bounds__(kThreads, kThreads == kFewThreads ? 5 : 1)
     }
 #pragma unroll
     for (int i = 0; i < kSlotsAtOnce; ++i) {
-      scores[i] = policy.with_received(scores[i] * policy.decay, received[i]);
+      scores[i] = policy.with_received(scores[i] * decay, received[i]);
     }
   };
-  select_next_slot(head, segment, used, scratch, load, [&](int32_t slot, float score) {
+  const auto store = [&](int32_t slot, float score) {
     if (head.scores != nullptr) head.scores[slot] = score;
-  });
+  };
+  select_next_slot(head, segment, used, scratch, load, store, decode.evicts);
 }
 
 using DecodeSplits = decltype(&decode_splits<Single>);
@@ -202,7 +204,9 @@ void decode(const Stream& stream, const Attention& attention, const KvView& cach
                 attention.rope.layout == RopeLayout::pairs,
                 false,
                 false,
-                LogitChanges(attention, 1)};
+                LogitChanges(attention, 1),
+                !attention.k,
+                attention.evicts};
   const DecodeSplits whole = whole_rows<Whole>(cache);
   const DecodeSplits rolled =
       turns_whole_octets(decode.half, decode.pairs) ? whole_rows<Rolled>(cache) : nullptr;

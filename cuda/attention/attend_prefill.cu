@@ -72,6 +72,7 @@ void prefill_attention(const Stream& stream, const Attention& attention, const K
       .scale = attention.scale * std::numbers::log2e_v<float>,
       .changes = LogitChanges(attention, std::numbers::log2e_v<float>),
       .window = attention.window,
+      .reads = !attention.k,
       .width = width,
       .q = attention.q.floats() + segment.row * width,
       .out = attention.out.floats() + segment.row * width,

@@ -18,6 +18,8 @@ struct Decode {
   bool whole_fixed;
   bool whole_rolling;
   LogitChanges changes;
+  bool reads;   // keys that an earlier layer stored in this pass, when scores decayed
+  bool evicts;  // see Attention
 };
 
 // How a thread reads its part of the keys and values: eight elements at a time, kAhead<n> rows

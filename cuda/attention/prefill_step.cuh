@@ -25,6 +25,7 @@ struct PrefillStep {
   float scale;           // of the base-2 logits: includes log2(e)
   LogitChanges changes;  // slopes are only supported by prefill_f32
   int32_t window;        // see Attention; only supported by prefill_f32
+  bool reads;            // keys that an earlier layer stored in this pass, when scores decayed
   int64_t width;         // of q and out
   const float* q;        // [segment.n_rows, width]
   float* out;            // [segment.n_rows, width]
@@ -113,9 +114,9 @@ __device__ inline void add_score(const PrefillStep& step, const SegmentKeys& key
   const KvPolicy& policy = keys.head.policy;
   float* score = keys.row(step.cache, i).score;
   const auto before = static_cast<int32_t>(policy.first_scored(step.segment.n_rows)) - 1;
-  const bool is_new = i >= keys.kept;
-  *score =
-      policy.with_received(is_new ? 0.0f : *score * decay_since(step, policy, before), received);
+  const bool is_new = i >= keys.kept && !step.reads;
+  const float decay = step.reads ? 1.0f : decay_since(step, policy, before);
+  *score = policy.with_received(is_new ? 0.0f : *score * decay, received);
 }
 
 }  // namespace h2o::cuda

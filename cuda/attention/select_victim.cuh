@@ -32,14 +32,15 @@ constexpr int kSlotsAtOnce = 4;
 
 // The tokens of a segment are in slots [0, used). load(slots [kSlotsAtOnce], scores [kSlotsAtOnce])
 // is called with each slot, the last one possibly several times, and must not write; store(slot,
-// score) is called exactly once per slot. Selects the slot of the next token: a free one, or that
-// of the evicted token, and closes the gap in the ranks.
+// score) is called exactly once per slot. If it `selects`, selects the slot of the next token: a
+// free one, or that of the evicted token, and closes the gap in the ranks.
 template <class Load, class Store>
 __device__ void select_next_slot(const KvHead& head, const Segment& segment, int32_t used,
-                                 Victim* scratch, const Load& load, const Store& store) {
+                                 Victim* scratch, const Load& load, const Store& store,
+                                 bool selects = true) {
   const KvPolicy& policy = head.policy;
   const int32_t next = segment.position + segment.n_rows;
-  const bool evicts = head.evicts() && used == head.slots;
+  const bool evicts = selects && head.evicts() && used == head.slots;
   Victim victim{INFINITY, -1, -1};
   const auto apart = static_cast<int32_t>(blockDim.x);
   for (auto first = static_cast<int32_t>(threadIdx.x); first < used;
@@ -64,7 +65,7 @@ __device__ void select_next_slot(const KvHead& head, const Segment& segment, int
     }
   }
   if (evicts) victim = block_victim(victim, scratch);
-  if (threadIdx.x == 0) *head.next_slot = evicts ? victim.slot : used;
+  if (selects && threadIdx.x == 0) *head.next_slot = evicts ? victim.slot : used;
   if (evicts && segment.rolling) {
     const int32_t rank = head.ranks[victim.slot];
     __syncthreads();

@@ -18,7 +18,7 @@ constexpr int64_t kBlocksAtOnce = 2112;  // that fit on 132 multiprocessors
 
 struct Rows {
   float* q;        // [n, n_heads * head_dim]
-  const float* k;  // [n, n_kv_heads * head_dim]
+  const float* k;  // [n, n_kv_heads * head_dim]; nullptr: nothing is stored
   const float* v;  // [n, n_kv_heads * head_dim]
 };
 
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads)
 
   const int64_t column = (int64_t{row} * cache.n_kv_heads + first_head) * head_dim;
 #pragma unroll 4
-  for (int i = threadIdx.x; i < width; i += kThreads) {
+  for (int i = threadIdx.x; rows.k != nullptr && i < width; i += kThreads) {
     k[i] = rows.k[column + i];
     v[i] = rows.v[column + i];
   }
@@ -74,6 +74,7 @@ __global__ void __launch_bounds__(kThreads)
   const int group = cache.n_heads / cache.n_kv_heads;
   float* const q = rows.q + column * group;
   rotation.apply_all<kThreads>(q, n_heads * group, head_dim, rope_table);
+  if (rows.k == nullptr) return;
   if (!segment.rolling) rotation.apply_all<kThreads>(k, n_heads, head_dim, rope_table);
   __syncthreads();
   const float most_k = most_stored(cache.k_dtype), most_v = most_stored(cache.v_dtype);

@@ -10,6 +10,7 @@
 #include "attention_rig.h"
 #include "bounds.h"
 #include "core/error.h"
+#include "cpu/cpu_backend.h"
 #include "kv/cache.h"
 
 namespace h2o {
@@ -50,12 +51,6 @@ TEST_CASE("layers that share a cache have one set of slots") {
   shape.sources = {0, 1, 0, 1};
   CHECK(bytes_of(shape) < own * 6 / 10);
   const auto backend = test_backend();
-  if (!backend->capabilities().shared_layers) {
-    CHECK_THROWS_WITH_AS(KvCache(*backend, kFew, shape),
-                         doctest::Contains("does not support layers that share a cache"),
-                         InvalidArgument);
-    return;
-  }
   shape.n_sequences = 2;
   KvCache cache(*backend, std::vector<KvPolicy>{kFew, kFew, KvPolicy(), KvPolicy()}, shape);
   CHECK(cache.policy(2, 1) == kFew);
@@ -73,8 +68,8 @@ TEST_CASE("layers that share a cache have one set of slots") {
 
 // Two layers with the same keys and values, in caches of their own or in one.
 struct TwoLayers {
-  TwoLayers(const KvPolicy& policy, bool shares, int n_threads)
-      : backend(test_backend(n_threads)),
+  TwoLayers(const KvPolicy& policy, bool shares, std::unique_ptr<Backend> on)
+      : backend(std::move(on)),
         cache(*backend, policy,
               {.n_layers = 2,
                .n_heads = 4,
@@ -126,7 +121,8 @@ TEST_CASE("a layer that reads another's cache attends as with its own" * doctest
     for (const KvPolicy& policy :
          {KvPolicy(), KvPolicy{.sinks = 1, .heavy = 20, .recent = 10}, kFew}) {
       CAPTURE(policy.heavy);
-      TwoLayers one(policy, true, n_threads), two(policy, false, n_threads);
+      TwoLayers one(policy, true, test_backend(n_threads));
+      TwoLayers two(policy, false, test_backend(n_threads));
       Random random(5);
       // The first chunk fits or is staged; the others are attended to by what is kept of it.
       for (const int32_t n : {9, 1, 1, 12}) {
@@ -142,6 +138,33 @@ TEST_CASE("a layer that reads another's cache attends as with its own" * doctest
               two.cache.entries(0, 0, 1)[i].score + two.cache.entries(1, 0, 1)[i].score;
           // Two sums of at most 2 * 23 numbers up to 1.
           CHECK(std::abs(one.cache.entries(0, 0, 1)[i].score - sum) <= gamma(46) * sum);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("scores of layers that share a cache match the CPU") {
+  KvPolicy policy{.sinks = 1, .heavy = 20, .recent = 10};
+  for (const Scoring scoring : {Scoring::sum, Scoring::question}) {
+    for (const float decay : {1.0f, 0.8f}) {
+      CAPTURE(decay);
+      policy.scoring = scoring, policy.decay = decay;
+      TwoLayers device(policy, true, test_backend(2));
+      TwoLayers cpu(policy, true, make_cpu_backend(1, "scalar"));
+      Random random(6);
+      for (const int32_t n : {9, 1, 1, 12}) {
+        const std::vector<float> numbers = random.reals(n * int64_t{192});
+        device.attend(n, numbers);
+        cpu.attend(n, numbers);
+        const std::vector<KvEntry> mine = device.cache.entries(1, 0, 1);
+        const std::vector<KvEntry> its = cpu.cache.entries(0, 0, 1);
+        REQUIRE(mine.size() == its.size());
+        // Logits are sums of 16 products up to 4, scaled by 1/4, so up to 16; a probability is a
+        // quotient of powers, and a score a sum of up to 4 * 23, each with a decay.
+        const double relative = 4 * (16 * gamma(20) + power_error(-32)) + gamma(200);
+        for (size_t i = 0; i < mine.size(); ++i) {
+          CHECK(in_bounds(mine[i].score, its[i].score, relative * its[i].score) <= 1);
         }
       }
     }
