@@ -56,7 +56,7 @@ class Tokenizer:
         self.chat_template = self.core.chat_template
         self.named_templates = self.core.named_templates
         self._beginning = self.core.beginning
-        self._encoded = _EncodedParts(self)
+        self._encoded = _EncodedParts(self.core)
 
     @classmethod
     def of_model(cls, model: _core.Model) -> Tokenizer:
@@ -163,8 +163,8 @@ class _EncodedParts:
 
     _MOST = 1 << 19  # tokens, of 8 bytes and their text
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, core: _core.Tokenizer) -> None:
+        self._core = core
         self._found: OrderedDict[tuple[str, bool], EncodedPart] = OrderedDict()
         self._n_tokens = 0
         self._lock = Lock()
@@ -177,8 +177,10 @@ class _EncodedParts:
             if found is not None and (most is None or len(found.tokens) <= most):
                 self._found.move_to_end(key)
                 return found
-        tokens = self._tokenizer.encode(text, add_special=False, begins=begins, most=most)
-        ends = self._tokenizer.byte_lengths(tokens).cumsum(dtype=np.int32)
+        tokens = self._core.encode(
+            text, add_special=False, parse_special=False, begins=begins, most=most
+        )
+        ends = self._core.byte_lengths(tokens).cumsum(dtype=np.int32)
         found = EncodedPart(array("i", tokens), ends)
         with self._lock:
             if key not in self._found and len(tokens) <= self._MOST // 16:
