@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -152,13 +153,13 @@ def test_texts_of_earlier_turns_are_encoded_once(monkeypatch: pytest.MonkeyPatch
     """The memory of them is bounded, and the tokens are those without it."""
     one = tokenizer(byte_pairs())
     texts: list[str] = []
-    encode = Tokenizer.encode
 
-    def counted(self: Tokenizer, text: str, **options: Any) -> list[int]:
+    def encode(text: str, **options: Any) -> list[int]:
         texts.append(text)
-        return encode(self, text, **options)
+        return one.core.encode(text, **options)
 
-    monkeypatch.setattr(Tokenizer, "encode", counted)
+    counted = SimpleNamespace(encode=encode, byte_lengths=one.core.byte_lengths)
+    monkeypatch.setattr(one._encoded, "_core", counted)
     first = one.encode_parts(["Where?", 256, "At sea."])
     assert one.encode_parts(["Where?", 256, "At sea.", 256, "And?"]) == [*first, 256, *b"And?"]
     assert texts == ["Where?", "At sea.", "And?"]
