@@ -165,9 +165,22 @@ def test_texts_of_earlier_turns_are_encoded_once(monkeypatch: pytest.MonkeyPatch
     assert texts == ["Where?", "At sea.", "And?"]
     with pytest.raises(ValueError, match="more than 3 tokens"):
         one.encode_parts(["Where?"], most=3)
-    monkeypatch.setattr(_EncodedParts, "_MOST", 16 * len("Where?"))
+    monkeypatch.setattr(_EncodedParts, "_MOST", 16 * 2 * len("Where?"))
     many = [f"{i:06}" for i in range(17)]
     for text in [*many, *many, "too long for it", "too long for it"]:
         one.encode_parts([text])
-    assert one._encoded._n_tokens == sum(len(text) for text, _ in one._encoded._found) <= 96
+    assert one._encoded._size == sum(2 * len(text) for text, _ in one._encoded._found) <= 192
     assert texts.count(many[0]) == texts.count("too long for it") == 2
+
+
+def test_texts_of_few_tokens_are_not_kept_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of unknown characters may be one token, or none."""
+    one = tokenizer(byte_pairs())
+    monkeypatch.setattr(_EncodedParts, "_MOST", 1600)
+    few = SimpleNamespace(encode=lambda text, **options: [1], byte_lengths=one.core.byte_lengths)
+    monkeypatch.setattr(one._encoded, "_core", few)
+    for i in range(100):
+        one.encode_parts([f"{i:050}"])
+        one.encode_parts([f"{i:0100}"])
+    assert {len(text) for text, _ in one._encoded._found} == {50}
+    assert len(one._encoded._found) == 1600 // 51

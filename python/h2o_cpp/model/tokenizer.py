@@ -161,12 +161,12 @@ class Tokenizer:
 class _EncodedParts:
     """Texts that were encoded last: the next turn of a conversation has all but the new ones."""
 
-    _MOST = 1 << 19  # tokens, of 8 bytes and their text
+    _MOST = 1 << 21  # tokens, of 8 bytes, and characters, of which a token may have any number
 
     def __init__(self, core: _core.Tokenizer) -> None:
         self._core = core
         self._found: OrderedDict[tuple[str, bool], EncodedPart] = OrderedDict()
-        self._n_tokens = 0
+        self._size = 0
         self._lock = Lock()
 
     def get(self, text: str, *, begins: bool, most: int | None) -> EncodedPart:
@@ -183,9 +183,14 @@ class _EncodedParts:
         ends = self._core.byte_lengths(tokens).cumsum(dtype=np.int32)
         found = EncodedPart(array("i", tokens), ends)
         with self._lock:
-            if key not in self._found and len(tokens) <= self._MOST // 16:
+            if key not in self._found and _size(text, found) <= self._MOST // 16:
                 self._found[key] = found
-                self._n_tokens += len(tokens)
-            while self._n_tokens > self._MOST:
-                self._n_tokens -= len(self._found.popitem(last=False)[1].tokens)
+                self._size += _size(text, found)
+            while self._size > self._MOST:
+                (old, _), part = self._found.popitem(last=False)
+                self._size -= _size(old, part)
         return found
+
+
+def _size(text: str, part: EncodedPart) -> int:
+    return len(text) + len(part.tokens)
