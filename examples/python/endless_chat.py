@@ -29,6 +29,6 @@ with Generator(model, cache_memory=memory, n_ctx=0, max_sequences=1) as generato
         stats = generator.stats()
         print(
             f"\n[message {len(chat.messages)}: {stats.tokens_kept} tokens kept in "
-            f"{stats.cache_bytes / 1e6:.2f} MB | instructions: {shares[0]:.0%} kept | "
+            f"{stats.cache_bytes / 1e6:.2f} MB | instructions: {shares[0] or 0:.0%} kept | "
             f"{sum(not share for share in shares)} messages forgotten]"
         )

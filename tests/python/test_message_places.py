@@ -19,6 +19,11 @@ from support.scripted_chat import CHATML, PLAIN, says, user
 from support.vocabularies import byte_pairs, sentence_pieces
 from support.vocabularies import tokenizer_of as tokenizer
 
+GEMMA_2 = """{% if messages[0].role == 'system' %}
+{{ raise_exception('System role not supported') }}
+{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content | trim }}
+{% endfor %}assistant:"""
+
 CONVERSATION: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief, é and ü."},
     {"role": "user", "content": "Where is the ship?"},
@@ -31,7 +36,7 @@ def texts(tokenizer: Tokenizer, tokens: list[int], places: Places) -> str:
     return "".join(tokenizer.spell(tokens[begin:end]) for begin, end in places)
 
 
-@pytest.mark.parametrize("template", [CHATML, PLAIN, *BUILTIN_TEMPLATES])
+@pytest.mark.parametrize("template", [CHATML, PLAIN, GEMMA_2, *BUILTIN_TEMPLATES])
 @pytest.mark.parametrize("vocabulary", [byte_pairs, sentence_pieces])
 def test_every_message_is_found(template: str, vocabulary: Any) -> None:
     """The tokens have the message's text, and of the text around it at most what shares a token."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from h2o_cpp.model.template_messages import for_template
+from h2o_cpp.model.template_messages import ORIGIN, for_template
 
 # Forms of the templates of Meta, OpenAI, Mistral AI and Google.
 LLAMA_3 = """{%- if not message.tool_calls|length == 1 %}
@@ -132,7 +132,8 @@ def test_results_of_gemma_4_are_in_the_message_of_the_calls() -> None:
 
 def test_system_of_gemma() -> None:
     system = {"role": "system", "content": "Be brief.\n"}
-    assert for_template([system, user()], GEMMA_2) == [user("Be brief.\n\nHi")]
+    [found] = for_template([system | {ORIGIN: 4}, user() | {ORIGIN: 5}], GEMMA_2)
+    assert found == user("Be brief.\n\nHi") | {ORIGIN: [(4, 9), (0, 2), (5, 2)]}
     for kept in ([system], [user(), system], [system, calls("a")]):
         assert for_template(kept, GEMMA_2) == kept
     assert json.dumps(for_template([system, user()], QWEN)) == json.dumps([system, user()])

@@ -29,7 +29,7 @@ from h2o_cpp.model.marked_text import (
 )
 from h2o_cpp.model.message_places import message_places
 from h2o_cpp.model.special_escape import SpecialTokenEscape, unused_characters
-from h2o_cpp.model.template_messages import Message, for_template, text_to_continue
+from h2o_cpp.model.template_messages import ORIGIN, Message, for_template, text_to_continue
 from h2o_cpp.model.tokenizer import Tokenizer
 from h2o_cpp.reply import GENERIC, ReplyFormat, format_named, format_of
 
@@ -38,7 +38,6 @@ _EXPECTED = f"one of {', '.join(BUILTIN_TEMPLATES)}, a file or Jinja2 with {{{{ 
 # Stands for a reply, and is found where it is rendered.
 _REPLY: Message = {"role": "assistant", "content": MarkedText("(reply)", REPLY)}
 
-_ORIGIN = "\0"  # the key of its texts' origin in a message, until it is rendered
 _TOOL_USE = "tool_use"  # the name of a template in files of Hermes and Command R
 
 _MESSAGES = "expected a list of messages such as {'role': 'user', 'content': 'Hello'}"
@@ -350,7 +349,7 @@ class ChatTemplate:
         given: the template's variables; describe: whether tools are described in messages.
         """
         tokenizer = self._tokenizer
-        messages = [{**message, _ORIGIN: MESSAGE + i} for i, message in enumerate(messages)]
+        messages = [{**message, ORIGIN: MESSAGE + i} for i, message in enumerate(messages)]
         tools = given.get("tools") or ()
         if describe and (tools or "tool" not in self.source):
             messages = with_described_tools(messages, tools)
@@ -369,7 +368,7 @@ class ChatTemplate:
         }
         variables = _plain(variables)
         rendered: list[dict[str, Any]] = variables["messages"]
-        origins = [one.pop(_ORIGIN, None) for one in rendered]
+        origins = [one.pop(ORIGIN, None) for one in rendered]
         for i, one in enumerate(rendered):
             if isinstance(one.get("content"), MarkedText):
                 origins[i] = REPLY

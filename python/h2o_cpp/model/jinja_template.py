@@ -35,12 +35,12 @@ class JinjaTemplate:
         _ask({"source": source, "variables": None})
 
     def render(
-        self, variables: dict[str, Any], *, own: dict[str, str], origins: Sequence[int | None]
+        self, variables: dict[str, Any], *, own: dict[str, str], origins: Sequence[Any]
     ) -> MarkedText:
         """Render the template. Raises ValueError if it rejects the variables or exceeds a limit.
 
         variables: JSON values. own: more variables, which are part of the template's own text.
-        origins: of the text of each message; None: a VALUE's.
+        origins: of each message: that of its texts, runs() of its content, or None for a VALUE's.
         """
         given = {"variables": variables, "own": own, "origins": [*origins]}
         answer = _ask({"source": self._source, **given})

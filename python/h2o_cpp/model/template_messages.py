@@ -9,8 +9,12 @@ from itertools import takewhile
 from typing import Any
 
 from h2o_cpp.arguments import short
+from h2o_cpp.model.marked_text import VALUE
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "Hello"}
+
+# The key of a message's origin, until it is rendered: that of its texts, or runs of its content.
+ORIGIN = "\0"
 
 _ALL_CALLS = re.compile(r"""in\s+\w+(\.tool_calls|\[['"]tool_calls['"]\])""")
 _READS_TOOLS = re.compile(r"""role(['"]\])?\s*[!=]=\s*['"]tool['"]""")
@@ -63,7 +67,13 @@ def _with_system_in_first(messages: Sequence[Message]) -> Sequence[Message]:
     instructions, text = system.get("content"), first.get("content")
     if first["role"] != "user" or not isinstance(instructions, str) or not isinstance(text, str):
         return messages
-    return [{**first, "content": f"{instructions.strip()}\n\n{text}"}, *others]
+    head, between = instructions.strip(), "\n\n"
+    runs = [
+        (system.get(ORIGIN, VALUE), len(head)),
+        (VALUE, len(between)),
+        (first.get(ORIGIN, VALUE), len(text)),
+    ]
+    return [{**first, "content": f"{head}{between}{text}", ORIGIN: runs}, *others]
 
 
 def _calls(message: Message) -> Sequence[Mapping[str, Any]]:

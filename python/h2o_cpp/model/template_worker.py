@@ -61,7 +61,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Answer a request {"source": ..., "variables": {...}, "own": {...}, "origins": [...]}.
 
     variables: None to compile the template only. own: variables that are the template's text.
-    origins: of the text of each message, or None.
+    origins: of each message: that of its texts, the runs of its content, or None.
 
     The answer is {"text": ..., "runs": as for MarkedText.of_runs}. After an error it is {"error":
     message}, or {"error": None} if memory ran out.
@@ -92,6 +92,8 @@ class _TooLongError(Exception):
 def _marked_variables(request: dict[str, Any]) -> dict[str, Any]:
     messages: list[dict[str, Any]] = request["variables"]["messages"]
     for message, origin in zip(messages, request["origins"], strict=True):
+        if isinstance(origin, list):
+            message["content"], origin = MarkedText.of_runs(message["content"], origin), None
         keys = {"content"} if origin == REPLY else message.keys() - {"role"}
         for key in keys if origin is not None else ():
             message[key] = _with_origin(message[key], origin)
