@@ -46,7 +46,7 @@ export async function complete(path, body, { hh, key, signal }) {
   return response.json();
 }
 
-// Yields the first choice of each chunk; before them { progress }, and at the end { usage }.
+// Yields the first choice of each chunk; before them { progress }, and at the end { usage, memory }.
 export async function* stream(path, body, { hh, key, signal }) {
   const text = withBudget({ ...body, stream: true, stream_options: { include_usage: true } }, hh);
   const response = await request(path, { method: "POST", headers: headers(key), body: text, signal });
@@ -55,7 +55,7 @@ export async function* stream(path, body, { hh, key, signal }) {
       if (data === "[DONE]") return;
       const chunk = JSON.parse(data);
       if (chunk.error) throw new Refused(503, chunk.error.message);
-      yield chunk.choices[0] ?? { usage: chunk.usage, progress: chunk.prompt_progress };
+      yield chunk.choices[0] ?? { usage: chunk.usage, memory: chunk.message_memory, progress: chunk.prompt_progress };
     }
   } catch (error) {
     if (error instanceof TypeError) throw new Refused(0, "The connection to the server was lost.");

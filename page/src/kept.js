@@ -1,7 +1,7 @@
 // How much of each message the model still has, as the server told it at the end of a reply.
 
 // What is stored of it: `messages` are those of the request, without the system prompt.
-export function keptOf(reply, messages, { messages: shares, archived_tokens: archived, dropped_tokens: dropped }) {
+export function keptOf(reply, messages, shares = [], { archived_tokens: archived, dropped_tokens: dropped }) {
   const begin = shares.length - messages.length; // after the system prompt
   if (begin < 0) return undefined;
   return { reply: reply.id, archived: archived > 0, dropped: dropped > 0, system: begin ? shares[0] : undefined,

@@ -98,7 +98,7 @@ async function run({ conversation, messages }, reply, added, text = "") {
         continue;
       }
       if (choice.usage) {
-        conversation.kept = keptOf(reply, asked, choice.usage.prompt_memory);
+        conversation.kept = keptOf(reply, asked, choice.memory, choice.usage.prompt_memory);
         continue;
       }
       hasChanged = take(reply, choice.delta ?? { content: choice.text }) || hasChanged;

@@ -73,30 +73,31 @@ def test_dropped_tokens_are_reported(tmp_path: Path, stream: bool) -> None:
         messages = [*user("Hi"), {"role": "assistant", "content": "a" * 90}, *user("Hi")]
         n_whole = len(generator.chat_template().tokens(messages))
         n_read = len(generator.chat_template().tokens(user("Hi")))
-        memory: dict[str, Any] = {
+        of_messages = [None, None, 1.0]
+        memory = {
             "dropped_tokens": n_whole - n_read,
             "evicted_tokens": 0,
             "archived_tokens": 0,
-            "messages": [None, None, 1.0],
         }
         body = {"messages": messages, "stream": stream, "max_tokens": 3}
         answer = server.ask(
             "/v1/chat/completions", {**body, "stream_options": {"include_usage": True}}
         )
-        usage = (chunks(answer.body)[-1] if stream else answer.json())["usage"]
+        found = chunks(answer.body)[-1] if stream else answer.json()
+        usage = found["usage"]
         assert (usage["prompt_tokens"], usage["prompt_memory"]) == (n_read, memory)
+        assert found["message_memory"] == of_messages
         answer = server.ask("/v1/messages", body)
         found = chunks(answer.body)[-2] if stream else answer.json()
-        assert found["usage"]["prompt_memory"] == memory
+        assert (found["usage"]["prompt_memory"], found["message_memory"]) == (memory, of_messages)
         answer = server.ask("/v1/responses", {"input": messages, "stream": stream})
         found = chunks(answer.body)[-1]["response"] if stream else answer.json()
-        assert found["usage"]["prompt_memory"] == memory
+        assert (found["usage"]["prompt_memory"], found["message_memory"]) == (memory, of_messages)
         answer = server.ask("/api/chat", body)
-        assert json.loads(answer.body.splitlines()[-1])["prompt_memory"] == memory
+        found = json.loads(answer.body.splitlines()[-1])
+        assert (found["prompt_memory"], found["message_memory"]) == (memory, of_messages)
         reply = generator.reply(messages, truncation="auto", max_tokens=3)
-        assert reply.generation.prompt_memory == PromptMemory(
-            **{**memory, "messages": (None, None, 1.0)}
-        )
+        assert reply.generation.prompt_memory == PromptMemory(**memory, messages=tuple(of_messages))
 
 
 @pytest.mark.parametrize("archive", [None, "f16"])

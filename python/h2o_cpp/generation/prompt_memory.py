@@ -21,8 +21,8 @@ class PromptMemory:
     dropped_tokens: int = 0  # left out before the model read it, by truncation="auto"
     evicted_tokens: int = 0  # at the end of the output, kept by no KV head of any layer
     archived_tokens: int = 0  # of the evicted, those in an archive, which may recall them
-    # For each message of a conversation, the share of its tokens not evicted; None: the message is
-    # not in the prompt. Empty before the end of the output.
+    # For each message that the chat template gets, the share of its tokens not evicted; None: it is
+    # not in the prompt, or not found there. Empty before the end of the output.
     messages: Sequence[float | None] = ()
 
 

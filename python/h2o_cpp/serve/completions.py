@@ -6,12 +6,12 @@ import json
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Any
 from uuid import uuid4
 
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from h2o_cpp.generation.prompt_memory import PromptMemory
 from h2o_cpp.model.tokenizer import Tokenizer
 from h2o_cpp.model.visible_pieces import VisiblePieces
 from h2o_cpp.reply import CallDelta, Content, Part, Reasoning
@@ -42,6 +42,7 @@ from h2o_cpp.serve.openai_responses import (
     FinishReason,
     InputTokens,
     KeptTokens,
+    LostTokens,
     PolicyCounts,
     PromptTokensDetails,
     ResponseHead,
@@ -141,8 +142,7 @@ class _Choices(GenerationResponse):
 
     def complete(self, outputs: list[Output]) -> BaseModel:
         choices = [self.choice(output) for output in outputs]
-        times = Timings.of(outputs[0])
-        return self.complete_type(**self._head, choices=choices, usage=self._usage(), timings=times)
+        return self.complete_type(**self._head, choices=choices, **self._ending())
 
     def event(self, output: Output, piece: str) -> bytes:
         """The chunks for a piece; the last one has the reason of the end, and no text."""
@@ -174,8 +174,7 @@ class _Choices(GenerationResponse):
         """The usage chunk, if requested, and [DONE]."""
         if not self._streams_usage:
             return sse("[DONE]")
-        times = Timings.of(self._outputs.all[0])
-        return self._chunk([], usage=self._usage(), timings=times) + sse("[DONE]")
+        return self._chunk([], **self._ending()) + sse("[DONE]")
 
     def ping(self) -> bytes:
         """How much of the first prompt was read, if requested."""
@@ -184,11 +183,20 @@ class _Choices(GenerationResponse):
             return super().ping()
         return self._chunk([], prompt_progress=PromptProgress.of(output))
 
-    def _chunk(self, choices: list[BaseModel], **more: BaseModel | None) -> bytes:
+    def _chunk(self, choices: list[BaseModel], **more: Any) -> bytes:
         return sse(self.chunk_type(**self._head, choices=choices, **more).model_dump_json())
 
     def _kept(self, output: Output) -> KeptTokens | None:
         return self._views[output.index].new() if self._views else None
+
+    def _ending(self) -> dict[str, Any]:
+        """The fields that are known at the end."""
+        first = self._outputs.all[0]
+        return {
+            "usage": self._usage(),
+            "timings": Timings.of(first),
+            "message_memory": first.message_memory,
+        }
 
     def _usage(self) -> Usage:
         outputs = self._outputs.all
@@ -203,19 +211,8 @@ class _Choices(GenerationResponse):
             total_tokens=n_prompt + n,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=n_cached),
             completion_tokens_details=CompletionTokensDetails(reasoning_tokens=n_reasoning),
-            prompt_memory=_sum([output.prompt_memory for output in first]),
+            prompt_memory=LostTokens.of(*(output.prompt_memory for output in first)),
         )
-
-
-def _sum(memories: Sequence[PromptMemory]) -> PromptMemory:
-    """That of all prompts; of a conversation, there is one."""
-    if len(memories) == 1:
-        return memories[0]
-    return PromptMemory(
-        sum(memory.dropped_tokens for memory in memories),
-        sum(memory.evicted_tokens for memory in memories),
-        sum(memory.archived_tokens for memory in memories),
-    )
 
 
 class _Completions(_Choices):

@@ -9,13 +9,13 @@ from uuid import uuid4
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from h2o_cpp.generation.prompt_memory import PromptMemory
 from h2o_cpp.serve import conversation
 from h2o_cpp.serve.blocks import Block, Blocks, Step
 from h2o_cpp.serve.conversation import submit_chat
 from h2o_cpp.serve.endpoint import post
 from h2o_cpp.serve.generation_response import EVENTS, GenerationResponse, sse
 from h2o_cpp.serve.messages_request import CountRequest, MessagesRequest
+from h2o_cpp.serve.openai_responses import IF_THERE, LostTokens, MessageMemory
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.service import Service
 
@@ -29,7 +29,7 @@ class MessageUsage(BaseModel):
     cache_read_input_tokens: int
     cache_creation_input_tokens: int = 0  # caching costs nothing
     output_tokens: int
-    prompt_memory: PromptMemory
+    prompt_memory: LostTokens
 
 
 class AnthropicResponse(BaseModel):
@@ -43,6 +43,7 @@ class AnthropicResponse(BaseModel):
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
     stop_sequence: str | None = None
     usage: MessageUsage
+    message_memory: MessageMemory | None = IF_THERE
 
 
 class TokenCount(BaseModel):
@@ -91,7 +92,12 @@ class _Message(GenerationResponse):
         content = [_content(block) for block in self._blocks.add_all(output)]
         usage = _usage(output, output.ended.completion_tokens)
         return AnthropicResponse(
-            id=self._id, model=self._model, content=content, **_ending(output), usage=usage
+            id=self._id,
+            model=self._model,
+            content=content,
+            **_ending(output),
+            usage=usage,
+            message_memory=output.message_memory,
         )
 
     def begin(self) -> bytes:
@@ -113,7 +119,9 @@ class _Message(GenerationResponse):
         """The events with the stop reason and the usage."""
         [output] = self._outputs.all
         usage = _usage(output, output.ended.completion_tokens).model_dump()
-        return _event("message_delta", delta=_ending(output), usage=usage) + _event("message_stop")
+        memory = output.message_memory
+        ending = {"usage": usage} | ({"message_memory": memory} if memory else {})
+        return _event("message_delta", delta=_ending(output), **ending) + _event("message_stop")
 
 
 def _usage(output: Output, n_generated: int) -> MessageUsage:
@@ -122,7 +130,7 @@ def _usage(output: Output, n_generated: int) -> MessageUsage:
         input_tokens=len(output.prompt) - n_cached,
         cache_read_input_tokens=n_cached,
         output_tokens=n_generated,
-        prompt_memory=output.prompt_memory,
+        prompt_memory=LostTokens.of(output.prompt_memory),
     )
 
 

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 from contextlib import suppress
-from dataclasses import asdict
 from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any
@@ -34,7 +33,7 @@ from h2o_cpp.serve.ollama_requests import (
     ShowRequest,
 )
 from h2o_cpp.serve.openai_requests import ChatRequest, CompletionRequest
-from h2o_cpp.serve.openai_responses import ChatTokenLogprob
+from h2o_cpp.serve.openai_responses import ChatTokenLogprob, LostTokens
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.schema import check
 from h2o_cpp.serve.service import Service
@@ -318,8 +317,10 @@ class _Lines(GenerationResponse):
                 "prompt_eval_duration": prompt,
                 "eval_count": ended.completion_tokens,
                 "eval_duration": decode,
-                "prompt_memory": asdict(output.prompt_memory),
+                "prompt_memory": LostTokens.of(output.prompt_memory).model_dump(),
             }
+            if memory := output.message_memory:
+                fields["message_memory"] = memory
             if self._context:
                 fields["context"] = [*output.prompt, *output.completion.tokens]
         return self._answer_of(fields, done=output.generation is not None)

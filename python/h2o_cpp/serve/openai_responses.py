@@ -13,11 +13,12 @@ from h2o_cpp.generation.prompt_memory import PromptMemory
 from h2o_cpp.serve.chat_messages import ToolCall
 from h2o_cpp.serve.timings import PromptProgress, Timings
 
+MessageMemory = Sequence[float | None]  # for each message, the share that is not evicted
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 BUILD = f"b{__version__}-h2o-cpp"  # in the form of llama-server's
 
-_IF_THERE: Any = Field(default=None, exclude_if=lambda value: value is None)
+IF_THERE: Any = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class ResponseHead(BaseModel):
@@ -41,6 +42,23 @@ class CompletionTokensDetails(BaseModel):
     reasoning_tokens: int
 
 
+class LostTokens(BaseModel):
+    """Tokens of prompts that the cache does not hold; only numbers, as clients add up usage."""
+
+    dropped_tokens: int
+    evicted_tokens: int
+    archived_tokens: int
+
+    @staticmethod
+    def of(*memories: PromptMemory) -> LostTokens:
+        """The sums."""
+        return LostTokens(
+            dropped_tokens=sum(memory.dropped_tokens for memory in memories),
+            evicted_tokens=sum(memory.evicted_tokens for memory in memories),
+            archived_tokens=sum(memory.archived_tokens for memory in memories),
+        )
+
+
 class Usage(BaseModel):
     """Token counts. A prompt counts once, regardless of the number of choices."""
 
@@ -49,7 +67,7 @@ class Usage(BaseModel):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
-    prompt_memory: PromptMemory
+    prompt_memory: LostTokens
 
 
 class PolicyCounts(BaseModel):
@@ -93,7 +111,7 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: FinishReason | None = None
-    kept: KeptTokens | None = _IF_THERE
+    kept: KeptTokens | None = IF_THERE
 
 
 class CompletionResponse(ResponseHead):
@@ -101,15 +119,15 @@ class CompletionResponse(ResponseHead):
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
-    usage: Usage | None = _IF_THERE  # in a stream only in the last chunk, if requested
-    prompt_progress: PromptProgress | None = _IF_THERE  # in a stream, if requested
-    timings: Timings | None = _IF_THERE  # of the first output; in a stream in its last chunk
+    usage: Usage | None = IF_THERE  # in a stream only in the last chunk, if requested
+    prompt_progress: PromptProgress | None = IF_THERE  # in a stream, if requested
+    timings: Timings | None = IF_THERE  # of the first output; in a stream in its last chunk
 
 
 class TopLogprob(BaseModel):
     """A token and its log-probability."""
 
-    id: int | None = _IF_THERE
+    id: int | None = IF_THERE
     token: str
     logprob: float
     bytes: list[int]
@@ -131,7 +149,7 @@ class ChatLogprobs(BaseModel):
 class CalledFunctionDelta(BaseModel):
     """The name, in the first piece, and a piece of the arguments."""
 
-    name: str | None = _IF_THERE
+    name: str | None = IF_THERE
     arguments: str
 
 
@@ -139,8 +157,8 @@ class ToolCallDelta(BaseModel):
     """A piece of a tool call; the first one has id and type."""
 
     index: int
-    id: str | None = _IF_THERE
-    type: Literal["function"] | None = _IF_THERE
+    id: str | None = IF_THERE
+    type: Literal["function"] | None = IF_THERE
     function: CalledFunctionDelta
 
 
@@ -150,8 +168,8 @@ class ChatMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
-    reasoning_content: str | None = _IF_THERE
-    tool_calls: list[ToolCall] | None = _IF_THERE
+    reasoning_content: str | None = IF_THERE
+    tool_calls: list[ToolCall] | None = IF_THERE
 
 
 class ChatChoice(BaseModel):
@@ -161,7 +179,7 @@ class ChatChoice(BaseModel):
     message: ChatMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None
-    kept: KeptTokens | None = _IF_THERE
+    kept: KeptTokens | None = IF_THERE
 
 
 class ChatResponse(ResponseHead):
@@ -171,15 +189,16 @@ class ChatResponse(ResponseHead):
     choices: list[ChatChoice]
     usage: Usage
     timings: Timings
+    message_memory: MessageMemory | None = IF_THERE
 
 
 class ChatDelta(BaseModel):
     """The part of a message that a chunk adds; the first chunk adds only the role."""
 
-    role: Literal["assistant"] | None = _IF_THERE
-    content: str | None = _IF_THERE
-    reasoning_content: str | None = _IF_THERE
-    tool_calls: list[ToolCallDelta] | None = _IF_THERE
+    role: Literal["assistant"] | None = IF_THERE
+    content: str | None = IF_THERE
+    reasoning_content: str | None = IF_THERE
+    tool_calls: list[ToolCallDelta] | None = IF_THERE
 
 
 class ChatChunkChoice(BaseModel):
@@ -189,7 +208,7 @@ class ChatChunkChoice(BaseModel):
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
-    kept: KeptTokens | None = _IF_THERE
+    kept: KeptTokens | None = IF_THERE
 
 
 class ChatChunk(ResponseHead):
@@ -197,9 +216,10 @@ class ChatChunk(ResponseHead):
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChatChunkChoice]
-    usage: Usage | None = _IF_THERE  # in the last chunk, if requested
-    prompt_progress: PromptProgress | None = _IF_THERE  # if requested
-    timings: Timings | None = _IF_THERE  # of the first output; in a stream in its last chunk
+    usage: Usage | None = IF_THERE  # in the last chunk, if requested
+    prompt_progress: PromptProgress | None = IF_THERE  # if requested
+    timings: Timings | None = IF_THERE  # of the first output; in a stream in its last chunk
+    message_memory: MessageMemory | None = IF_THERE  # with usage
 
 
 class ModelLimits(BaseModel):
@@ -222,7 +242,7 @@ class Model(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "h2o-cpp"
-    h2o: ModelLimits | None = _IF_THERE
+    h2o: ModelLimits | None = IF_THERE
 
 
 class ModelList(BaseModel):

@@ -18,7 +18,7 @@ from h2o_cpp.model.tokenizer import Tokenizer
 from h2o_cpp.reply import Call, CallDelta, Content, NoCall, Part, Reply, ReplyParser
 from h2o_cpp.serve.errors import ApiError, closed, refusal
 from h2o_cpp.serve.logprobs import TextOffset
-from h2o_cpp.serve.openai_responses import FinishReason
+from h2o_cpp.serve.openai_responses import FinishReason, MessageMemory
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
 
@@ -110,6 +110,11 @@ class Output:
     def prompt_memory(self) -> PromptMemory:
         """The memory of the prompt; evictions only at the end."""
         return self.completion.memory_of(self.prompt_parts)
+
+    @property
+    def message_memory(self) -> MessageMemory | None:
+        """The memory of each message; None until the end, and without messages."""
+        return self.prompt_memory.messages or None
 
     @property
     def finish_reason(self) -> FinishReason | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Annotated, Any, Literal
 from uuid import uuid4
 
@@ -19,7 +18,7 @@ from h2o_cpp.serve.endpoint import post
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.generation_response import EVENTS, GenerationResponse, sse
 from h2o_cpp.serve.logprobs import chat_logprobs
-from h2o_cpp.serve.openai_responses import InputTokens
+from h2o_cpp.serve.openai_responses import IF_THERE, InputTokens, LostTokens, MessageMemory
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.responses_request import FunctionTool, ResponsesRequest, Tool, shown_name
 from h2o_cpp.serve.service import Service
@@ -39,6 +38,7 @@ class ResponseObject(BaseModel):
     status: Literal["in_progress", "completed", "incomplete"]
     model: str
     output: list[dict[str, Any]]
+    message_memory: MessageMemory | None = IF_THERE
 
 
 async def _stored(request: Request) -> StoredResponses:
@@ -214,8 +214,9 @@ class _Response(GenerationResponse):
                         "reasoning_tokens": output.count_reasoning(self._tokenizer)
                     },
                     "total_tokens": n_prompt + n,
-                    "prompt_memory": asdict(output.prompt_memory),
+                    "prompt_memory": LostTokens.of(output.prompt_memory).model_dump(),
                 },
+                "message_memory": output.message_memory,
             }
         response = ResponseObject.model_validate(
             {
