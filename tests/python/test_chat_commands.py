@@ -23,6 +23,7 @@ from h2o_cpp.chat import Chat as _Chat
 from h2o_cpp.cli import main
 from h2o_cpp.cli.chat import COMMANDS
 from h2o_cpp.cli.forgotten import described, lost_messages
+from h2o_cpp.generation.stream import Stream
 from support.needs import needs
 from support.scripted_chat import PLAIN, script, turn
 
@@ -252,6 +253,46 @@ def test_notes_about_what_is_forgotten(
     assert protected == expected(20, "system")
     assert not any(system in note for note in protected)
     assert not notes(lines, "--hh", "400")
+
+
+def test_notes_are_not_repeated(
+    converse: Converse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reply that was stopped says nothing about messages; /load begins anew."""
+    say = Chat.say
+
+    def stopped(self: Chat, text: str, **options: Any) -> Stream:
+        stream = say(self, text, **options)
+        if text == "stop":
+            stream.close()
+        return stream
+
+    monkeypatch.setattr(Chat, "say", stopped)
+    monkeypatch.setattr(
+        "h2o_cpp.cli.chat.lost_messages", lambda messages, memory: {0} if memory.messages else set()
+    )
+    file = tmp_path / "talk"
+    lines = f"Hi\n/save {file}\nstop\nBye\n"
+    for text, n in ((lines, 1), (f"{lines}/load {file}\nBye\n", 2)):
+        file.unlink(missing_ok=True)
+        _, _, err = converse(text, HI)
+        assert err.count("note: the model has forgotten 'Hi'") == n
+
+
+def test_a_message_that_is_interrupted_before_it_is_sent(
+    converse: Converse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say = Chat.say
+
+    def interrupted(self: Chat, text: str, **options: Any) -> Stream:
+        if text == "Stop":
+            raise KeyboardInterrupt
+        return say(self, text, **options)
+
+    monkeypatch.setattr(Chat, "say", interrupted)
+    status, out, err = converse("Hi\nStop\nBye\n", HI)
+    assert (status, out) == (1, "Hello!\n.\n")
+    assert err.splitlines()[1] == "stopped; the message was not sent"
 
 
 # The command, with stdin as its controlling terminal, so that Ctrl-C is a signal.

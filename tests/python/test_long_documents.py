@@ -107,10 +107,23 @@ def test_a_file_that_cannot_be_read(
     assert "bytes: not UTF-8 text" in err
 
 
+def test_a_file_that_is_longer_than_the_context(
+    book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next message is without it."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"/file {book}\nWho?\nWho?\n"))
+    assert main([option for option in CHAT if option not in ("--hh", "12")]) == 1
+    out, err = capsys.readouterr()
+    assert "the next message begins without the file\n" in err
+    with Generator(LLAMA, threads=1) as generator:
+        assert out == f"{asked(generator, 'Who?')[0]}\n"
+
+
 def test_interrupted_reading_goes_on_with_the_next_message(
     book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The tokens that were read are not read again; the result is that of one without a stop."""
+    book.write_text(SENTENCE * 2000)
     streams: list[Stream] = []
     say = Chat.say
 

@@ -118,13 +118,18 @@ def _run_or_answer(conversation: Conversation, text: str) -> bool:
         if not is_quoted(text) and text.lstrip().startswith("/"):
             conversation.command(text)
         else:
-            stream = conversation.say(unquoted(text))
+            try:
+                stream = conversation.say(unquoted(text))
+            except KeyboardInterrupt:
+                tell("stopped; the message was not sent")
+                return False
             show(conversation.generator, stream)
             for note in conversation.notes(stream):
                 tell(f"note: {note}")
     except ContextFullError as error:
         ways = f"send a shorter message, {conversation.ways_on}"
         tell_error(f"{with_limit_names(str(error))}: {ways}")
+        conversation.detach()
     except BrokenPipeError:
         raise
     except _UnknownCommandError as error:
@@ -189,6 +194,12 @@ class Conversation:
         self._text = ""
         return stream
 
+    def detach(self) -> None:
+        """Leave a file's text out of the next message."""
+        if self._text:
+            tell("the next message begins without the file")
+        self._text = ""
+
     def notes(self, stream: Stream) -> Iterator[str]:
         """Sentences that the user should read after a reply."""
         if not self.generator.endless and stream.finish_message:
@@ -200,7 +211,8 @@ class Conversation:
         lost = lost_messages(messages, memory)
         if lost - self._lost:
             yield described(messages, lost, memory)
-        self._lost = lost
+        if memory.messages:  # otherwise it is not known
+            self._lost = lost
 
     def command(self, line: str) -> None:
         """Run a line that begins with /.
@@ -267,7 +279,7 @@ class Conversation:
         self._chat = Chat.load(
             self.generator, file, template=self._template, protect=self._args.protect
         )
-        self._file = file
+        self._file, self._lost = file, set()
         for message in self._chat.messages:
             tell(f"{message['role']}: {message['content']}", lines=True)
 
