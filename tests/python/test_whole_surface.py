@@ -188,9 +188,10 @@ class WholeSurface(RuleBasedStateMachine):
             return multiple()
         path = Path(self.folder.name) / "snapshot"
         snapshot = reading.source.save(path)
+        n_tokens = reading.n_tokens  # load() may run a step, which decodes another one
         if by_file:
             snapshot = self.generator.load(path)
-        return Saved(reading.text, reading.so_far, reading.n_tokens, snapshot)
+        return Saved(reading.text, reading.so_far, n_tokens, snapshot)
 
     @rule(target=streams, saved=snapshots)
     def continue_from(self, saved: Saved) -> Reading:
