@@ -213,26 +213,19 @@ void KvCache::reserve_rows(int32_t max_rows) {
   shape.max_rows = max_rows;
   validate(shape);
 
-  KvView largest = layers_[0];  // satisfies every layer's needs, but for the heads
-  for (const KvView& view : layers_) {
-    largest.slots = std::max(largest.slots, view.slots);
-    if (view.scores != nullptr) largest.scores = view.scores;
-    if (view.value_norms != nullptr) largest.value_norms = view.value_norms;
-  }
-  largest.max_rows = max_rows;
-  largest.archive = archive_.get();
   const int64_t rows = int64_t{shape.n_kv_heads} * max_rows;
-  const int64_t n_ranks = int64_t{largest.slots} + max_rows;
-  int64_t k_bytes = 0, v_bytes = 0;  // of a row of all heads
+  int64_t n_ranks = 0, k_bytes = 0, v_bytes = 0;  // bytes of a row of all heads
   size_t workspace_bytes = 0;
-  for (const KvView& view : layers_) {
+  for (int32_t l = 0; l < shape.n_layers; ++l) {  // one with fewer slots or no scores may need more
+    KvView view = layers_[l];
+    view.layer = l;
+    view.max_rows = max_rows;
+    const bool archives = archive_ != nullptr && !archive_->kv_heads(l).empty();
+    view.archive = archives ? archive_.get() : nullptr;
+    n_ranks = std::max(n_ranks, int64_t{view.slots} + max_rows);
     k_bytes = std::max(k_bytes, view.n_kv_heads * view.k_row_bytes);
     v_bytes = std::max(v_bytes, view.n_kv_heads * view.v_row_bytes);
-    largest.n_kv_heads = view.n_kv_heads;
-    largest.head_dim = view.head_dim;
-    largest.k_row_bytes = view.k_row_bytes;
-    largest.v_row_bytes = view.v_row_bytes;
-    workspace_bytes = std::max(workspace_bytes, backend_.attend_workspace(largest));
+    workspace_bytes = std::max(workspace_bytes, backend_.attend_workspace(view));
   }
   Layout layout;
   struct Staging {
@@ -481,6 +474,7 @@ void KvCache::copy_sequence(int32_t from, int32_t to) {
   check_sequence(to);
   require(archive_ == nullptr, "an archive of a sequence cannot be copied");
   for (int32_t l = 0; l < shape_.n_layers; ++l) {
+    if (shape_.source(l) != l) continue;  // has another's arrays
     const KvView& view = layers_[l];
     // The sequence is the first dimension of each array.
     visit_arrays(view, of_layer(sizing_, l), shape_, [&](auto array, int64_t bytes_each) {
@@ -504,7 +498,7 @@ std::vector<char> KvCache::kept_anywhere(int32_t sequence) const {
     positions.resize(static_cast<size_t>(view.n_kv_heads) * view.slots);
     const KvHead first = view.head(policy(layer, sequence), sequence, 0);
     backend_.read(positions.data(), first.positions, positions.size() * sizeof(int32_t));
-    backend_.read(next_slots.data(), first.next_slot, next_slots.size() * sizeof(int32_t));
+    backend_.read(next_slots.data(), first.next_slot, view.n_kv_heads * sizeof(int32_t));
     const int32_t written = first.written(lengths_[sequence]);
     for (int32_t head = 0; head < view.n_kv_heads; ++head) {
       for (int32_t slot = 0; slot < written; ++slot) {
