@@ -1,6 +1,7 @@
 #include "model/config.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <string_view>
 #include <vector>
@@ -268,12 +269,12 @@ void read_mixed_sizes(ConfigKeys& keys, Config& c) {
 // The layers whose keys and values the last n read.
 std::vector<int32_t> read_kv_sources(const ConfigKeys& keys, const Config& c, int32_t n) {
   std::vector<int32_t> sources;
+  std::array<int32_t, 2> last = {-1, -1};  // with keys of its own: without a window, with one
   for (int32_t l = 0; l < c.n_layers; ++l) {
-    int32_t source = l;
-    while (source >= 0 && (source >= c.n_layers - n || (c.window(source) > 0) != (c.window(l) > 0)))
-      --source;
-    sources.push_back(l < c.n_layers - n ? l : source);
-    if (sources.back() >= 0) continue;
+    int32_t& source = last[c.window(l) > 0 ? 1 : 0];
+    if (l < c.n_layers - n) source = l;
+    sources.push_back(source);
+    if (source >= 0) continue;
     keys.fail(keys.full("attention.shared_kv_layers"), " is ", n, " of ", c.n_layers,
               ", but no layer before has keys and values for layer ", l);
   }
@@ -402,8 +403,9 @@ std::vector<int64_t> Config::state_floats() const {
 
 bool Config::can_roll() const {
   if (temperature_scale > 0 || family->qk_norm == QkNorm::rotated_heads) return false;
+  if (!kv_sources.empty()) return false;
   for (int32_t l = 0; l < n_layers; ++l) {
-    if (!rotates(l) || rotates_by_window(l) != rotates_by_window(0)) return false;
+    if (!rotates(l) || rotates_by_window(l)) return false;
   }
   return true;
 }

@@ -214,16 +214,22 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
   compute_weights(w, model, c, backend);
   const ModelTensors tensors = tensors_of(w, c);
   const std::vector<Tensor*> all = tensors.all();
-  const size_t total = bytes_of(all);
   const bool mapped = backend.capabilities().mapped_weights;
+  // Rows of this table are only looked up: where files are mapped, it stays in the file.
+  const auto stays_in_file = [&](const Tensor* tensor) {
+    return mapped && tensor == &w.layer_embd;
+  };
+  std::vector<Tensor*> uploaded = all;
+  std::erase_if(uploaded, stays_in_file);
   bool in_place = mapped;
   if (max_resident > 0) {
     w.residency = make_residency(backend, tensors, max_resident);
   } else {
-    in_place = (mapped && !divisible(c)) || !backend.expect_weights(bytes_of(backend, all));
+    in_place = (mapped && !divisible(c)) || !backend.expect_weights(bytes_of(backend, uploaded));
   }
 
-  std::byte* const copies = mapped && !in_place ? allocate_copies(backend, all, w.owned) : nullptr;
+  std::byte* const copies =
+      mapped && !in_place ? allocate_copies(backend, uploaded, w.owned) : nullptr;
   Layout layout;  // of copies
   const auto stay = [&](const Tensor& host) {
     if (in_place) return backend.upload(host, nullptr);
@@ -231,6 +237,7 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
     const auto bytes = static_cast<int64_t>(backend.upload_bytes(host));
     return backend.upload(host, bytes > 0 ? copies + layout.place(bytes) : nullptr);
   };
+  const size_t total = bytes_of(uploaded);
   size_t loaded = 0;
   const auto finish = [&](Tensor& tensor, const Tensor& uploaded) {
     const std::span<const std::byte> host = tensor.memory();
@@ -245,7 +252,7 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
     if (progress) progress(loaded, total);
   };
   for (Tensor* tensor : tensors.others) {
-    if (*tensor) finish(*tensor, stay(*tensor));
+    if (*tensor && !stays_in_file(tensor)) finish(*tensor, stay(*tensor));
   }
   for (int32_t l = 0; l < c.n_layers; ++l) {
     for (size_t i = 0; i < tensors.layers[l].size(); ++i) {

@@ -29,6 +29,17 @@ TEST_CASE("options out of range are rejected") {
   CHECK_NOTHROW(Session(model, most));
 }
 
+TEST_CASE("only layers that rotate alike, each with a cache of its own, roll") {
+  Config config = load(H2O_SOURCE_DIR "/tests/data/golden/llama_gqa2_tied.gguf", 1)->config;
+  CHECK(config.can_roll());
+  config.kv_sources.assign(config.n_layers, 0);
+  CHECK(!config.can_roll());
+  config.kv_sources.clear();
+  config.sliding_window.size = 4;  // with frequencies of its own
+  config.window_rope = config.rope;
+  CHECK(!config.can_roll());
+}
+
 TEST_CASE("a step that throws changes nothing") {
   const std::shared_ptr<Model> model = tiny_model(1);
   const int32_t n_vocab = model->config.n_vocab;
