@@ -139,6 +139,7 @@ int32_t DraftModel::take() {
 }
 
 void DraftModel::give_back(int32_t sequence) noexcept {
+  if (process_id() != process_) return;
   const std::lock_guard lock(mutex_);
   free_.push_back(sequence);
 }

@@ -48,7 +48,8 @@ void Engine::check_process() const {
       "the model was opened by another process, which this one was forked from: open it again");
 }
 
-std::shared_ptr<Drafter> Engine::drafter() const {
+// Requires an engine that is not closed.
+std::shared_ptr<Drafter> Engine::make_drafter() const {
   if (session_->options().max_drafts == 0) return nullptr;
   if (draft_model_ != nullptr) return draft_model_->drafter();
   return std::make_shared<LookupDrafter>();
@@ -61,6 +62,7 @@ Engine::Handle Engine::submit(Request request, bool begin) {
   {
     const Lock lock(monitor_->mutex);
     if (closed_) throw std::runtime_error("the engine is closed");
+    if (g.request_.drafts && g.request_.drafter == nullptr) g.request_.drafter = make_drafter();
   }
   check(g.request_, g);
   // Other generations start when their first piece is requested.
@@ -369,11 +371,11 @@ void Engine::close() noexcept {
   }
   Lock lock(monitor_->mutex);
   monitor_->changed.wait(lock, [this] { return !runner_.is_computing(); });
-  std::shared_ptr<Session> session = std::move(session_);
+  std::pair freed(std::move(session_), std::move(draft_model_));
   // Their members may wait for a thread that waits for the lock.
   runner_.between_steps(lock, [&] {
     runner_.close();
-    session.reset();
+    freed = {};
     model_.reset();
   });
 }

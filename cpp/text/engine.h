@@ -51,9 +51,6 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // A drafter for a request; nullptr without options.max_drafts.
-  std::shared_ptr<Drafter> drafter() const;
-
   // Adds a request; an eager one starts as soon as a sequence is available. Throws InvalidArgument
   // for invalid options, ContextFull for a prompt that is too long.
   // `begin`: false: an eager request waits for begin().
@@ -132,6 +129,7 @@ class Engine {
   static thread_local bool worker_closed_it_;
 
   void check(Request& request, Generation& generation) const;
+  std::shared_ptr<Drafter> make_drafter() const;
   void check_may_wait(const Lock& lock) const;
   bool run_step(Lock& lock);
   bool try_step(Lock& lock) noexcept;  // run_step(); false if out of memory
@@ -144,7 +142,7 @@ class Engine {
   const std::shared_ptr<const Tokenizer> tokenizer_;
   const int32_t n_batch_;
   std::shared_ptr<Session> session_;
-  const std::shared_ptr<DraftModel> draft_model_;
+  std::shared_ptr<DraftModel> draft_model_;
 
   // Its mutex guards the members below that are not const.
   const std::shared_ptr<EngineMonitor> monitor_;

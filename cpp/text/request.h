@@ -93,6 +93,7 @@ struct Request {
   // Proposes tokens, as many as SessionOptions::max_drafts allows. The output does not depend on
   // it, bit for bit. Not shared until the generation has ended.
   std::shared_ptr<Drafter> drafter = nullptr;
+  bool drafts = false;  // use the engine's own drafter, if it has one and none is given
   // save a copy of the cache at the end, so that Engine::save() always works
   bool keeps_cache = false;
 

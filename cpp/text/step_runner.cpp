@@ -300,6 +300,7 @@ void StepRunner::drop_ended(Lock& lock) {
     request.prompt_logits = nullptr;
     request.constraint = nullptr;
     request.constraint_ready = nullptr;
+    request.drafter = nullptr;
     ended = std::exchange(ended->ended_before_, nullptr);
   }
   lock.lock();

@@ -168,7 +168,7 @@ Handle submit(const std::shared_ptr<Engine>& engine, const Tokens& prompt,
                   .pooling = pooling_named(pooling),
                   .constraint = constraint_from(std::move(constraint), engine),
                   .constraint_ready = std::move(ready),
-                  .drafter = drafts ? engine->drafter() : nullptr,
+                  .drafts = drafts,
                   .keeps_cache = keeps_cache,
                   .eager = eager,
                   .group = group};

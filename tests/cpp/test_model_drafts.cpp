@@ -98,6 +98,26 @@ TEST_CASE("a text that ends gives its sequence back") {
   CHECK(propose() == once);
 }
 
+TEST_CASE("a text that has ended holds no sequence, even if its handle is kept") {
+  if (on_cuda()) return;
+  SessionOptions options = engine_options(1);
+  options.max_drafts = 3;
+  const auto drafts = draft_model(engine_options(1));
+  const auto engine = std::make_shared<Engine>(rotary_model(), LetterVocabulary::get().tokenizer(),
+                                               options, PrefixCacheOptions{}, drafts);
+  std::vector<Engine::Handle> kept;
+  for (int32_t i = 0; i < 3; ++i) {
+    Request request{.prompt = {3, 4, 5}, .max_tokens = 8, .ignore_end = true};
+    request.drafter = std::make_shared<Free>(drafts->drafter());
+    kept.push_back(engine->submit(request));
+    request.drafter = nullptr;
+    finished(*engine, kept.back());
+    CHECK(kept.back()->progress().n_drafted > 0);
+  }
+  engine->close();
+  CHECK_THROWS_AS(engine->submit({.prompt = {3}, .drafts = true}), std::runtime_error);
+}
+
 TEST_CASE("a draft model stops at the end of its own context") {
   if (on_cuda()) return;
   SessionOptions options = engine_options(1);
@@ -133,7 +153,7 @@ TEST_CASE("outputs are the same with a draft model") {
     for (int32_t i = 0; i < n; ++i) {
       Request request = random_request(random);
       expected.push_back(alone(model, request));
-      request.drafter = std::make_shared<Free>(engine->drafter());
+      request.drafter = std::make_shared<Free>(drafts->drafter());
       request.eager = true;
       generations.push_back(engine->submit(request));
     }

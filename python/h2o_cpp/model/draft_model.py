@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from h2o_cpp import _core
 from h2o_cpp.arguments import short
 from h2o_cpp.files.model_file import ModelFile
@@ -14,23 +12,20 @@ _TOKENS = "tokenizer.ggml.tokens"
 
 
 def open_draft_model(
-    source: str | os.PathLike[str],
-    larger: ModelFile,
-    device: str,
-    options: GeneratorOptions,
-    n_texts: int,
+    larger: ModelFile, device: str, options: GeneratorOptions, *, n_ctx: int, n_texts: int
 ) -> _core.DraftModel:
-    """Load a draft model; its cache keeps `options.draft_tokens` tokens of each text.
+    """Load `options.draft_model`; its cache keeps `options.draft_tokens` tokens of each text.
 
-    source: as for Generator; larger: the model that verifies its proposals.
+    larger: the model that verifies its proposals, in contexts of n_ctx tokens.
 
     Raises ValueError for another vocabulary, and as Generator does.
     """
-    file = ModelFile.find(source)
+    assert options.draft_model is not None
+    file = ModelFile.find(options.draft_model)
     _check_vocabulary(file, larger)
     model = open_model(file, device=device, threads=options.threads)
-    n_ctx = file.config.n_ctx_train
-    cache = CacheOptions(hh=min(options.draft_tokens, n_ctx), n_batch=options.n_batch)
+    n_ctx = min(n_ctx, file.config.n_ctx_train)
+    cache = CacheOptions(hh=min(options.draft_tokens, n_ctx), n_ctx=n_ctx, n_batch=options.n_batch)
     session = cache.resolve(file)
     session.max_sequences = n_texts
     return _core.DraftModel(model, session, larger.config.n_vocab)

@@ -52,7 +52,7 @@ def _open_on(device: str, file: ModelFile, options: GeneratorOptions) -> Runtime
     tokenizer = Tokenizer.of_model(model)
     drafts = None
     if options.draft_model is not None:
-        drafts = open_draft_model(options.draft_model, file, device, options, n_sequences)
+        drafts = open_draft_model(file, device, options, n_ctx=cache.context, n_texts=n_sequences)
     engine = _core.Engine(model, tokenizer.core, session, options.prefixes(), drafts)
     architecture = file.metadata["general.architecture"]
     pooling_type = file.metadata.get(f"{architecture}.pooling_type", 1)
