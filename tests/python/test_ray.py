@@ -333,6 +333,7 @@ def test_errors_have_the_form_of_the_api(path: str, begin: bytes, end: bytes) ->
 
 PINGS = {
     "/v1/completions": b": ping\n\n" * 2,
+    "/v1/chat/completions": b'data: {"id":"c","choices":[],"prompt_progress":{"total":9}}\n\n',
     "/v1/messages": b'event: ping\ndata: {"type": "ping"}\n\n',
     "/api/chat": b'{"model":"m","done":false,"message":{"role":"assistant","content":""}}\n',
     "/api/generate": b'{"model":"m","done":false,"response":""}\n',

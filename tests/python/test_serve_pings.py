@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from h2o_cpp import Generator
+from h2o_cpp.serve.generation_response import are_pings
 from support.background import PATIENCE, Background
 from support.needs import needs, packages
 from support.scripted_chat import PLAIN, user
@@ -102,20 +103,33 @@ def test_waiting_streams_are_not_silent(server: Server, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_progress_of_a_prompt_instead_of_pings(server: Server, path: str) -> None:
-    """In llama-server's form, if requested."""
+    """In llama-server's form, if requested; the time begins with the first token."""
+    book = "Once upon a time. " * 40_000
+    prompt = {"prompt": book} if path == "/v1/completions" else {"messages": user(book)}
     with busy(server):
-        connection = server.begin({**STREAMS[path], "return_progress": True}, path)
+        connection = server.begin({**STREAMS[path], **prompt, "return_progress": True}, path)
         response = connection.getresponse()
-        for _ in range(3):
-            chunk = json.loads(response.readline().decode().removeprefix("data: "))
-            assert response.readline() == b"\n"
-            assert chunk["choices"] == []
-            progress = chunk["prompt_progress"]
-            assert progress.pop("time_ms") >= 0
-            assert progress.pop("total") > 1
-            assert progress == {"cache": 0, "processed": 0}
+        waiting = [progress_of(response) for _ in range(3)]
+    total = waiting[0]["total"]
+    assert waiting == [{"total": total, "cache": 0, "processed": 0, "time_ms": 0}] * 3
+    reading = []
+    while (found := progress_of(response)) is not None:
+        reading.append(found)
+    assert len({one["processed"] for one in reading}) > 2
+    for name in ("processed", "time_ms"):
+        assert [one[name] for one in reading] == sorted(one[name] for one in reading)
+    assert 0 < reading[-1]["processed"] <= total
+    assert reading[-1]["time_ms"] > 0
     assert ENDS[path] in response.read().decode()
     connection.close()
+
+
+def progress_of(response: http.client.HTTPResponse) -> Any:
+    """The progress in the next event; None: it is another event."""
+    event = response.readline() + response.readline()
+    progress = json.loads(event.removeprefix(b"data: ")).get("prompt_progress")
+    assert are_pings(event) == (progress is not None)
+    return progress
 
 
 @pytest.mark.parametrize("path", STREAMS)

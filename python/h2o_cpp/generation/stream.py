@@ -97,6 +97,11 @@ class GenerationHandle(Closing):
         return self._state.prompt_tokens_read
 
     @property
+    def prompt_seconds(self) -> float:
+        """Seconds spent on the prompt and the first token."""
+        return self._state.prompt_seconds
+
+    @property
     def prompt_memory(self) -> PromptMemory:
         """The memory of the prompt; evictions only at the end."""
         return self.memory_of(self._parts)
@@ -185,11 +190,6 @@ class Stream(Iterator[str], GenerationHandle):
     def completion_tokens(self) -> int:
         """Number of tokens generated so far; unlike `tokens`, without a copy."""
         return self._state.n_generated
-
-    @property
-    def prompt_seconds(self) -> float:
-        """Seconds spent on the prompt and the first token."""
-        return self._state.prompt_seconds
 
     @property
     def decode_seconds(self) -> float:

@@ -28,6 +28,7 @@ _LINE_ENDS = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}
 
 _PINGS = re.compile(
     rb'(?:: ping\n\n|event: ping\ndata: \{"type": "ping"\}\n\n|'
+    rb'data: \{[^\n]*"choices":\[\],"prompt_progress":\{[^\n{}]*\}\}\n\n|'
     rb'\{[^\n]*"done":false,(?:"message":\{"role":"assistant","content":""\}|"response":"")\}\n)*'
 )
 

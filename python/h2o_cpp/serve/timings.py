@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
@@ -53,7 +52,7 @@ class PromptProgress(BaseModel):
     total: int
     cache: int  # from the prefix cache
     processed: int  # with those
-    time_ms: int
+    time_ms: int  # without those before the first token was read
 
     @staticmethod
     def of(output: Output) -> PromptProgress:
@@ -63,7 +62,7 @@ class PromptProgress(BaseModel):
             total=len(output.prompt),
             cache=n_cached,
             processed=n_cached + output.completion.prompt_tokens_read,
-            time_ms=int(1e3 * (time.monotonic() - output.submitted_at)),
+            time_ms=int(1e3 * output.completion.prompt_seconds),
         )
 
 
