@@ -23,6 +23,7 @@ from h2o_cpp.model.marked_text import (
     NAME,
     REPLY,
     TEMPLATE,
+    VALUE,
     MarkedText,
     joined,
     runs,
@@ -250,7 +251,7 @@ class ChatTemplate:
         begin = end = 0
         for origin, length in runs(rendered):
             end += length
-            begin = end if origin >= MESSAGE else begin
+            begin = end if origin == VALUE or origin >= MESSAGE else begin
         return self._tokenizer.encode_parts(_joined(self._parts(rendered[begin:])), begins=False)
 
     def prompt_after_reply(
