@@ -353,6 +353,9 @@ def test_end_marker_within_an_argument() -> None:
         ("hermes", {"f": {"type": "string"}}, "parameters of f must have type object"),
         ("qwen3-coder", {"f": {"anyOf": []}}, "of tool f: 'anyOf' is not supported"),
         ("qwen3-coder", {"f": {"properties": {"a>": {}}}}, "of tool f: 'a>' cannot be written"),
+        ("gemma4", {"f": {"properties": {"og:title": {}}}}, "'og:title' cannot be written"),
+        ("gemma4", {"f": {"properties": {"a,b": {}}}}, "'a,b' cannot be written"),
+        ("gemma4", {"f": {"properties": {'"x': {}}}}, "'\"x' cannot be written"),
         ("qwen3-coder", {"f": {"properties": 5}}, "of tool f: this is not a JSON Schema"),
         ("qwen3-coder", {"f": {"properties": {"a": {"const": "</function>"}}}}, "no value of an"),
         (

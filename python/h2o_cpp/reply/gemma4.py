@@ -107,6 +107,8 @@ def grammar(r: Rules) -> str:
     """A grammar of optional reasoning and calls. Values other than texts are JSON."""
 
     def parameter(key: str, kind: Parameter) -> str:
+        if not _KEY.fullmatch(key) or key.startswith('"'):
+            raise ValueError(f"{key!r} cannot be written in this format")
         if kind.is_text:
             return f"{r.text(f'{key}:')} {r.marker(_QUOTE)} {kind.rule(r, _QUOTE)}"
         return f"{r.text(f'{key}:')} {kind.json(r)}"
