@@ -135,8 +135,8 @@ class ChatTurn:
     def call_trigger(self, *, parallel: bool = True) -> tuple[int, Callable[[], str]] | None:
         """The token that begins a call, and a function that makes the grammar of what follows it.
 
-        None if the format has no such special token. Errors of the function are those of
-        call_grammar.
+        None without tools, and if the format has no such token, special or not. Errors of the
+        function are those of call_grammar.
         """
         form, tools = self.template.format, self.tools
         token = None if form.trigger is None else self.template.marker_token(form.trigger)
