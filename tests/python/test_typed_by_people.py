@@ -250,6 +250,18 @@ def test_progress_of_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     assert terminal.getvalue() == shown
 
 
+def test_no_progress_of_a_short_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an import of tqdm."""
+    terminal = _Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress, "_AFTER", 1e6)
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    stream: Any = _Reading()
+    with progress.reading(stream) as ended:
+        ended()
+    assert terminal.getvalue() == ""
+
+
 def test_no_progress_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_AFTER", 0.0)
     file = io.StringIO()

@@ -35,10 +35,16 @@ def reading(stream: Stream) -> Iterator[Callable[[], None]]:
 
 
 def _show(stream: Stream, ended: Event) -> None:
-    from tqdm import tqdm  # type: ignore[import-untyped]  # a tenth of the time to import this
+    if ended.wait(_AFTER):
+        return
+    from tqdm import tqdm  # type: ignore[import-untyped]  # only now, as this takes its time
 
     with tqdm(
-        desc="reading", total=stream.prompt_tokens, unit=" tokens", delay=_AFTER, leave=False
+        desc="reading",
+        total=stream.prompt_tokens,
+        initial=stream.prompt_tokens_read,
+        unit=" tokens",
+        leave=False,
     ) as bar:
         while not ended.wait(_EVERY):
             bar.total = stream.prompt_tokens
