@@ -188,7 +188,7 @@ def test_bad_recent(tiny_opt: Path, recent: Any) -> None:
 
 
 def test_recent_without_hh() -> None:
-    with pytest.raises(ValueError, match="recent=3 needs hh"):
+    with pytest.raises(ValueError, match="recent=3 is a part of hh, which is not given"):
         budget_policy(None, 3, 2048)
 
 
