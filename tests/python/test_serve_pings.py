@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
+
 from h2o_cpp import Generator
 from h2o_cpp.serve.generation_response import are_pings
 from support.background import PATIENCE, Background
