@@ -32,13 +32,12 @@ from support.random_models import (
     Recipe,
     float32_tolerance,
     make_model,
-    product_bits,
-    products_error,
     random_tokens,
     randomize,
     reference_logits,
     save_checkpoint,
 )
+from support.rounded_weights import check_rounded_weights
 from support.tokenizer_files import REPLACE, SPACES, template, write_sentencepiece_json
 from support.vocabularies import sentence_pieces, tokenizer_of
 
@@ -220,15 +219,7 @@ def test_rounded_weights_change_logits_within_bound(
     if name == "gemma4_moe":  # every expert, as any rounding can change the choice of some
         options = recipe.options | {"top_k_experts": recipe.options["num_experts"]}
         recipe = dataclasses.replace(recipe, options=options)
-    model = make_model(recipe, 43)
-    save_checkpoint(model, tmp_path)
-    convert(tmp_path, tmp_path / "model.gguf", outtype)
-    tokens = random_tokens(43)
-    expected = reference_logits(model, tokens)
-    with Generator(tmp_path / "model.gguf", kv_dtype="f32") as generator:
-        error = np.abs(generator.logits(tokens) - expected).max()
-        bits = product_bits(generator.stats().backend, outtype)
-    assert 0 < error < products_error(recipe, bits) * np.abs(expected).max()
+    check_rounded_weights(tmp_path, recipe, outtype, seed=43)
 
 
 def test_the_cache_has_the_heads_of_each_layer(name: str, path: Path) -> None:

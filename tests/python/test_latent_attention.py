@@ -24,12 +24,12 @@ from support.random_models import (
     Recipe,
     float32_tolerance,
     make_model,
-    product_bits,
     products_error,
     random_tokens,
     reference_logits,
     save_checkpoint,
 )
+from support.rounded_weights import check_rounded_weights
 
 pytestmark = packages("torch", "transformers", "safetensors")
 
@@ -180,16 +180,7 @@ def dense(name: str, **options: object) -> Recipe:
 def test_rounded_weights_change_logits_within_bound(
     tmp_path: Path, family: str, outtype: str
 ) -> None:
-    recipe = dense(family)
-    model = make_model(recipe, 36)
-    save_checkpoint(model, tmp_path)
-    convert(tmp_path, tmp_path / "model.gguf", outtype)
-    tokens = random_tokens(33)
-    expected = reference_logits(model, tokens)
-    with Generator(tmp_path / "model.gguf", kv_dtype="f32") as generator:
-        error = np.abs(generator.logits(tokens) - expected).max()
-        bits = product_bits(generator.stats().backend, outtype)
-    assert 0 < error < products_error(recipe, bits) * np.abs(expected).max()
+    check_rounded_weights(tmp_path, dense(family), outtype, seed=36)
 
 
 def test_the_cache_has_one_vector_per_token(name: str, path: Path) -> None:

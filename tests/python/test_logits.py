@@ -15,12 +15,11 @@ from support.random_models import (
     RECIPES,
     float32_tolerance,
     make_model,
-    product_bits,
-    products_error,
     random_tokens,
     reference_logits,
     save_checkpoint,
 )
+from support.rounded_weights import check_rounded_weights
 
 # Several families and odd shapes; committed, so that no other package is needed.
 GOLDEN = [
@@ -71,17 +70,7 @@ def test_logits_equal_transformers(tmp_path: Path, name: str, seed: int) -> None
 def test_rounded_weights_change_logits_within_bound(
     tmp_path: Path, name: str, outtype: str
 ) -> None:
-    """Reading a type incorrectly would give unrelated logits."""
-    recipe = RECIPES[name]
-    model = make_model(recipe, 7)
-    save_checkpoint(model, tmp_path)
-    convert(tmp_path, tmp_path / "model.gguf", outtype)
-    tokens = random_tokens(7)
-    expected = reference_logits(model, tokens)
-    with Generator(tmp_path / "model.gguf", kv_dtype="f32") as generator:
-        error = np.abs(generator.logits(tokens) - expected).max()
-        bits = product_bits(generator.stats().backend, outtype)
-    assert 0 < error < products_error(recipe, bits) * np.abs(expected).max()
+    check_rounded_weights(tmp_path, RECIPES[name], outtype, seed=7)
 
 
 @reference
