@@ -54,7 +54,7 @@ class KvCache {
   // from the last advance().
   void retract(const Batch& batch, int32_t sequence, int32_t n);
 
-  // For batches of several turns; nullptr unless shape().max_drafts > 0.
+  // Is needed for batches of several turns; nullptr unless shape().max_drafts > 0.
   KvJournal* journal() { return journal_ ? &*journal_ : nullptr; }
 
   // Sets the length of a sequence whose slots were written externally.
@@ -89,7 +89,7 @@ class KvCache {
   // The kept tokens, sorted by position; none of a head that the layer lacks.
   std::vector<KvEntry> entries(int32_t layer, int32_t sequence, int32_t kv_head) const;
 
-  // For each token of a sequence, whether any KV head of any layer keeps it: 1 or 0.
+  // Returns for each token of a sequence whether any KV head of any layer keeps it: 1 or 0.
   std::vector<char> kept_anywhere(int32_t sequence) const;
 
   // Allocated bytes of all slots (K, V and per-slot data), of recurrent states, of the journal of

@@ -19,7 +19,8 @@ class Backend;
 
 class KvJournal {
  public:
-  // For up to `max_rows` drafts per batch in a cache of these layers, whose memory is the host's.
+  // Allocates for up to `max_rows` drafts per batch in a cache of these layers, whose memory is the
+  // host's.
   // Throws OutOfMemory.
   KvJournal(Backend& backend, std::span<const KvView> layers, int32_t max_rows);
 

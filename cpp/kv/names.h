@@ -18,7 +18,7 @@ KvPolicy named_policy(std::string_view name, int32_t n);
 // The one of kv_dtypes() with this lower-case name. Throws InvalidArgument, naming `argument`.
 DType kv_dtype(std::string_view name, std::string_view argument = "kv_dtype");
 
-// The same for archive_k_dtypes() and archive_v_dtypes().
+// These do the same for archive_k_dtypes() and archive_v_dtypes().
 DType archive_k_dtype(std::string_view name);
 DType archive_v_dtype(std::string_view name);
 

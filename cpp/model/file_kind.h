@@ -19,7 +19,7 @@ bool is_of_encoder(std::string_view tensor);
 // Names the parts of a file that are not used.
 std::vector<std::string> unused_parts(const GgufShards& file);
 
-// The same for a file of a known architecture with a vocabulary only.
+// Throws FormatError for a file of a known architecture that has only a vocabulary.
 void expect_weights(const GgufShards& file);
 
 }  // namespace h2o

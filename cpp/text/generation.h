@@ -36,7 +36,7 @@ struct Piece {
 struct Forgotten {
   int32_t n_evicted = 0;
   int32_t n_archived = 0;  // of these, in an archive, which may recall them
-  // For each input token, whether some KV head keeps it: 1 or 0; null: nothing was evicted.
+  // Says for each input token whether some KV head keeps it: 1 or 0; null: nothing was evicted.
   std::shared_ptr<const std::vector<char>> kept = nullptr;
 };
 

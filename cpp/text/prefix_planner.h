@@ -7,7 +7,7 @@
 // prefix with other prompts, since further prompts may diverge there too.
 //
 // A prompt may have replies of earlier requests, whose tokens are read one by one, as they were
-// generated: then the state is the one at the end of the earlier request. Chunks begin anew after
+// generated: then the state is the one at the end of the earlier request. Chunks begin again after
 // a reply.
 #pragma once
 

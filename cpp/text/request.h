@@ -79,7 +79,7 @@ struct Request {
 
   std::vector<KvPolicy> policies = {};  // for its sequence, instead of the engine's
   // The parts of all tokens that earlier outputs generated, ascending and apart. They are read one
-  // by one where the session replays(), and chunks begin anew after them.
+  // by one where the session replays(), and chunks begin again after them.
   std::vector<TokenSpan> replies = {};
   Protection protect = {};  // of `prompt`, after the tokens of a snapshot; changes the policies
   std::shared_ptr<Trace> trace = nullptr;

@@ -30,7 +30,7 @@ class Policy:
         largest attention from one of the last 64 tokens of each chunk. If a chunk evicts more than
         one token, a token then takes the largest score among those that may be evicted within 12
         places of it (after SnapKV, arXiv 2404.14469); "random": no attention, but a random number,
-        drawn anew by position and KV head at each eviction (after arXiv 2609.03430): the baseline.
+        drawn again by position and KV head at each eviction (after arXiv 2609.03430): the baseline.
     decay: factor by which each token that counts reduces all scores, 0 to 1 (A2SF, arXiv
         2407.20485). With 0, a score is the attention of the newest token alone.
     value_norm: multiply scores by a norm of the token's value v: "l1": |v|_1 (VATP, arXiv
