@@ -434,7 +434,7 @@ def test_sighup_reloads_the_list(folder: Path) -> None:
         server = Server(None, int(found[1]))
         assert server.ask("/v1/completions", BODY).status == 200
         for text, names, message in (
-            ('[a]\nmodel = "one.gguf"\n[b]\nmodel = "two.gguf"\n', ["a", "b"], "models "),
+            ('[a]\nmodel = "one.gguf"\n[b]\nmodel = "two.gguf"\n', ["a", "b"], "a, b"),
             ("[a", ["a", "b"], "the models stay as they were"),
         ):
             path.write_text(text)

@@ -35,9 +35,8 @@ from h2o_cpp.serve import (
 from h2o_cpp.serve.bodies import Bodies, BodyLimits
 from h2o_cpp.serve.catalog import Catalog
 from h2o_cpp.serve.docs_page import docs_page
-from h2o_cpp.serve.endpoint import bearer
-from h2o_cpp.serve.errors import ApiError, ErrorResponse, add_handlers, api_of, closed
-from h2o_cpp.serve.guard import Cors, Guard, Origins
+from h2o_cpp.serve.errors import ERRORS, add_handlers, api_of, closed
+from h2o_cpp.serve.guard import PUBLIC, Cors, Guard, Origins
 from h2o_cpp.serve.log import id_of, request_id
 from h2o_cpp.serve.metrics import EngineCollector, RequestMetrics
 from h2o_cpp.serve.openai_responses import Health
@@ -65,10 +64,8 @@ _WITHOUT_V1 = (
     *("/responses", "/responses/input_tokens", "/models"),
 )
 
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": ErrorResponse},
-    "5XX": {"model": ErrorResponse},
-}
+# In the OpenAPI document.
+_KEY = {"type": "http", "scheme": "bearer", "description": "the server's API key"}
 
 
 def create_app(
@@ -169,10 +166,11 @@ def create_app_of(
         lifespan=lifespan,
         docs_url=None,  # FastAPI's pages load files from a CDN
         redoc_url=None,
-        responses=_ERRORS,
+        responses=ERRORS,
     )
     app.state.catalog = catalog
     app.state.draining = False
+    app.state.has_keys = bool(keys)
     app.state.stored_responses = defaultdict(StoredResponses)  # by key
     registry = CollectorRegistry()
     app.state.metrics = RequestMetrics(registry)
@@ -188,7 +186,7 @@ def create_app_of(
     app.add_middleware(Cors, origins=origins)
     add_handlers(app)
     for router in ROUTERS:
-        app.include_router(router, dependencies=[bearer] if keys else [])
+        app.router.routes += router.routes  # included ones would match each request twice
     _add_state(app, catalog, limits, registry)
     _add_page(app)
     return app
@@ -236,6 +234,11 @@ class _Application(FastAPI):
         document: dict[str, Any] = super().openapi()
         if is_new:
             document["components"]["schemas"] |= body_schemas()
+            if self.state.has_keys:
+                document["components"]["securitySchemes"] = {"HTTPBearer": _KEY}
+                for path in document["paths"].keys() - {*PUBLIC}:
+                    for operation in document["paths"][path].values():
+                        operation["security"] = [{"HTTPBearer": []}]
         return document
 
 
@@ -287,13 +290,6 @@ def _add_state(
         if catalog.closed or app.state.draining:
             raise closed()
         return Health()
-
-    @app.post("/v1/rerank", include_in_schema=False)
-    @app.post("/v1/reranking", include_in_schema=False)
-    @app.post("/rerank", include_in_schema=False)
-    @app.post("/reranking", include_in_schema=False)
-    async def rerank() -> None:
-        raise ApiError(501, "reranking is not supported: this server has no models for it yet")
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:

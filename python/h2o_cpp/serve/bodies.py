@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 
+import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from h2o_cpp.serve.errors import ApiError, refuse
@@ -40,10 +40,11 @@ class Bodies:
         body, seconds = _Body(self._limits), self._limits.seconds
         try:
             try:
-                await asyncio.wait_for(body.read(scope, receive), seconds)
+                with anyio.fail_after(seconds):
+                    await body.read(scope, receive)
             except ApiError as error:
                 return await refuse(error, scope, receive, send)
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 late = ApiError(408, f"the body did not arrive within {seconds} s", code="timeout")
                 return await refuse(late, scope, receive, send)
             await self._app(scope, body.receive_again(receive), send)

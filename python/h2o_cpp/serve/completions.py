@@ -18,7 +18,7 @@ from h2o_cpp.reply import CallDelta, Content, Part, Reasoning
 from h2o_cpp.serve.chat_messages import CalledFunction, ToolCall
 from h2o_cpp.serve.conversation import count_tokens, submit_chat
 from h2o_cpp.serve.endpoint import post
-from h2o_cpp.serve.errors import ApiError
+from h2o_cpp.serve.errors import ERRORS, ApiError
 from h2o_cpp.serve.generation_response import EVENTS, GenerationResponse, sse
 from h2o_cpp.serve.logprobs import CompletionTokens, chat_logprobs
 from h2o_cpp.serve.openai_requests import (
@@ -55,7 +55,7 @@ from h2o_cpp.serve.timings import PromptProgress, Timings
 
 _PIECE = "\ufdd0"  # placeholder for a piece of text; a Unicode noncharacter
 
-router = APIRouter()
+router = APIRouter(responses=ERRORS)
 
 
 @post(

@@ -12,13 +12,13 @@ from pydantic import BaseModel, Field
 
 from h2o_cpp.generation.embedding import unit_length
 from h2o_cpp.serve.endpoint import post
-from h2o_cpp.serve.errors import ApiError
+from h2o_cpp.serve.errors import ERRORS, ApiError
 from h2o_cpp.serve.generation_response import OutputsResponse
 from h2o_cpp.serve.openai_requests import ModelRequest, Prompts, prompt_list
 from h2o_cpp.serve.outputs import Output, Outputs
 from h2o_cpp.serve.service import Service
 
-router = APIRouter()
+router = APIRouter(responses=ERRORS)
 
 
 class EmbeddingRequest(ModelRequest):

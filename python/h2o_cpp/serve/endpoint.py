@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Depends, Request
-from fastapi.security import HTTPBearer
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
 
 from h2o_cpp.generation.constraint_process import CompilingError
 from h2o_cpp.serve.catalog import Catalog
@@ -27,11 +29,16 @@ async def _catalog(request: Request) -> Catalog:  # async, or FastAPI would use 
 
 CatalogOf = Annotated[Catalog, Depends(_catalog)]
 
-# Documents the key in OpenAPI; Guard checks it.
-bearer = Depends(HTTPBearer(auto_error=False, description="the server's API key"))
-
 _Body = TypeVar("_Body", bound=ModelRequest)
 _Submit = Callable[[Service, _Body], object]
+
+
+class _Route(APIRoute):
+    """A route that FastAPI documents only: its function takes a request and returns a response."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
+        return handler
 
 
 async def _submitted(
@@ -55,6 +62,13 @@ async def _submitted(
             if not await compiling.wait(goes_on):
                 left = ApiError(499, "the client has left")
                 raise (closed() if catalog.closed else left) from None
+
+
+def _response(answer: object) -> Response:
+    """The response with an answer: a model of pydantic, or what JSON has."""
+    if isinstance(answer, BaseModel):
+        return Response(answer.model_dump_json(by_alias=True), media_type="application/json")
+    return JSONResponse(answer)
 
 
 def _end(request: Request, catalog: Catalog, service: Service, outputs: Sequence[Output]) -> None:
@@ -88,14 +102,15 @@ def post(
     """
 
     def add(submit: _Submit[_Body]) -> _Submit[_Body]:
-        async def respond(request: Request, catalog: CatalogOf) -> Any:
+        async def respond(request: Request) -> Response:
+            catalog = await _catalog(request)
             sent = await request.body()
             body = await catalog.workers.run(len(sent), partial(parse, model, sent))
             prepare(request, body)
             if unloaded is not None and body.unloads:
                 entry = catalog.find(body.model)
                 if entry.service is None:
-                    return unloaded(entry.name, body)
+                    return _response(unloaded(entry.name, body))
             service = await catalog.take(body.model)
             job = partial(submit, service, body)
             try:
@@ -107,16 +122,17 @@ def post(
                 raise
             if isinstance(response, OutputsResponse):
                 response.on_end = partial(_end, request, catalog, service)
-            else:
-                catalog.give_back(service)
-                if body.unloads:
-                    await catalog.unload(body.model)
-            return response
+                return response
+            catalog.give_back(service)
+            if body.unloads:
+                await catalog.unload(body.model)
+            return _response(response)
 
         router.add_api_route(
             path,
             respond,
             methods=["POST"],
+            route_class_override=_Route,
             name=submit.__name__,
             description=submit.__doc__,
             openapi_extra=body_of(model),

@@ -47,6 +47,13 @@ class ErrorResponse(BaseModel):
     error: ErrorDetail
 
 
+# The responses of all endpoints in the OpenAPI document.
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorResponse},
+    "5XX": {"model": ErrorResponse},
+}
+
+
 class ApiError(Exception):
     """An error response."""
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from h2o_cpp.serve.errors import ApiError, refuse
 
 # Allowed without a key.
-_PUBLIC = (
+PUBLIC = (
     *("/", "/docs", "/docs/", "/openapi.json"),
     *("/health", "/v1/health", "/ready", "/metrics"),
 )
@@ -136,7 +136,7 @@ class Guard:
         return b""
 
     def _check_key(self, path: str, headers: dict[bytes, bytes]) -> bytes:
-        if path in _PUBLIC or path.startswith(_STATIC):
+        if path in PUBLIC or path.startswith(_STATIC):
             return b""
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer":

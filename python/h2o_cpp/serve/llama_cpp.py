@@ -9,14 +9,14 @@ from pydantic import BaseModel, Field
 
 from h2o_cpp.serve.conversation import conversation_of
 from h2o_cpp.serve.endpoint import CatalogOf, post
-from h2o_cpp.serve.errors import ApiError
+from h2o_cpp.serve.errors import ERRORS, ApiError
 from h2o_cpp.serve.llama_cpp_completion import generation_settings
 from h2o_cpp.serve.openai_requests import ChatRequest, ModelRequest, Token
 from h2o_cpp.serve.openai_responses import BUILD, ModelLimits
 from h2o_cpp.serve.schema import ListOf
 from h2o_cpp.serve.service import Service
 
-router = APIRouter()
+router = APIRouter(responses=ERRORS)
 
 
 class GenerationSettings(BaseModel):

@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, Field, RootModel
 
 from h2o_cpp.generation.sampling import NUMBERS, default
 from h2o_cpp.serve.endpoint import post
+from h2o_cpp.serve.errors import ERRORS
 from h2o_cpp.serve.generation_response import EVENTS, GenerationResponse, sse
 from h2o_cpp.serve.logprobs import chat_logprobs
 from h2o_cpp.serve.openai_requests import (
@@ -24,7 +25,7 @@ from h2o_cpp.serve.schema import Empty, ListOf, NonEmptyList, Tolerant
 from h2o_cpp.serve.service import Service
 from h2o_cpp.serve.timings import Timings
 
-router = APIRouter()
+router = APIRouter(responses=ERRORS)
 
 
 class PromptObject(Tolerant):

@@ -13,13 +13,14 @@ from h2o_cpp.serve import conversation
 from h2o_cpp.serve.blocks import Block, Blocks, Step
 from h2o_cpp.serve.conversation import submit_chat
 from h2o_cpp.serve.endpoint import post
+from h2o_cpp.serve.errors import ERRORS
 from h2o_cpp.serve.generation_response import EVENTS, GenerationResponse, sse
 from h2o_cpp.serve.messages_request import CountRequest, MessagesRequest
 from h2o_cpp.serve.openai_responses import IF_THERE, LostTokens, MessageMemory
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.service import Service
 
-router = APIRouter()
+router = APIRouter(responses=ERRORS)
 
 
 class MessageUsage(BaseModel):

@@ -10,10 +10,10 @@ from pydantic import BaseModel
 
 from h2o_cpp.serve.catalog import Entry
 from h2o_cpp.serve.endpoint import CatalogOf
-from h2o_cpp.serve.errors import api_of
+from h2o_cpp.serve.errors import ERRORS, api_of
 from h2o_cpp.serve.openai_responses import Model, ModelList
 
-router = APIRouter()
+router = APIRouter(responses=ERRORS)
 
 
 class AnthropicModel(BaseModel):

@@ -11,13 +11,14 @@ from pydantic import BaseModel, Field
 from h2o_cpp.generation.reranking import relevance
 from h2o_cpp.serve.embeddings import EmbeddingUsage
 from h2o_cpp.serve.endpoint import post
+from h2o_cpp.serve.errors import ERRORS
 from h2o_cpp.serve.generation_response import OutputsResponse
 from h2o_cpp.serve.openai_requests import ModelRequest
 from h2o_cpp.serve.outputs import Output, Outputs
 from h2o_cpp.serve.schema import NonEmptyList, Schema
 from h2o_cpp.serve.service import Service
 
-router = APIRouter()
+router = APIRouter(responses=ERRORS)
 
 
 class Document(Schema):

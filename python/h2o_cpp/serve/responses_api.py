@@ -15,7 +15,7 @@ from h2o_cpp.generation.record import TokenLogprob
 from h2o_cpp.serve.blocks import Block, Blocks, Step
 from h2o_cpp.serve.conversation import count_tokens, submit_chat
 from h2o_cpp.serve.endpoint import post
-from h2o_cpp.serve.errors import ApiError
+from h2o_cpp.serve.errors import ERRORS, ApiError
 from h2o_cpp.serve.generation_response import EVENTS, GenerationResponse, sse
 from h2o_cpp.serve.logprobs import chat_logprobs
 from h2o_cpp.serve.openai_responses import IF_THERE, InputTokens, LostTokens, MessageMemory
@@ -24,7 +24,7 @@ from h2o_cpp.serve.responses_request import FunctionTool, ResponsesRequest, Tool
 from h2o_cpp.serve.service import Service
 from h2o_cpp.serve.stored_responses import StoredResponses, item_id
 
-router = APIRouter()
+router = APIRouter(responses=ERRORS)
 
 
 class ResponseObject(BaseModel):

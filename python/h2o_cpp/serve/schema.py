@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 import numpy as np
@@ -66,7 +67,7 @@ class Schema(BaseModel):
         """Drop nulls, also of unknown fields: clients send them for fields that are not set."""
         if not isinstance(values, dict):
             return values
-        known = {field.alias or name for name, field in cls.model_fields.items()}
+        known = _known(cls)
         for name, value in () if cls.ignores_unknown else values.items():
             if value is not None and name not in known and name not in cls.ignored:
                 if cls._has_other_type(values):
@@ -104,6 +105,12 @@ class Tolerant(Schema):
     """Ignores unknown fields: clients send earlier replies back with fields of their own."""
 
     ignores_unknown = True
+
+
+@cache
+def _known(model: type[BaseModel]) -> frozenset[str]:
+    """The names of a model's fields in requests."""
+    return frozenset(field.alias or name for name, field in model.model_fields.items())
 
 
 def _nullable(field: dict[str, Any]) -> dict[str, Any]:
