@@ -112,6 +112,38 @@ struct ShortConv {
   Tensor conv;  // [n_taps, width], the current row's weight last
 };
 
+// One layer of a state-space model whose decay is a number per head (Mamba-2, arXiv 2405.21060),
+// with a state S [d_state, head_dim] per head. For each row of a sequence, in order,
+//
+//   x, b, c = silu(the last n_taps rows of xbc, weighted by conv channel by channel, + conv_bias)
+//   S = e^(a t) S + b (t x)^T,  out = (S^T c + d x) * silu(gate),  t = softplus(dt + dt_bias)
+//
+// Then n_groups equal parts of out are normalized as by rms_norm(), if there is a norm. Heads of
+// one of n_groups equal groups share b and c. f32; the contents of xbc, dt and decay are
+// unspecified afterwards.
+struct StateSpace {
+  Tensor out;        // [n, n_heads * head_dim]
+  Tensor gate;       // [n, n_heads * head_dim]
+  Tensor xbc;        // [n, n_heads * head_dim + 2 * n_groups * d_state]
+  Tensor dt;         // [n, n_heads]
+  Tensor decay;      // [n, n_heads] workspace
+  Tensor conv;       // [n_taps, xbc.cols], the current row's weight last
+  Tensor conv_bias;  // [1, xbc.cols], or empty
+  Tensor a;          // n_heads numbers, negative
+  Tensor d;          // n_heads numbers
+  Tensor dt_bias;    // [1, n_heads]
+  Tensor norm;       // [n_groups, n_heads * head_dim / n_groups], or empty
+  float norm_eps;
+  int32_t n_heads;
+  int32_t head_dim;  // a multiple of kDeltaColumns
+  int32_t n_groups;
+  int32_t d_state;  // at most kMaxStateSize
+
+  // Floats of a sequence's state: S of each head, [head_dim / kDeltaColumns, d_state,
+  // kDeltaColumns]; then the last n_taps - 1 rows of xbc, oldest first.
+  int64_t matrix_floats() const { return int64_t{n_heads} * head_dim * d_state; }
+};
+
 // How the rows of a batch are routed in a mixture of experts. Each row is copied once per expert it
 // uses, and the copies are grouped by expert: expert e has rows [offsets[e], offsets[e + 1]) of n *
 // n_used. The arrays are in the back end's memory.
@@ -183,6 +215,7 @@ struct Capabilities {
   bool archive_files = false;      // attend() can archive tokens in files, not only in memory of
                                    // allocate_host()
   bool drafts = false;             // attend() supports batches of several turns
+  bool state_spaces = false;       // state_space() is supported
   bool copied_summaries = false;   // attend() keeps the counts and bounds of archived pages also in
                                    // memory of allocate(), and reads them there
 
@@ -396,6 +429,9 @@ class Backend {
 
   // Computes a ShortConv, as above.
   virtual void short_conv(const ShortConv& layer, const KvView& cache, const Batch& batch) = 0;
+
+  // Computes a StateSpace, as above. Requires state_spaces.
+  virtual void state_space(const StateSpace& /*layer*/, const KvView& /*cache*/, const Batch&) {}
 
   // rope_table [n, n_rot]: row p holds the n_rot / 2 cosines of position p, times the magnitude,
   // followed by the sines.

@@ -48,6 +48,7 @@ class CpuBackend final : public Backend {
         .shared_values = true,
         .archive_files = true,
         .drafts = true,
+        .state_spaces = true,
     };
     return capabilities;
   }
@@ -304,6 +305,10 @@ class CpuBackend final : public Backend {
 
   void short_conv(const ShortConv& layer, const KvView& cache, const Batch& batch) override {
     h2o::short_conv(kernels_, pool_, layer, cache, batch);
+  }
+
+  void state_space(const StateSpace& layer, const KvView& cache, const Batch& batch) override {
+    h2o::state_space(kernels_, pool_, layer, cache, batch);
   }
 
   void compute_rope_table(Tensor rope_table, const Rope& rope) override {

@@ -337,6 +337,7 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .convolve = convolve,
       .normalize = normalize,
       .delta_rule = delta_rule,
+      .scan = scan_states,
   };
   for (const Int8Kernels& int8 : kInt8) {
     TypeKernels& type = kernels.*int8.type;

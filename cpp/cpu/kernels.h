@@ -191,6 +191,7 @@ struct Convolution {
   float* x;              // [n_rows, stride]
   float* before;         // [n_taps - 1, stride] the rows before x; then the last ones of these
   const float* weights;  // [n_taps, stride]
+  const float* bias;     // [n] or nullptr
   int64_t n_rows;
   int64_t n_taps;
   int64_t n;
@@ -212,6 +213,24 @@ struct DeltaRule {
   int64_t out_stride;
   int64_t n_v_heads;
   int64_t head_dim;
+  int64_t n_blocks;
+};
+
+// Rows of n_blocks * kDeltaColumns columns of one head: see StateSpace.
+struct StateScan {
+  float* state;        // [n_blocks, d_state, kDeltaColumns]
+  const float* x;      // [n_rows, stride]
+  const float* b;      // [n_rows, stride]
+  const float* c;      // [n_rows, stride]
+  float* out;          // [n_rows, out_stride]
+  const float* decay;  // [n_rows, n_heads]
+  const float* dt;     // [n_rows, n_heads]
+  float d;
+  int64_t n_rows;
+  int64_t stride;
+  int64_t out_stride;
+  int64_t n_heads;
+  int64_t d_state;
   int64_t n_blocks;
 };
 
@@ -298,6 +317,7 @@ struct CpuKernels {
   void (*convolve)(const Convolution& c);
   void (*normalize)(float* x, int64_t n, float length);  // x *= length / sqrt(sum(x^2) + 1e-6)
   void (*delta_rule)(const DeltaRule& rule);
+  void (*scan)(const StateScan& scan);
 
   const TypeKernels& of(DType dtype) const;
 

@@ -23,7 +23,7 @@ void convolve(const Convolution& c) {
       float* const x = c.x + row * c.stride + first;
       copy(window[(row + c.n_taps - 1) % c.n_taps], x);
       for_vectors(n, [&](const auto& load, const auto& store) {
-        Vec sum = zero();
+        Vec sum = c.bias != nullptr ? load(c.bias + first) : zero();
         for (int64_t t = 0; t < c.n_taps; ++t) {
           const float* const weights = c.weights + t * c.stride + first;
           sum = fma(load(window[(row + t) % c.n_taps]), load(weights), sum);
@@ -88,13 +88,57 @@ void delta_rule_blocks(const DeltaRule& rule, int64_t first) {
   }
 }
 
+// Blocks of columns at a time, which fit in the registers.
+constexpr int kMostBlocks = kWidth > 8 ? 4 : kWidth > 4 ? 2 : 1;
+
 void delta_rule(const DeltaRule& rule) {
-  constexpr int kBlocks = kWidth > 8 ? 4 : kWidth > 4 ? 2 : 1;
   int64_t block = 0;
-  for (; block + kBlocks <= rule.n_blocks; block += kBlocks) {
-    delta_rule_blocks<kBlocks>(rule, block);
+  for (; block + kMostBlocks <= rule.n_blocks; block += kMostBlocks) {
+    delta_rule_blocks<kMostBlocks>(rule, block);
   }
   for (; block < rule.n_blocks; ++block) delta_rule_blocks<1>(rule, block);
+}
+
+template <int kBlocks>
+void scan_blocks(const StateScan& scan, int64_t first) {
+  constexpr int kVecs = kDeltaColumns / kWidth;  // of a block
+  constexpr int kAll = kBlocks * kVecs;
+  const int64_t block_floats = scan.d_state * kDeltaColumns;
+  float* const state = scan.state + first * block_floats;
+  const auto at = [&](int64_t i, int j) {
+    return state + j / kVecs * block_floats + i * kDeltaColumns + j % kVecs * kWidth;
+  };
+  for (int64_t row = 0; row < scan.n_rows; ++row) {
+    const float* const x = scan.x + row * scan.stride + first * kDeltaColumns;
+    const float* const b = scan.b + row * scan.stride;
+    const float* const c = scan.c + row * scan.stride;
+    float* const out = scan.out + row * scan.out_stride + first * kDeltaColumns;
+    const Vec decay = broadcast(scan.decay[row * scan.n_heads]);
+    const Vec dt = broadcast(scan.dt[row * scan.n_heads]);
+
+    Vec input[kAll], sums[kAll];
+    for (int j = 0; j < kAll; ++j) {
+      input[j] = mul(dt, load(x + j * kWidth));
+      sums[j] = mul(broadcast(scan.d), load(x + j * kWidth));
+    }
+    for (int64_t i = 0; i < scan.d_state; ++i) {
+#pragma GCC unroll 16
+      for (int j = 0; j < kAll; ++j) {
+        const Vec s = fma(input[j], broadcast(b[i]), mul(decay, load(at(i, j))));
+        store(at(i, j), s);
+        sums[j] = fma(s, broadcast(c[i]), sums[j]);
+      }
+    }
+    for (int j = 0; j < kAll; ++j) store(out + j * kWidth, sums[j]);
+  }
+}
+
+void scan_states(const StateScan& scan) {
+  int64_t block = 0;
+  for (; block + kMostBlocks <= scan.n_blocks; block += kMostBlocks) {
+    scan_blocks<kMostBlocks>(scan, block);
+  }
+  for (; block < scan.n_blocks; ++block) scan_blocks<1>(scan, block);
 }
 
 }  // namespace

@@ -34,6 +34,34 @@ void for_channels(ThreadPool& pool, const Batch& batch, int64_t n_channels, cons
                     });
 }
 
+// Some columns of a head's state, of one sequence.
+struct Part {
+  const Segment& segment;
+  int32_t head;
+  int64_t column;    // the first, among those of all heads
+  int64_t n_blocks;  // of kDeltaColumns
+};
+
+// Calls body(part) for all columns of the states of all heads; n_floats: of a sequence's states.
+template <class Body>
+void for_blocks(ThreadPool& pool, const Batch& batch, int64_t n_heads, int64_t head_dim,
+                int64_t n_floats, const Body& body) {
+  const int64_t n_blocks = head_dim / kDeltaColumns;
+  const int64_t per_head = parts(n_blocks, kBlocks);
+  const int64_t per_segment = n_heads * per_head;
+  const auto n_segments = static_cast<int64_t>(batch.segments.size());
+  pool.parallel_for(
+      n_segments * per_segment, kStateCost * batch.n_rows() * n_floats,
+      [&](int, int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const auto head = static_cast<int32_t>(i % per_segment / per_head);
+          const int64_t block = i % per_head * kBlocks;
+          body(Part{batch.segments[i / per_segment], head, head * head_dim + block * kDeltaColumns,
+                    std::min(kBlocks, n_blocks - block)});
+        }
+      });
+}
+
 }  // namespace
 
 void delta_net(const CpuKernels& kernels, ThreadPool& pool, const DeltaNet& layer,
@@ -42,7 +70,6 @@ void delta_net(const CpuKernels& kernels, ThreadPool& pool, const DeltaNet& laye
   const int64_t n_channels = layer.qkv.cols;
   const int64_t head_dim = layer.head_dim;
   const int64_t k_width = layer.n_k_heads * head_dim;
-  const auto n_segments = static_cast<int64_t>(batch.segments.size());
   const auto state = [&](const Segment& segment) { return cache.state(segment.sequence); };
 
   for_channels(pool, batch, n_channels, [&](const Segment& segment, int64_t first, int64_t n) {
@@ -50,6 +77,7 @@ void delta_net(const CpuKernels& kernels, ThreadPool& pool, const DeltaNet& laye
         .x = layer.qkv.floats() + segment.row * n_channels + first,
         .before = state(segment) + layer.matrix_floats() + first,
         .weights = layer.conv.floats() + first,
+        .bias = nullptr,
         .n_rows = segment.n_rows,
         .n_taps = layer.conv.rows,
         .n = n,
@@ -74,36 +102,27 @@ void delta_net(const CpuKernels& kernels, ThreadPool& pool, const DeltaNet& laye
     }
   });
 
-  const int64_t n_blocks = head_dim / kDeltaColumns;
-  const int64_t per_head = parts(n_blocks, kBlocks);
-  const int64_t per_segment = layer.n_v_heads * per_head;
-  pool.parallel_for(n_segments * per_segment, kStateCost * n_rows * layer.matrix_floats(),
-                    [&](int, int64_t begin, int64_t end) {
-                      for (int64_t i = begin; i < end; ++i) {
-                        const Segment& segment = batch.segments[i / per_segment];
-                        const auto h = static_cast<int32_t>(i % per_segment / per_head);
-                        const int64_t block = i % per_head * kBlocks;
-                        const float* const qkv = layer.qkv.floats() + segment.row * n_channels;
-                        const int64_t k_head = layer.k_head(h);
-                        const int64_t column = h * head_dim + block * kDeltaColumns;
-                        const int64_t gate = segment.row * layer.n_v_heads + h;
-                        kernels.delta_rule({
-                            .state = state(segment) + head_dim * column,
-                            .q = qkv + k_head * head_dim,
-                            .k = qkv + k_width + k_head * head_dim,
-                            .v = qkv + 2 * k_width + column,
-                            .out = layer.out.floats() + segment.row * layer.out.cols + column,
-                            .decay = layer.alpha.floats() + gate,
-                            .beta = layer.beta.floats() + gate,
-                            .n_rows = segment.n_rows,
-                            .stride = n_channels,
-                            .out_stride = layer.out.cols,
-                            .n_v_heads = layer.n_v_heads,
-                            .head_dim = head_dim,
-                            .n_blocks = std::min(kBlocks, n_blocks - block),
-                        });
-                      }
-                    });
+  for_blocks(pool, batch, layer.n_v_heads, head_dim, layer.matrix_floats(), [&](const Part& part) {
+    const Segment& segment = part.segment;
+    const float* const qkv = layer.qkv.floats() + segment.row * n_channels;
+    const int64_t k_head = layer.k_head(part.head);
+    const int64_t gate = segment.row * layer.n_v_heads + part.head;
+    kernels.delta_rule({
+        .state = state(segment) + head_dim * part.column,
+        .q = qkv + k_head * head_dim,
+        .k = qkv + k_width + k_head * head_dim,
+        .v = qkv + 2 * k_width + part.column,
+        .out = layer.out.floats() + segment.row * layer.out.cols + part.column,
+        .decay = layer.alpha.floats() + gate,
+        .beta = layer.beta.floats() + gate,
+        .n_rows = segment.n_rows,
+        .stride = n_channels,
+        .out_stride = layer.out.cols,
+        .n_v_heads = layer.n_v_heads,
+        .head_dim = head_dim,
+        .n_blocks = part.n_blocks,
+    });
+  });
 }
 
 void short_conv(const CpuKernels& kernels, ThreadPool& pool, const ShortConv& layer,
@@ -121,6 +140,7 @@ void short_conv(const CpuKernels& kernels, ThreadPool& pool, const ShortConv& la
         .x = out,
         .before = cache.state(segment.sequence) + first,
         .weights = layer.conv.floats() + first,
+        .bias = nullptr,
         .n_rows = segment.n_rows,
         .n_taps = layer.conv.rows,
         .n = n,
@@ -131,6 +151,73 @@ void short_conv(const CpuKernels& kernels, ThreadPool& pool, const ShortConv& la
       kernels.multiply(out + row * width, b + (row * 3 + 1) * width, n);
     }
   });
+}
+
+void state_space(const CpuKernels& kernels, ThreadPool& pool, const StateSpace& layer,
+                 const KvView& cache, const Batch& batch) {
+  const int64_t n_channels = layer.xbc.cols, width = layer.out.cols;
+  const int64_t d_state = layer.d_state, n_heads = layer.n_heads;
+  const auto state = [&](const Segment& segment) { return cache.state(segment.sequence); };
+
+  for_channels(pool, batch, n_channels, [&](const Segment& segment, int64_t first, int64_t n) {
+    kernels.convolve({
+        .x = layer.xbc.floats() + segment.row * n_channels + first,
+        .before = state(segment) + layer.matrix_floats() + first,
+        .weights = layer.conv.floats() + first,
+        .bias = layer.conv_bias ? layer.conv_bias.floats() + first : nullptr,
+        .n_rows = segment.n_rows,
+        .n_taps = layer.conv.rows,
+        .n = n,
+        .stride = n_channels,
+        .silu = true,
+    });
+  });
+
+  constexpr int64_t kCost = 64;  // of a head of a row, in multiply-adds
+  pool.parallel_for(layer.dt.rows, kCost * layer.dt.rows * n_heads,
+                    [&](int, int64_t begin, int64_t end) {
+                      for (int64_t i = begin * n_heads; i < end * n_heads; ++i) {
+                        float& dt = layer.dt.floats()[i];
+                        dt = softplus(dt + layer.dt_bias.floats()[i % n_heads]);
+                        layer.decay.floats()[i] = std::exp(layer.a.floats()[i % n_heads] * dt);
+                      }
+                    });
+
+  for_blocks(pool, batch, n_heads, layer.head_dim, layer.matrix_floats(), [&](const Part& part) {
+    const Segment& segment = part.segment;
+    const float* const x = layer.xbc.floats() + segment.row * n_channels;
+    const int64_t group = part.head / (n_heads / layer.n_groups);
+    const float* const b = x + width + group * d_state;
+    const int64_t step = segment.row * n_heads + part.head;
+    kernels.scan({
+        .state = state(segment) + d_state * part.column,
+        .x = x + part.column,
+        .b = b,
+        .c = b + layer.n_groups * d_state,
+        .out = layer.out.floats() + segment.row * width + part.column,
+        .decay = layer.decay.floats() + step,
+        .dt = layer.dt.floats() + step,
+        .d = layer.d.floats()[part.head],
+        .n_rows = segment.n_rows,
+        .stride = n_channels,
+        .out_stride = width,
+        .n_heads = n_heads,
+        .d_state = d_state,
+        .n_blocks = part.n_blocks,
+    });
+  });
+
+  const int64_t n = width / layer.n_groups;
+  pool.parallel_for(layer.out.rows * layer.n_groups, layer.out.rows * width,
+                    [&](int, int64_t begin, int64_t end) {
+                      for (int64_t i = begin; i < end; ++i) {
+                        float* const out = layer.out.floats() + i * n;
+                        kernels.swiglu(out, layer.gate.floats() + i * n, n);
+                        if (!layer.norm) continue;
+                        const float* const norm = layer.norm.floats() + i % layer.n_groups * n;
+                        kernels.rms_norm(out, out, norm, n, layer.norm_eps);
+                      }
+                    });
 }
 
 }  // namespace h2o

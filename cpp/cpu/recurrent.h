@@ -1,4 +1,4 @@
-// Backend::delta_net and Backend::short_conv on the CPU.
+// Backend::delta_net, short_conv and state_space on the CPU.
 #pragma once
 
 #include "backend/backend.h"
@@ -13,5 +13,8 @@ void delta_net(const CpuKernels& kernels, ThreadPool& pool, const DeltaNet& laye
 
 void short_conv(const CpuKernels& kernels, ThreadPool& pool, const ShortConv& layer,
                 const KvView& cache, const Batch& batch);
+
+void state_space(const CpuKernels& kernels, ThreadPool& pool, const StateSpace& layer,
+                 const KvView& cache, const Batch& batch);
 
 }  // namespace h2o

@@ -2,7 +2,7 @@
 // rows are divided into steps.
 #include <doctest/doctest.h>
 
-#include "bounds.h"
+#include "approximate.h"
 #include "recurrent_rig.h"
 
 namespace h2o {
@@ -92,40 +92,6 @@ class Rig : public RecurrentRig {
   DeviceMatrix conv_, a_, dt_bias_;
 };
 
-// A number and the bound of the device's error in it.
-struct Approximate {
-  double value = 0, error = 0;
-};
-
-Approximate operator*(const Approximate& x, const Approximate& y) {
-  const double value = x.value * y.value;
-  const double error =
-      std::abs(x.value) * y.error + std::abs(y.value) * x.error + x.error * y.error;
-  return {value, error + (std::abs(value) + error) * kUnit};
-}
-
-// The sum of n terms in any order, whose products may be rounded or not.
-class Sum {
- public:
-  void add(const Approximate& term) {
-    value_ += term.value;
-    error_ += term.error;
-    size_ += std::abs(term.value) + term.error;
-    ++n_;
-  }
-  Approximate result() const { return {value_, error_ + gamma(n_) * size_}; }
-
- private:
-  double value_ = 0, error_ = 0, size_ = 0;
-  int64_t n_ = 0;
-};
-
-// sigmoid and e^x have a derivative of at most 1 (for x <= 0).
-Approximate sigmoid(const Approximate& x) {
-  const double value = 1 / (1 + std::exp(-x.value));
-  return {value, x.error / 4 + value * (power_error(x.value) + 3 * kUnit)};
-}
-
 // Row by row, as DeltaNet defines it.
 class Reference {
  public:
@@ -150,14 +116,8 @@ class Reference {
     }
     std::vector<Approximate> out(sizes_.v_width());
     for (int64_t h = 0; h < sizes_.n_v_heads; ++h) {
-      const double x = double{rows.alpha[h]} + rig_.dt_bias[h];
-      const double softplus = x > 20 ? x : std::log1p(std::exp(x));
-      const double power = rig_.a[h] * softplus;
-      // x is rounded, which changes softplus by as much; then log1p, exp and a product
-      const double rounded = std::abs(x) + (4 + power_error(x) / kUnit) * softplus;
-      const Approximate decay = {
-          std::exp(power),
-          std::exp(power) * (std::abs(rig_.a[h]) * rounded * kUnit + power_error(power))};
+      const Approximate t = softplus(double{rows.alpha[h]} + rig_.dt_bias[h]);
+      const Approximate decay = power(Approximate{rig_.a[h], 0} * t);
       const int64_t k_head =
           sizes_.adjacent ? h * sizes_.n_k_heads / sizes_.n_v_heads : h % sizes_.n_k_heads;
       const Approximate* const q = &qkv[k_head * d];
