@@ -56,8 +56,8 @@ KvView place_layer(Layout& layout, std::byte* storage, int32_t layer, const KvPo
   view.n_sequences = shape.n_sequences;
   view.k_row_bytes = byte_size(shape.k_dtype, view.head_dim);
   view.v_row_bytes = byte_size(shape.v_dtype, view.head_dim);
-  view.state_floats = shape.recurrent(layer) ? shape.state_floats[layer] : 0;
-  view.slots = view.state_floats > 0 ? 0 : policy.slots(shape.max_tokens);
+  view.state_floats = shape.state_floats.empty() ? 0 : shape.state_floats[layer];
+  view.slots = shape.attends(layer) ? policy.slots(shape.max_tokens) : 0;
   view.max_rows = shape.max_rows;
   view.first_head = layer * shape.n_kv_heads;
   if (shape.output_gram != nullptr) {
@@ -298,7 +298,7 @@ int32_t KvCache::length(int32_t sequence) const {
 int32_t KvCache::kept(int32_t layer, int32_t sequence) const {
   check_sequence(sequence);
   check_layer(layer);
-  return shape_.recurrent(layer) ? 0 : policy(layer, sequence).kept(lengths_[sequence]);
+  return shape_.attends(layer) ? policy(layer, sequence).kept(lengths_[sequence]) : 0;
 }
 
 int32_t KvCache::kept(int32_t sequence) const {
@@ -308,7 +308,7 @@ int32_t KvCache::kept(int32_t sequence) const {
 }
 
 bool KvCache::unlimited(int32_t layer, int32_t sequence) const {
-  return shape_.recurrent(layer) || policy(layer, sequence).evicts(layers_[layer].slots);
+  return !shape_.attends(layer) || policy(layer, sequence).evicts(layers_[layer].slots);
 }
 
 int32_t KvCache::room(int32_t sequence) const {
@@ -374,7 +374,7 @@ void KvCache::roll(int32_t sequence) {
           " cannot roll: that needs a cache with rolling positions and a policy that evicts");
   if (rolling_[sequence]) return;
   for (int32_t l = 0; l < shape_.n_layers; ++l) {
-    if (shape_.recurrent(l)) continue;
+    if (!shape_.attends(l)) continue;
     backend_.roll(layers_[l], shape_.rope, sequence, lengths_[sequence]);
   }
   rolling_[sequence] = true;

@@ -241,8 +241,8 @@ void write_sequence(const KvCache& cache, int32_t sequence, ByteWriter& writer) 
     const KvView& view = cache.layer(l);
     if (view.states != nullptr) {
       write_rows(cache.backend(), view.state(sequence), 1, view.state_floats, -1, writer);
-      continue;
     }
+    if (!cache.shape().attends(l)) continue;
     for (int32_t h = 0; h < view.n_kv_heads; ++h) {
       const KvHead head = view.head(cache.policy(l, sequence), sequence, h);
       write_head(cache, view, head, head.written(length), kind == Kind::rolling, writer);
@@ -322,10 +322,9 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
   std::vector<std::span<const std::byte>> states;
   for (int32_t l = 0; l < shape.n_layers; ++l) {
     if (shape.source(l) != l) continue;
-    if (shape.recurrent(l)) {
-      states.push_back(reader.take(shape.state_floats[l] * sizeof(float)));
-      continue;
-    }
+    const int64_t state_floats = cache.layer(l).state_floats;
+    if (state_floats > 0) states.push_back(reader.take(state_floats * sizeof(float)));
+    if (!shape.attends(l)) continue;
     for (int32_t h = 0; h < cache.layer(l).n_kv_heads; ++h) {
       const KvHead head = cache.layer(l).head(cache.policy(l, sequence), sequence, h);
       const int32_t n = head.written(length);
@@ -356,12 +355,12 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
   const std::span<const std::byte>* state = states.data();
   for (int32_t l = 0; l < shape.n_layers; ++l) {
     if (shape.source(l) != l) continue;
-    if (shape.recurrent(l)) {
-      const KvView& view = cache.layer(l);
+    const KvView& view = cache.layer(l);
+    if (view.states != nullptr) {
       cache.backend().write(view.state(sequence), state->data(), state->size());
       ++state;
-      continue;
     }
+    if (!shape.attends(l)) continue;
     for (int32_t h = 0; h < cache.layer(l).n_kv_heads; ++h) {
       const KvHead head = cache.layer(l).head(cache.policy(l, sequence), sequence, h);
       if (archived && cache.archive()->archives(l, h)) {

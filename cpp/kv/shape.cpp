@@ -70,7 +70,7 @@ void validate(const KvShape& shape) {
     require(source >= 0 && source <= l && shape.sources[source] == source, "layer ", l,
             " reads the cache of layer ", source, ", expected itself or one before with its own");
     const KvHeads mine = shape.heads(l), its = shape.heads(source);
-    require(mine.n == its.n && mine.dim == its.dim && !shape.recurrent(l), "layer ", l,
+    require(mine.n == its.n && mine.dim == its.dim && shape.attends(l), "layer ", l,
             " reads the cache of layer ", source, ", which has other heads");
   }
   if (!shape.sources.empty()) {
@@ -80,6 +80,8 @@ void validate(const KvShape& shape) {
   }
   require(shape.state_floats.empty() || std::ssize(shape.state_floats) == shape.n_layers,
           "states of ", shape.state_floats.size(), " layers, expected ", shape.n_layers);
+  require(shape.attention_layers.empty() || std::ssize(shape.attention_layers) == shape.n_layers,
+          "attention in ", shape.attention_layers.size(), " layers, expected ", shape.n_layers);
   double floats = 0;  // of a sequence's states
   for (const int64_t n : shape.state_floats) {
     require(n >= 0, "a state of ", n, " floats, expected 0 or more");

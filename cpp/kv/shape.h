@@ -42,19 +42,20 @@ struct KvShape {
   // [n_layers] the layer whose slots a layer reads: itself, or an earlier one with the same heads,
   // to whose scores it adds. Empty: each itself.
   std::vector<int32_t> sources = {};
-  // [n_layers] floats of a sequence's recurrent state, in layers that have one instead of slots; 0:
-  // slots. Empty: all layers have slots.
+  // [n_layers] floats of a sequence's recurrent state; 0, or empty: none
   std::vector<int64_t> state_floats = {};
+  // [n_layers] does the layer attend, and so have slots? Empty: all do.
+  std::vector<bool> attention_layers = {};
   ArchiveOptions archive = {};  // of evicted tokens; incompatible with rolling positions
   int32_t max_drafts = 0;       // rows of a batch that may be retracted
 
   // The layer whose slots a layer reads.
   int32_t source(int32_t layer) const { return sources.empty() ? layer : sources[layer]; }
-  bool has_slots(int32_t layer) const { return !recurrent(layer) && source(layer) == layer; }
+  bool has_slots(int32_t layer) const { return attends(layer) && source(layer) == layer; }
   KvHeads heads(int32_t layer) const {
     return layer_heads.empty() ? KvHeads{n_kv_heads, head_dim} : layer_heads[layer];
   }
-  bool recurrent(int32_t layer) const { return !state_floats.empty() && state_floats[layer] > 0; }
+  bool attends(int32_t layer) const { return attention_layers.empty() || attention_layers[layer]; }
   bool may_roll() const { return rope.layout != RopeLayout::none; }
 };
 

@@ -62,13 +62,13 @@ struct KvView {
   std::byte* k;
   std::byte* v;
   int32_t* positions;
-  float* scores;          // nullptr unless a policy uses scores
-  float* value_norms;     // nullptr unless a policy uses them
-  int32_t* ranks;         // nullptr unless the cache may roll
-  int32_t* next_slot;     // [n_sequences, n_kv_heads]
-  KvPolicy* policies;     // [n_sequences]
-  float* states;          // [n_sequences, state_floats] of a layer with a recurrent state, which
-  int64_t state_floats;   // has no slots; nullptr: a layer with slots
+  float* scores;       // nullptr unless a policy uses scores
+  float* value_norms;  // nullptr unless a policy uses them
+  int32_t* ranks;      // nullptr unless the cache may roll
+  int32_t* next_slot;  // [n_sequences, n_kv_heads]
+  KvPolicy* policies;  // [n_sequences]
+  float* states;       // [n_sequences, state_floats] of a layer with a recurrent state; or nullptr
+  int64_t state_floats;   // 0 without
   int32_t first_head;     // number of the layer's first kv_head
   bool scores_questions;  // does one of them use Scoring::question?
 

@@ -12,15 +12,16 @@ Tensor matrix(int64_t rows, int64_t cols) { return {nullptr, DType::f32, rows, c
 MixtureActivations mixture_activations(const Config& c, int64_t n_rows) {
   const MixtureConfig& m = c.mixture;
   const int64_t n_copies = m.n_experts > 0 ? n_rows * m.n_used : 0;
+  const bool gated = c.family->activation == Activation::gated;
   const int64_t n_shared = m.n_ff_shared > 0 ? n_rows : 0;
   const int64_t n_beside = n_copies > 0 && c.family->experts_beside_mlp ? n_rows : 0;
   return {
       .logits = matrix(n_copies > 0 ? n_rows : 0, m.n_experts),
       .x = matrix(n_copies, c.n_embd),
       .up = matrix(n_copies, m.n_ff),
-      .gate = matrix(n_copies, m.n_ff),
+      .gate = matrix(gated ? n_copies : 0, m.n_ff),
       .shared_up = matrix(n_shared, m.n_ff_shared),
-      .shared_gate = matrix(n_shared, m.n_ff_shared),
+      .shared_gate = matrix(gated ? n_shared : 0, m.n_ff_shared),
       .shared_logit = matrix(n_shared, 1),
       .mlp = matrix(n_beside, c.n_embd),
       .sum = matrix(n_beside, c.n_embd),
@@ -45,9 +46,9 @@ MixtureActivations first(const MixtureActivations& e, int64_t n_rows) {
       .logits = e.logits.first(n_rows),
       .x = e.x.first(n_rows * e.routes.n_used),
       .up = e.up.first(n_rows * e.routes.n_used),
-      .gate = e.gate.first(n_rows * e.routes.n_used),
+      .gate = e.gate.first(e.gate.rows > 0 ? n_rows * e.routes.n_used : 0),
       .shared_up = e.shared_up.first(n_shared),
-      .shared_gate = e.shared_gate.first(n_shared),
+      .shared_gate = e.shared_gate.first(e.shared_gate.rows > 0 ? n_shared : 0),
       .shared_logit = e.shared_logit.first(n_shared),
       .mlp = e.mlp.first(n_beside),
       .sum = e.sum.first(n_beside),
@@ -113,6 +114,24 @@ DeltaNetActivations first(const DeltaNetActivations& d, int64_t n_rows) {
   };
 }
 
+StateSpaceActivations state_space_activations(const Config& c, int64_t n_rows) {
+  const StateSpaceConfig& s = c.state_space;
+  if (s.n_taps == 0) n_rows = 0;
+  return {
+      .gate = matrix(n_rows, s.width()),
+      .xbc = matrix(n_rows, s.n_channels()),
+      .dt = matrix(n_rows, s.n_heads),
+      .decay = matrix(n_rows, s.n_heads),
+      .out = matrix(n_rows, s.width()),
+  };
+}
+
+StateSpaceActivations first(const StateSpaceActivations& s, int64_t n_rows) {
+  if (s.out.rows == 0) return s;
+  return {s.gate.first(n_rows), s.xbc.first(n_rows), s.dt.first(n_rows), s.decay.first(n_rows),
+          s.out.first(n_rows)};
+}
+
 LayerEmbeddings layer_embeddings(const Config& c, int64_t n_rows) {
   const int64_t n = c.n_layer_embd;
   if (n == 0) n_rows = 0;
@@ -130,11 +149,20 @@ LayerEmbeddings first(const LayerEmbeddings& e, int64_t n_rows) {
           e.gate.first(n_rows)};
 }
 
+// Does a layer have an MLP?
+bool has_mlp(const Config& c) {
+  if (c.family->experts_beside_mlp) return true;
+  for (int32_t l = 0; l < c.n_layers; ++l) {
+    if (c.has_ff(l) && !c.has_experts(l)) return true;
+  }
+  return false;
+}
+
 // Activations without memory.
 Activations shapes(const Config& c, int32_t n_rows, int32_t n_logits) {
   const int64_t q_width = int64_t{c.n_heads} * c.head_dim;
   const int64_t kv_width = int64_t{c.n_kv_heads} * c.head_dim;
-  const bool dense = !c.has_experts(0) || c.family->experts_beside_mlp;
+  const bool dense = has_mlp(c);
   const bool gated = c.family->activation == Activation::gated && dense;
   return {
       .x = matrix(n_rows, c.n_embd),
@@ -149,6 +177,7 @@ Activations shapes(const Config& c, int32_t n_rows, int32_t n_logits) {
       .delta = delta_net_activations(c, n_rows),
       .short_conv = {.bcx = matrix(c.short_conv_taps > 0 ? n_rows : 0, int64_t{3} * c.n_embd),
                      .out = matrix(c.short_conv_taps > 0 ? n_rows : 0, c.n_embd)},
+      .state_space = state_space_activations(c, n_rows),
       .layers = layer_embeddings(c, n_rows),
       .up = matrix(dense ? n_rows : 0, c.n_ff),
       .gate = matrix(gated ? n_rows : 0, c.n_ff),
@@ -163,6 +192,7 @@ std::vector<Tensor*> tensors_of(Activations& a) {
   MixtureActivations& e = a.experts;
   DeltaNetActivations& d = a.delta;
   LatentActivations& m = a.latent;
+  StateSpaceActivations& s = a.state_space;
   return {&a.x,
           &a.h,
           &a.q,
@@ -193,6 +223,11 @@ std::vector<Tensor*> tensors_of(Activations& a) {
           &d.out,
           &a.short_conv.bcx,
           &a.short_conv.out,
+          &s.gate,
+          &s.xbc,
+          &s.dt,
+          &s.decay,
+          &s.out,
           &m.q_a,
           &m.q,
           &m.q_plain,
@@ -262,6 +297,7 @@ Activations first(const Activations& a, int64_t n_rows, int64_t n_logits) {
       .latent = first(a.latent, n_rows),
       .delta = first(a.delta, n_rows),
       .short_conv = {.bcx = rows(a.short_conv.bcx), .out = rows(a.short_conv.out)},
+      .state_space = first(a.state_space, n_rows),
       .layers = first(a.layers, n_rows),
       .up = rows(a.up),
       .gate = rows(a.gate),

@@ -13,9 +13,9 @@ struct MixtureActivations {
   Tensor logits;        // [n_rows, n_experts] of the router
   Tensor x;             // [n_rows * n_used, n_embd] input and output of the experts
   Tensor up;            // [n_rows * n_used, n_ff] n_ff of one expert
-  Tensor gate;          // [n_rows * n_used, n_ff]
+  Tensor gate;          // [n_rows * n_used, n_ff]; no rows where the family has no gate
   Tensor shared_up;     // [n_rows, n_ff_shared]
-  Tensor shared_gate;   // [n_rows, n_ff_shared]
+  Tensor shared_gate;   // [n_rows, n_ff_shared]; the same
   Tensor shared_logit;  // [n_rows, 1]
   Tensor mlp;           // [n_rows, n_embd] output of an MLP beside the experts; no rows without
   Tensor sum;           // [n_rows, n_embd] of the experts' outputs, there
@@ -52,6 +52,15 @@ struct ShortConvActivations {
   Tensor out;  // [n_rows, n_embd]
 };
 
+// Buffers of layers of a state-space model, the same; see backend/StateSpace and StateSpaceConfig.
+struct StateSpaceActivations {
+  Tensor gate;   // [n_rows, width()]
+  Tensor xbc;    // [n_rows, n_channels()]
+  Tensor dt;     // [n_rows, n_heads]
+  Tensor decay;  // [n_rows, n_heads]
+  Tensor out;    // [n_rows, width()]
+};
+
 // Buffers of embeddings for each layer; no rows without. All f32; see layer_embeddings.h.
 struct LayerEmbeddings {
   Tensor embd;       // [n_rows, n_layers * n_layer_embd]
@@ -73,6 +82,7 @@ struct Activations {
   LatentActivations latent;
   DeltaNetActivations delta;
   ShortConvActivations short_conv;
+  StateSpaceActivations state_space;
   LayerEmbeddings layers;
   Tensor up;    // [n_rows, n_ff]
   Tensor gate;  // [n_rows, n_ff]; no rows where the family has no gate

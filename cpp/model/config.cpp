@@ -124,10 +124,10 @@ void read_scales(ConfigKeys& keys, Config& c) {
         "residual_scale", known ? family.depth_scale / std::sqrt(double{1} * c.n_layers) : 1);
   }
   if (family.logit_scale != LogitScale::unknown) {
+    const bool optional = family.base_width > 0 || family.state_space;  // as of Bamba
+    const double fallback = family.base_width > 0 ? double{1} * c.n_embd / family.base_width : 1;
     const float scale =
-        family.base_width > 0
-            ? keys.positive_or("logit_scale", double{1} * c.n_embd / family.base_width)
-            : keys.positive("logit_scale");
+        optional ? keys.positive_or("logit_scale", fallback) : keys.positive("logit_scale");
     c.logit_scale = family.logit_scale == LogitScale::divides ? 1 / scale : scale;
   }
   if (family.softcaps) {
@@ -193,23 +193,66 @@ MixtureConfig read_mixture(ConfigKeys& keys, const Config& c) {
   return m;
 }
 
-// Reads the number of KV heads; layers of short convolutions have none.
-void read_kv_heads(ConfigKeys& keys, Config& c) {
-  const char* const key = "attention.head_count_kv";
-  if (!c.family->short_conv || !keys.is_array(key)) {
-    c.n_kv_heads = keys.count_or(key, c.n_heads);
-    return;
-  }
-  const std::vector<int64_t> counts = keys.integers(key);
+// A count that some layers have, and the others not.
+struct PartialCount {
+  int32_t count;
+  std::vector<bool> layers;  // that have it; empty: all
+};
+
+// May be an array with a count for each layer, with or without unused ones.
+PartialCount read_partial_count(ConfigKeys& keys, const Config& c, const char* key) {
+  if (!keys.is_array(key)) return {keys.count(key), {}};
+  std::vector<int64_t> counts = keys.integers(key);
+  if (std::ssize(counts) == c.n_layers + c.n_unused_layers) counts.resize(c.n_layers);
   if (std::ssize(counts) != c.n_layers) {
     keys.fail(keys.full(key), " has ", counts.size(), " counts, expected ", c.n_layers);
   }
-  c.n_kv_heads = keys.in_range(key, std::ranges::max(counts));
+  PartialCount result{keys.in_range(key, std::ranges::max(counts)), {}};
   for (const int64_t count : counts) {
-    if (count != 0 && count != c.n_kv_heads) {
-      keys.fail(keys.full(key), " differs between layers of attention, which h2o does not support");
+    if (count != 0 && count != result.count) {
+      keys.fail(keys.full(key), " differs between the layers that have it, which h2o does not ",
+                "support");
     }
-    c.recurrent_layers.push_back(count == 0);
+    result.layers.push_back(count != 0);
+  }
+  return result;
+}
+
+std::vector<bool> others(std::vector<bool> layers) {
+  layers.flip();
+  return layers;
+}
+
+// Reads the number of KV heads. Layers of short convolutions and of state-space models have none,
+// unless they are beside attention.
+void read_kv_heads(ConfigKeys& keys, Config& c) {
+  const char* const key = "attention.head_count_kv";
+  const Family& family = *c.family;
+  const bool alternates = family.short_conv || family.state_space;
+  if (!alternates || family.state_beside_attention) {
+    c.n_kv_heads = keys.count_or(key, c.n_heads);
+    if (family.state_beside_attention) c.recurrent_layers.assign(c.n_layers, true);
+    return;
+  }
+  const PartialCount kv_heads =
+      keys.has(key) ? read_partial_count(keys, c, key) : PartialCount{c.n_heads, {}};
+  c.n_kv_heads = kv_heads.count;
+  c.attention_layers = kv_heads.layers;
+  if (!family.single_blocks) c.recurrent_layers = others(kv_heads.layers);
+}
+
+// Reads which layers are which, where each is one block: those with neither KV heads nor a
+// feed-forward block have a state.
+void read_single_blocks(ConfigKeys& keys, Config& c) {
+  const PartialCount ff = read_partial_count(keys, c, "feed_forward_length");
+  c.n_ff = ff.count;
+  c.ff_layers = ff.layers;
+  for (int32_t l = 0; l < c.n_layers; ++l) {
+    if (c.attends(l) && c.has_ff(l)) {
+      keys.fail("layer ", l, " has attention and a feed-forward block, expected one of them in ",
+                "attention.head_count_kv and feed_forward_length");
+    }
+    c.recurrent_layers.push_back(!c.attends(l) && !c.has_ff(l));
   }
 }
 
@@ -329,6 +372,28 @@ DeltaNetConfig read_delta_net(ConfigKeys& keys) {
   return d;
 }
 
+StateSpaceConfig read_state_space(ConfigKeys& keys) {
+  StateSpaceConfig s;
+  s.n_taps = read_taps(keys, "ssm.conv_kernel");
+  s.d_state = keys.count("ssm.state_size");
+  s.n_groups = keys.count("ssm.group_count");
+  s.n_heads = keys.count("ssm.time_step_rank");
+  const int32_t width = keys.count("ssm.inner_size");
+  s.head_dim = width / s.n_heads;
+  if (s.width() != width || s.head_dim % kDeltaColumns != 0) {
+    keys.fail(keys.full("ssm.inner_size"), " is ", width, ", expected ssm.time_step_rank ",
+              s.n_heads, " heads of a multiple of ", kDeltaColumns);
+  }
+  if (s.n_heads % s.n_groups != 0) {
+    keys.fail("ssm.time_step_rank ", s.n_heads, " is not a multiple of ssm.group_count ",
+              s.n_groups);
+  }
+  if (s.d_state > kMaxStateSize) {
+    keys.fail(keys.full("ssm.state_size"), " is ", s.d_state, ", expected at most ", kMaxStateSize);
+  }
+  return s;
+}
+
 std::vector<bool> read_delta_net_layers(ConfigKeys& keys, const Config& c) {
   std::vector<bool> layers;
   if (keys.has("attention.recurrent_layers")) {
@@ -395,8 +460,9 @@ bool Config::reads_last(int32_t layer) const {
 
 std::vector<int64_t> Config::state_floats() const {
   std::vector<int64_t> floats;
-  const int64_t of_layer =
-      short_conv_taps > 0 ? int64_t{short_conv_taps - 1} * n_embd : delta_net.state_floats();
+  const int64_t of_layer = short_conv_taps > 0      ? int64_t{short_conv_taps - 1} * n_embd
+                           : state_space.n_taps > 0 ? state_space.state_floats()
+                                                    : delta_net.state_floats();
   for (const bool recurrent : recurrent_layers) floats.push_back(recurrent ? of_layer : 0);
   return floats;
 }
@@ -427,6 +493,9 @@ Config read_config(const GgufShards& model) {
   c.sliding_window = read_sliding_window(keys, c);
   if (c.family->mixed_sizes) {
     read_mixed_sizes(keys, c);
+  } else if (c.family->single_blocks) {
+    read_heads(keys, c);
+    read_single_blocks(keys, c);
   } else {
     // Files of models with experts in all layers may lack the first.
     const bool dense = keys.has("feed_forward_length") || !c.family->experts;
@@ -450,16 +519,22 @@ Config read_config(const GgufShards& model) {
   c.norm_eps = lacks_eps ? c.family->norm_eps : keys.positive(eps);
   keys.ignore(other_eps);
   if (c.family->has_multipliers) {
-    for (const char* key : kStateSpace) keys.ignore(key);
-    if (!c.family->experts) keys.ignore("expert_shared_feed_forward_length");  // of Granite 4
-    if (!keys.flag_or("rope.scaling.finetuned", true)) {
-      keys.fail(keys.full("rope.scaling.finetuned"), " is false: a Granite without positions, ",
-                "which h2o does not support");
+    if (!c.family->state_space) {
+      for (const char* key : kStateSpace) keys.ignore(key);
     }
+    // of Granite 4, the size of its only MLP
+    if (keys.zero_or_missing("expert_count")) keys.ignore("expert_shared_feed_forward_length");
   }
   const int32_t alibi_layers = c.family->alibi_layers;
   const bool has_alibi = alibi_layers == 0 || alibi_layers == c.n_layers;
   if (c.family->rope != RopeLayout::none && !c.family->latent) c.rope = read_rope(keys, c);
+  // Granite 4 with layers of a state-space model has no positions.
+  const bool lacks_positions =
+      c.family->has_multipliers && !keys.flag_or("rope.scaling.finetuned", true);
+  if (lacks_positions) c.rope.layout = RopeLayout::none;
+  if (c.family->rope == RopeLayout::none && !c.family->learned_positions) {
+    for (const char* key : {"rope.dimension_count", "rope.freq_base"}) keys.ignore(key);
+  }
   if (c.family->alibi_max_bias > 0 && has_alibi) c.rope.layout = RopeLayout::none;
   c.temperature_scale = keys.share_or("attention.temperature_scale", 0);
   if (c.temperature_scale > 0) {
@@ -483,7 +558,9 @@ Config read_config(const GgufShards& model) {
   if (c.family->delta_net) {
     c.delta_net = read_delta_net(keys);
     c.recurrent_layers = read_delta_net_layers(keys, c);
+    c.attention_layers = others(c.recurrent_layers);
   }
+  if (c.family->state_space) c.state_space = read_state_space(keys);
   if (c.family->short_conv) c.short_conv_taps = read_taps(keys, "shortconv.l_cache");
   c.parallel_residual = keys.flag_or("use_parallel_residual", c.family->parallel_residual);
   if (c.family->parallel_without_norm) c.parallel_residual = !model.tensor("blk.0.ffn_norm.weight");

@@ -75,6 +75,19 @@ struct DeltaNetConfig {
   int64_t state_floats() const { return v_width() * head_dim + (n_taps - 1) * n_channels(); }
 };
 
+// Layers of a state-space model (Mamba-2): see StateSpace of a back end.
+struct StateSpaceConfig {
+  int32_t n_taps = 0;    // {a}.ssm.conv_kernel; 0: no such layers
+  int32_t n_heads = 0;   // {a}.ssm.time_step_rank
+  int32_t head_dim = 0;  // {a}.ssm.inner_size / n_heads
+  int32_t n_groups = 0;  // {a}.ssm.group_count
+  int32_t d_state = 0;   // {a}.ssm.state_size
+
+  int64_t width() const { return int64_t{n_heads} * head_dim; }
+  int64_t n_channels() const { return width() + int64_t{2} * n_groups * d_state; }
+  int64_t state_floats() const { return width() * d_state + (n_taps - 1) * n_channels(); }
+};
+
 // Sizes of a layer that may differ between layers.
 struct LayerSizes {
   int32_t n_kv_heads;
@@ -110,12 +123,15 @@ struct Config {
   SlidingWindow sliding_window;
   MixtureConfig mixture;
   LatentConfig latent;
-  // Which layers have a recurrent state instead of attention and its cache: those of Gated
-  // DeltaNet, in {a}.attention.recurrent_layers, or all but the last of each
-  // {a}.full_attention_interval; or those without KV heads, which are short convolutions. Empty:
-  // none.
+  // Which layers have a recurrent state: those of Gated DeltaNet, in
+  // {a}.attention.recurrent_layers, or all but the last of each {a}.full_attention_interval; or
+  // those without KV heads, which are short convolutions or of a state-space model; see also
+  // Family::state_beside_attention and single_blocks. Empty: none.
   std::vector<bool> recurrent_layers;
+  std::vector<bool> attention_layers;  // which layers attend, and have a cache; empty: all
+  std::vector<bool> ff_layers;         // which layers have a feed-forward block; empty: all
   DeltaNetConfig delta_net;
+  StateSpaceConfig state_space;
   int32_t short_conv_taps = 0;  // {a}.shortconv.l_cache; 0: no such layers
   RopeConfig window_rope;       // of layers with a window, if the family has other positions there
   float embedding_scale = 1;    // {a}.embedding_scale; Gemma's is sqrt(n_embd)
@@ -142,7 +158,7 @@ struct Config {
 
   // Is the layer's feed-forward block a mixture of experts?
   bool has_experts(int32_t layer) const {
-    return mixture.n_experts > 0 && layer >= mixture.n_dense;
+    return mixture.n_experts > 0 && layer >= mixture.n_dense && has_ff(layer);
   }
 
   // Can positions be ranks among the kept tokens? Only if all layers use them in the same way, and
@@ -152,6 +168,10 @@ struct Config {
   bool recurrent(int32_t layer) const {
     return !recurrent_layers.empty() && recurrent_layers[layer];
   }
+  bool attends(int32_t layer) const { return attention_layers.empty() || attention_layers[layer]; }
+  bool has_ff(int32_t layer) const { return ff_layers.empty() || ff_layers[layer]; }
+  // Does the layer have attention, or a layer with a state?
+  bool mixes(int32_t layer) const { return attends(layer) || recurrent(layer); }
 
   // KvShape::state_floats
   std::vector<int64_t> state_floats() const;

@@ -12,6 +12,7 @@ constexpr Family kFamilies[] = {
     {.architecture = "opt",
      .norm = NormKind::layer,
      .rope = RopeLayout::none,
+     .learned_positions = true,
      .activation = Activation::relu,
      .biases = Biases::all},
     // Llama 1 to 3.2, Mistral, Mixtral, TinyLlama, SmolLM (converters permute Q and K for pairs)
@@ -179,6 +180,31 @@ constexpr Family kFamilies[] = {
      .has_multipliers = true,
      .logit_scale = LogitScale::divides,
      .experts = true},
+    // Granite 4 h, dense and with experts, and Bamba (most layers are Mamba-2; without positions,
+    // but
+    // for Bamba)
+    {.architecture = "granitehybrid",
+     .rope = RopeLayout::pairs,
+     .has_multipliers = true,
+     .logit_scale = LogitScale::divides,
+     .state_space = true,
+     .experts = true},
+    // Falcon-H1 (attention and Mamba-2 in each layer; converters multiply weights by its factors)
+    {.architecture = "falcon-h1", .state_space = true, .state_beside_attention = true},
+    // Nemotron-H and Nemotron 3 Nano (a layer is Mamba-2, attention without positions, or an MLP)
+    {.architecture = "nemotron_h",
+     .rope = RopeLayout::none,
+     .activation = Activation::relu_squared,
+     .state_space = true,
+     .single_blocks = true},
+    {.architecture = "nemotron_h_moe",
+     .rope = RopeLayout::none,
+     .activation = Activation::relu_squared,
+     .state_space = true,
+     .single_blocks = true,
+     .experts = true,
+     .experts_normalized = false,
+     .experts_sigmoid = true},
     // GLM-4 9B, and GLM-4 of April 2025 (partial rotary, in pairs; gate and up in one tensor).
     // Converters
     // permute Q and K of vision models for halves.
@@ -245,12 +271,14 @@ constexpr Family kFamilies[] = {
     {.architecture = "gpt2",
      .norm = NormKind::layer,
      .rope = RopeLayout::none,
+     .learned_positions = true,
      .activation = Activation::gelu,
      .biases = Biases::all},
     // StarCoder (the same; one KV head)
     {.architecture = "starcoder",
      .norm = NormKind::layer,
      .rope = RopeLayout::none,
+     .learned_positions = true,
      .activation = Activation::gelu,
      .biases = Biases::all},
     // GPT-J (partial rotary, in pairs; the output layer has a bias)
@@ -345,8 +373,8 @@ struct Missing {
   std::string_view architectures;  // separated by spaces
 };
 constexpr Missing kMissing[] = {
-    {"layers of a state-space model (Mamba), which have a state instead of a KV cache",
-     " mamba mamba2 falcon_mamba jamba nemotron_h nemotron_h_moe granitehybrid falcon-h1 plamo2 "},
+    {"a state-space model that is not Mamba-2, or without attention beside it",
+     " mamba mamba2 falcon_mamba jamba plamo2 "},
     {"layers of linear attention of another kind than Qwen3.5's", " kimi-linear "},
     {"layers of linear attention (RWKV), which have a state instead of a KV cache",
      " rwkv6 rwkv6qwen2 rwkv7 arwkv7 "},

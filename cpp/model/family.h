@@ -25,7 +25,8 @@ enum class QkNorm { none, heads, heads_if_present, whole, rotated_heads };
 struct Family {
   std::string_view architecture;  // general.architecture, and the prefix of the metadata keys
   NormKind norm = NormKind::rms;
-  RopeLayout rope = RopeLayout::halves;  // none: learned positions
+  RopeLayout rope = RopeLayout::halves;
+  bool learned_positions = false;  // position_embd; without these and a rope: none, or ALiBi
   int32_t alibi_layers = 0;   // models with this many layers have ALiBi instead of rotary positions
   int32_t rope_base = 10000;  // the default of {a}.rope.freq_base
   float norm_eps = 0;         // the default of its key, which Ollama's files lack; 0: none
@@ -84,7 +85,12 @@ struct Family {
   bool delta_net = false;      // some layers are Gated DeltaNet, see DeltaNetConfig
   bool delta_adjacent = false;  // DeltaNet::adjacent, and alpha and beta are one tensor
   bool short_conv = false;      // some layers are gated short convolutions, see ShortConv
-  bool yarn_whole = true;       // YaRN's ramp is rounded to whole dimensions
+  bool state_space = false;     // some layers are of a state-space model, see StateSpaceConfig
+  bool state_beside_attention = false;  // that is, all, which attend to the same input too
+  // A layer is attention, of a state-space model or a feed-forward block, with one norm: see
+  // {a}.attention.head_count_kv and feed_forward_length of each.
+  bool single_blocks = false;
+  bool yarn_whole = true;                        // YaRN's ramp is rounded to whole dimensions
   std::string_view ffn_norm = "ffn_norm";        // its name in the file
   std::string_view output_norm = "output_norm";  // the same
   bool experts = false;             // the feed-forward block may be a mixture of experts

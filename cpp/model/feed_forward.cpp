@@ -3,23 +3,27 @@
 namespace h2o {
 namespace {
 
-// Computes a.up, the input of the feed-forward block's last matrix, from the block's input x.
-void compute_up(Backend& b, const Config& c, const Weights& w, int32_t l, const Activations& a,
-                const Tensor& x) {
-  const Layer& layer = w.layers[l];
-  if (c.family->activation == Activation::gated) {
-    b.matmul_gated(c.family->gate, {a.up, layer.ffn_up}, {a.gate, layer.ffn_gate}, x);
-    return;
-  }
-  b.matmul(a.up, x, layer.ffn_up);
+// The activation of a block without a gate.
+void activate(Backend& b, const Config& c, int32_t l, const Tensor& up) {
   if (c.family->activation == Activation::relu) {
-    b.relu(a.up);
+    b.relu(up);
   } else if (c.family->activation == Activation::relu_squared) {
-    b.relu_squared(a.up);
+    b.relu_squared(up);
   } else if (c.family->activation == Activation::xielu) {
-    b.xielu(a.up, c.xielu[l]);
+    b.xielu(up, c.xielu[l]);
   } else {
-    c.gelu_erf ? b.gelu_erf(a.up) : b.gelu_tanh(a.up);
+    c.gelu_erf ? b.gelu_erf(up) : b.gelu_tanh(up);
+  }
+}
+
+// Computes `up`, the input of a block's last matrix, from the block's input x.
+void compute_up(Backend& b, const Config& c, int32_t l, const Product& up, const Product& gate,
+                const Tensor& x) {
+  if (c.family->activation == Activation::gated) {
+    b.matmul_gated(c.family->gate, up, gate, x);
+  } else {
+    b.matmul({up}, x);
+    activate(b, c, l, up.y);
   }
 }
 
@@ -39,10 +43,13 @@ void add_experts(Backend& b, const Config& c, const Weights& w, int32_t layer, c
   if (m.gate_up.weight) {
     const int64_t n = e.up.cols;
     b.matmul_experts({{e.up, m.gate_up, n, 2 * n}, {e.gate, m.gate_up, 0, 2 * n}}, e.x, routes);
-  } else {
+  } else if (m.gate.weight) {
     b.matmul_experts({{e.up, m.up}, {e.gate, m.gate}}, e.x, routes);
+  } else {
+    b.matmul_experts({{e.up, m.up}}, e.x, routes);
+    activate(b, c, layer, e.up);
   }
-  b.apply_gate(c.family->gate, e.up, e.gate);
+  if (e.gate.rows > 0) b.apply_gate(c.family->gate, e.up, e.gate);
   b.matmul_experts({{e.x, m.down}}, e.up, routes);
   b.combine_add(y, e.x, routes);
 }
@@ -56,7 +63,7 @@ void add_mixture(Backend& b, const Config& c, const Weights& w, int32_t layer,
   add_experts(b, c, w, layer, a, a.x);
 
   if (c.mixture.n_ff_shared == 0) return;
-  b.matmul_gated(c.family->gate, {e.shared_up, m.shared_up}, {e.shared_gate, m.shared_gate}, a.h);
+  compute_up(b, c, layer, {e.shared_up, m.shared_up}, {e.shared_gate, m.shared_gate}, a.h);
   if (m.shared_router.weight) {
     b.matmul(e.shared_logit, a.h, m.shared_router);
     b.gate_rows(e.shared_up, e.shared_logit);
@@ -71,7 +78,7 @@ void add_mlp_and_experts(Backend& b, const Config& c, const Weights& w, int32_t 
   const Layer& layer = w.layers[l];
   const Mixture& m = layer.mixture;
   const MixtureActivations& e = a.experts;
-  compute_up(b, c, w, l, a, a.h);
+  compute_up(b, c, l, {a.up, layer.ffn_up}, {a.gate, layer.ffn_gate}, a.h);
   b.matmul(e.mlp, a.up, layer.ffn_down);
   norm(b, c, e.mlp, e.mlp, m.mlp_post_norm);
 
@@ -114,7 +121,7 @@ void feed_forward(Backend& b, const Config& c, const Weights& w, int32_t l, cons
                   const Tensor& input) {
   const Layer& layer = w.layers[l];
   if (!c.has_experts(l)) {
-    compute_up(b, c, w, l, a, input);
+    compute_up(b, c, l, {a.up, layer.ffn_up}, {a.gate, layer.ffn_gate}, input);
     add_block(b, c, a, a.up, layer.ffn_down, layer.ffn_post_norm);
   } else if (c.family->experts_beside_mlp) {
     add_mlp_and_experts(b, c, w, l, a);

@@ -73,7 +73,8 @@ class Finder {
 
   Affine norm(const std::string& name) {
     if (!config_.family->norm_weights) return {};
-    const Tensor weight = floats(name + ".weight", 1, config_.n_embd);
+    // Falcon-H1's ffn_norm is called so.
+    const Tensor weight = floats(has(name) ? name : name + ".weight", 1, config_.n_embd);
     if (!has_bias()) return {weight, {}, {}};
     return {weight, floats(name + ".bias", 1, config_.n_embd), {}};
   }
@@ -157,11 +158,14 @@ Mixture find_mixture(Finder& find, const Config& c, const std::string& blk) {
     mixture.router = find.linear(blk + "ffn_gate_inp", m.n_experts, c.n_embd, biases);
   }
   mixture.selection_bias = find.floats_or_none(blk + "exp_probs_b.bias", 1, m.n_experts);
-  if (find.has(blk + "ffn_gate_up_exps.weight", m.n_experts)) {
+  const bool gated = c.family->activation == Activation::gated;
+  if (gated && find.has(blk + "ffn_gate_up_exps.weight", m.n_experts)) {
     mixture.gate_up =
         find.experts(blk + "ffn_gate_up_exps", m.n_experts, int64_t{2} * m.n_ff, c.n_embd, biases);
   } else {
-    mixture.gate = find.experts(blk + "ffn_gate_exps", m.n_experts, m.n_ff, c.n_embd, biases);
+    if (gated) {
+      mixture.gate = find.experts(blk + "ffn_gate_exps", m.n_experts, m.n_ff, c.n_embd, biases);
+    }
     mixture.up = find.experts(blk + "ffn_up_exps", m.n_experts, m.n_ff, c.n_embd, biases);
   }
   mixture.down =
@@ -169,7 +173,9 @@ Mixture find_mixture(Finder& find, const Config& c, const std::string& blk) {
   if (m.n_ff_shared > 0) {
     mixture.shared_router.weight =
         find.matrix_or_none(blk + "ffn_gate_inp_shexp.weight", 1, c.n_embd);
-    mixture.shared_gate = find.linear(blk + "ffn_gate_shexp", m.n_ff_shared, c.n_embd, false);
+    if (gated) {
+      mixture.shared_gate = find.linear(blk + "ffn_gate_shexp", m.n_ff_shared, c.n_embd, false);
+    }
     mixture.shared_up = find.linear(blk + "ffn_up_shexp", m.n_ff_shared, c.n_embd, false);
     mixture.shared_down = find.linear(blk + "ffn_down_shexp", c.n_embd, m.n_ff_shared, false);
   }
@@ -198,6 +204,25 @@ ShortConvLayer find_short_conv(Finder& find, const Config& c, const std::string&
   return {.input = find.linear(blk + "shortconv.in_proj", int64_t{3} * c.n_embd, c.n_embd, false),
           .conv = find.floats(blk + "shortconv.conv.weight", c.n_embd, c.short_conv_taps),
           .output = find.linear(blk + "shortconv.out_proj", c.n_embd, c.n_embd, false)};
+}
+
+StateSpaceLayer find_state_space(Finder& find, const Config& c, const std::string& blk) {
+  const StateSpaceConfig& s = c.state_space;
+  const int64_t width = s.width(), n_channels = s.n_channels();
+  const Affine input = find.linear(blk + "ssm_in", width + n_channels + s.n_heads, c.n_embd, false);
+  const std::string norm = blk + "ssm_norm.weight";
+  const int64_t group = width / s.n_groups;
+  return {.gate = slice(input, 0, width),
+          .xbc = slice(input, width, width + n_channels),
+          .dt = slice(input, width + n_channels, width + n_channels + s.n_heads),
+          .conv = find.floats(blk + "ssm_conv1d.weight", n_channels, s.n_taps),
+          .conv_bias = find.floats_or_none(blk + "ssm_conv1d.bias", 1, n_channels),
+          .a = find.floats(blk + "ssm_a", s.n_heads, 1),
+          .d = find.floats(blk + "ssm_d", s.n_heads, 1),
+          .dt_bias = find.floats(blk + "ssm_dt.bias", 1, s.n_heads),
+          .norm = c.family->state_beside_attention ? find.floats_or_none(norm, s.n_groups, group)
+                                                   : find.floats(norm, s.n_groups, group),
+          .output = find.linear(blk + "ssm_out", c.n_embd, width, false)};
 }
 
 void find_latent(Finder& find, const Config& c, const std::string& blk, Layer& layer) {
@@ -277,16 +302,17 @@ Layer find_layer(Finder& find, const Config& c, int32_t index) {
     layer.attn_norm = find.norm(blk + (two_norms ? "attn_norm_2" : "attn_norm"));
   }
   if (two_norms) layer.ffn_norm = find.norm(blk + "attn_norm");
-  if (c.recurrent(index) && c.family->short_conv) {
-    layer.short_conv = find_short_conv(find, c, blk);
-  } else if (c.recurrent(index)) {
-    layer.delta = find_delta_net(find, c, blk);
-  } else if (c.family->latent) {
-    find_latent(find, c, blk, layer);
-  } else {
-    find_attention(find, c, blk, index, layer);
+  if (c.recurrent(index)) {
+    if (c.family->short_conv) layer.short_conv = find_short_conv(find, c, blk);
+    if (c.family->delta_net) layer.delta = find_delta_net(find, c, blk);
+    if (c.family->state_space) layer.state_space = find_state_space(find, c, blk);
   }
-  const bool shared_norm = c.parallel_residual && c.family->shared_norm;
+  if (c.attends(index)) {
+    c.family->latent ? find_latent(find, c, blk, layer)
+                     : find_attention(find, c, blk, index, layer);
+  }
+  const bool shared_norm =
+      (c.parallel_residual && c.family->shared_norm) || c.family->single_blocks;
   if (c.family->pre_norms && !shared_norm && !two_norms) {
     layer.ffn_norm = find.norm(blk + std::string(c.family->ffn_norm));
   }
@@ -303,6 +329,7 @@ Layer find_layer(Finder& find, const Config& c, int32_t index) {
     const Tensor scale = find.floats_or_none(blk + "layer_output_scale.weight", 1, 1);
     if (scale) layer.output_scale = scale.floats()[0];
   }
+  if (!c.has_ff(index)) return layer;
   if (c.has_experts(index)) {
     layer.mixture = find_mixture(find, c, blk);
     if (!c.family->experts_beside_mlp) return layer;
@@ -343,7 +370,7 @@ Weights find_weights(const GgufShards& model, const Config& c) {
       w.long_rope = {c.rope.layout, divisors("rope_factors_long.weight"), c.rope.magnitude};
       w.rope.frequencies = find.floats("rope_factors_short.weight", 1, c.rope.n_rot / 2);
     }
-  } else if (c.alibi_max_bias == 0) {
+  } else if (c.family->learned_positions) {
     w.position_embd = find.floats("position_embd.weight", c.n_ctx_train, c.n_embd);
   }
   for (int32_t l = 0; l < c.n_layers; ++l) {

@@ -120,6 +120,30 @@ void delta_net(Backend& b, const Config& c, const DeltaNetLayer& layer, const Kv
   b.apply_gate(Gate::swiglu, a.out, a.gate);
 }
 
+// Computes a.state_space.out from the block's input x.
+void state_space(Backend& b, const Config& c, const StateSpaceLayer& layer, const KvView& cache,
+                 const Batch& batch, const StateSpaceActivations& a, const Tensor& x) {
+  const StateSpaceConfig& s = c.state_space;
+  b.matmul({{a.gate, layer.gate}, {a.xbc, layer.xbc}, {a.dt, layer.dt}}, x);
+  b.state_space({.out = a.out,
+                 .gate = a.gate,
+                 .xbc = a.xbc,
+                 .dt = a.dt,
+                 .decay = a.decay,
+                 .conv = layer.conv,
+                 .conv_bias = layer.conv_bias,
+                 .a = layer.a,
+                 .d = layer.d,
+                 .dt_bias = layer.dt_bias,
+                 .norm = layer.norm,
+                 .norm_eps = c.norm_eps,
+                 .n_heads = s.n_heads,
+                 .head_dim = s.head_dim,
+                 .n_groups = s.n_groups,
+                 .d_state = s.d_state},
+                cache, batch);
+}
+
 // Attention, or what the layer has instead, of the block's input x.
 Mixed mix(Backend& b, const Config& c, const Weights& w, int32_t l, const Batch& batch,
           const KvCache& cache, const Activations& a, const Tensor& x) {
@@ -128,6 +152,13 @@ Mixed mix(Backend& b, const Config& c, const Weights& w, int32_t l, const Batch&
   if (c.family->delta_net) {
     delta_net(b, c, layer.delta, cache.layer(l), batch, a.delta, x);
     return {a.delta.out, layer.delta.output};
+  }
+  if (c.family->state_space) {
+    state_space(b, c, layer.state_space, cache.layer(l), batch, a.state_space, x);
+    const Mixed mixed = {a.state_space.out, layer.state_space.output};
+    if (!c.attends(l)) return mixed;
+    add_block(b, c, a, mixed.x, mixed.w, {});  // both are added
+    return attend(b, c, w, l, batch, cache, a, x);
   }
   b.matmul(a.short_conv.bcx, x, layer.short_conv.input);
   b.short_conv({a.short_conv.out, a.short_conv.bcx, layer.short_conv.conv}, cache.layer(l), batch);
@@ -152,6 +183,10 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
     if (w.residency) w.residency->prepare(l);
 
     if (layer.attn_norm.weight) norm(b, c, a.h, a.x, layer.attn_norm);
+    if (!c.mixes(l)) {
+      feed_forward(b, c, w, l, a, input);
+      continue;
+    }
     const Mixed mixed = mix(b, c, w, l, batch, cache, a, input);
 
     // Parallel branches read the same x; otherwise the second reads the sum after the first.
@@ -160,6 +195,7 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
     }
     if (layer.ffn_norm.weight) norm(b, c, a.h, a.x, layer.ffn_norm);
     if (c.parallel_residual) b.matmul_add(a.x, mixed.x, mixed.w);
+    if (!c.has_ff(l)) continue;
 
     feed_forward(b, c, w, l, a, input);
     if (w.layer_embd) add_layer_embedding(b, c, layer, l, a);

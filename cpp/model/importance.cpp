@@ -26,6 +26,8 @@ ImportanceMatrix::ImportanceMatrix(std::shared_ptr<Model> model) : model_(std::m
     follow(blk + "ssm_beta", layer.delta.beta.weight, 1);
     follow(blk + "ssm_ba", layer.delta.beta_alpha.weight, 1);
     follow(blk + "ssm_out", layer.delta.output.weight, 1);
+    follow(blk + "ssm_in", layer.state_space.gate.weight, 1);  // the first slice, as above
+    follow(blk + "ssm_out", layer.state_space.output.weight, 1);
     follow(blk + "shortconv.in_proj", layer.short_conv.input.weight, 1);
     follow(blk + "shortconv.out_proj", layer.short_conv.output.weight, 1);
     if (model_->file.tensor(blk + "ffn_gate.weight")) {

@@ -26,7 +26,7 @@ Buffer compute_output_gram(Model& model, std::span<const KvPolicy> policies) {
   // Multiplying unit vectors gives W_O's columns in whatever layout the back end stores it.
   std::vector<float> unit_rows(c.n_heads * square);
   for (int32_t l = 0; l < c.n_layers; ++l) {
-    if (c.recurrent(l)) continue;
+    if (!c.attends(l)) continue;
     if (!policies[policies.size() == 1 ? 0 : l].weighs_outputs()) continue;
     const int64_t head_dim = c.sizes(l).head_dim, width = c.n_heads * head_dim;
     const int32_t group = c.n_heads / c.sizes(l).n_kv_heads;

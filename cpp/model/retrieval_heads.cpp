@@ -17,12 +17,12 @@ std::vector<int32_t> read_ranking(const GgufFile& file, const Config& config) {
   for (const int64_t head : file.integers(kKey)) {
     const bool exists = head >= 0 && head < std::ssize(ranked);
     const auto layer = static_cast<int32_t>(exists ? head / config.n_kv_heads : 0);
-    if (!exists || ranked[head] || config.window(layer) > 0 || config.recurrent(layer)) {
+    if (!exists || ranked[head] || config.window(layer) > 0 || !config.attends(layer)) {
       throw FormatError(concat("[model] ", file.path(), ": ", kKey, " has head ", head,
-                               !exists                   ? ", which does not exist"
-                               : ranked[head]            ? " twice"
-                               : config.recurrent(layer) ? ", whose layer has no cache"
-                                                         : ", whose layer has a window"));
+                               !exists                  ? ", which does not exist"
+                               : ranked[head]           ? " twice"
+                               : !config.attends(layer) ? ", whose layer has no cache"
+                                                        : ", whose layer has a window"));
     }
     ranked[head] = true;
     heads.push_back(static_cast<int32_t>(head));

@@ -20,8 +20,8 @@ constexpr int32_t kMaxDrafts = 1024;
 // The KV heads if some layers have none; otherwise empty, which means all.
 std::vector<int32_t> attention_heads(const Config& config) {
   std::vector<int32_t> heads;
-  for (int32_t l = 0; !config.recurrent_layers.empty() && l < config.n_layers; ++l) {
-    for (int32_t h = 0; !config.recurrent(l) && h < config.n_kv_heads; ++h) {
+  for (int32_t l = 0; !config.attention_layers.empty() && l < config.n_layers; ++l) {
+    for (int32_t h = 0; config.attends(l) && h < config.n_kv_heads; ++h) {
       heads.push_back(l * config.n_kv_heads + h);
     }
   }
@@ -120,6 +120,7 @@ KvShape shape_of(const Model& model, const SessionOptions& options) {
       .rope = may_roll(config, options) ? model.weights.rope_for(config, options.n_ctx) : Rope{},
       .sources = config.kv_sources,
       .state_floats = config.state_floats(),
+      .attention_layers = config.attention_layers,
       .archive = options.archive,
       .max_drafts = options.max_drafts,
   };

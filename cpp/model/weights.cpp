@@ -35,11 +35,12 @@ LayerTensors tensors_of(Layer& layer) {
   all.insert(all.end(), {&a.q_norm, &a.kv_norm});
   DeltaNetLayer& d = layer.delta;
   ShortConvLayer& s = layer.short_conv;
-  for (Affine* one :
-       {&d.qkv, &d.gate, &d.alpha, &d.beta, &d.beta_alpha, &d.output, &s.input, &s.output}) {
+  StateSpaceLayer& p = layer.state_space;
+  for (Affine* one : {&d.qkv, &d.gate, &d.alpha, &d.beta, &d.beta_alpha, &d.output, &s.input,
+                      &s.output, &p.gate, &p.xbc, &p.dt, &p.output}) {
     all.insert(all.end(), {&one->weight, &one->bias});
   }
-  all.insert(all.end(), {&d.a, &d.dt_bias, &d.norm});
+  all.insert(all.end(), {&d.a, &d.dt_bias, &d.norm, &p.conv_bias, &p.a, &p.d, &p.dt_bias, &p.norm});
   all.insert(all.end(), {&m.selection_bias, &m.expert_scales, &layer.attn_q_norm,
                          &layer.attn_k_norm, &layer.attn_sinks});
   return all;
@@ -160,7 +161,7 @@ void compute_weights(Weights& w, const GgufShards& model, const Config& c, Backe
   }
   for (Layer& layer : w.layers) {
     if (layer.latent.kv_b) divide_keys_and_values(layer.latent, c, backend, w.owned);
-    for (Tensor* conv : {&layer.delta.conv, &layer.short_conv.conv}) {
+    for (Tensor* conv : {&layer.delta.conv, &layer.short_conv.conv, &layer.state_space.conv}) {
       if (*conv) *conv = upload_transposed(*conv, backend, w.owned);
     }
   }
@@ -210,6 +211,10 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
     throw FormatError(concat("[weights] ", model.path(), ": gate and up of the experts are one ",
                              "tensor (ffn_gate_up_exps), which only the CPU supports; use ",
                              "device=cpu, or a file with ffn_gate_exps and ffn_up_exps"));
+  }
+  if (c.state_space.n_taps > 0 && !backend.capabilities().state_spaces) {
+    throw FormatError(concat("[weights] ", model.path(), ": layers of a state-space model ",
+                             "(Mamba-2), which only the CPU supports; use device=cpu"));
   }
   compute_weights(w, model, c, backend);
   const ModelTensors tensors = tensors_of(w, c);

@@ -68,6 +68,21 @@ struct ShortConvLayer {
   Affine output;  // shortconv.out_proj [n_embd, n_embd]
 };
 
+// A layer of a state-space model (Mamba-2); sizes of StateSpaceConfig, c: n_channels().
+struct StateSpaceLayer {
+  // ssm_in [2 * width() + 2 * n_groups * d_state + n_heads, n_embd], of these in order
+  Affine gate;       // [width(), n_embd]
+  Affine xbc;        // [c, n_embd]
+  Affine dt;         // [n_heads, n_embd]
+  Tensor conv;       // [n_taps, c] ssm_conv1d, transposed
+  Tensor conv_bias;  // ssm_conv1d.bias [c]; or empty
+  Tensor a;          // ssm_a [n_heads, 1], without ".weight"
+  Tensor d;          // ssm_d, the same
+  Tensor dt_bias;    // ssm_dt.bias [n_heads]
+  Tensor norm;       // ssm_norm [n_groups, width() / n_groups]; or empty
+  Affine output;     // ssm_out [n_embd, width()]
+};
+
 // Shapes are [rows, cols] = [out, in]; GGUF names are "blk.N." and the member's name. Empty: the
 // family does not have it.
 struct Layer {
@@ -84,18 +99,19 @@ struct Layer {
   Affine attn_post_norm;  // post_attention_norm [n_embd]
   // or as the family calls it [n_embd]; empty where both branches read attn_norm's
   Affine ffn_norm;
-  Affine ffn_post_norm;       // post_ffw_norm [n_embd]
-  Affine ffn_gate;            // [n_ff, n_embd]; may be fused in front of ffn_up
-  Affine ffn_up;              // [n_ff, n_embd]
-  Affine ffn_down;            // [n_embd, n_ff]
-  Affine input_gate;          // inp_gate [n_layer_embd, n_embd]: see layer_embeddings.h
-  Affine input_proj;          // proj [n_embd, n_layer_embd]
-  Affine input_post_norm;     // post_norm [n_embd]
-  float output_scale = 1;     // layer_output_scale: factor of the residual stream
-  Mixture mixture;            // instead of the three of an MLP, or beside them
-  LatentLayer latent;         // instead of attn_k and attn_v
-  DeltaNetLayer delta;        // instead of attn_*
-  ShortConvLayer short_conv;  // the same
+  Affine ffn_post_norm;         // post_ffw_norm [n_embd]
+  Affine ffn_gate;              // [n_ff, n_embd]; may be fused in front of ffn_up
+  Affine ffn_up;                // [n_ff, n_embd]
+  Affine ffn_down;              // [n_embd, n_ff]
+  Affine input_gate;            // inp_gate [n_layer_embd, n_embd]: see layer_embeddings.h
+  Affine input_proj;            // proj [n_embd, n_layer_embd]
+  Affine input_post_norm;       // post_norm [n_embd]
+  float output_scale = 1;       // layer_output_scale: factor of the residual stream
+  Mixture mixture;              // instead of the three of an MLP, or beside them
+  LatentLayer latent;           // instead of attn_k and attn_v
+  DeltaNetLayer delta;          // instead of attn_*
+  ShortConvLayer short_conv;    // the same
+  StateSpaceLayer state_space;  // the same, or beside attn_*
 };
 
 struct Weights {
@@ -106,7 +122,7 @@ struct Weights {
   Affine layer_proj;       // per_layer_model_proj [n, n_embd]
   Tensor layer_proj_norm;  // per_layer_proj_norm [n_layer_embd]
   Affine token_norm;       // token_embd_norm [n_embd], if embeddings are normalized
-  Rope rope;               // RopeLayout::none with learned positions
+  Rope rope;               // RopeLayout::none without rotary positions
   Rope long_rope;          // for contexts beyond the original one (LongRoPE), if different
   Tensor alibi_slopes;     // [n_heads] f32, for ALiBi; see Attention
   Rope window_rope;        // of layers with a window, if different

@@ -69,7 +69,7 @@ void Trace::observe(const Session& session, int32_t sequence) {
   std::vector<int32_t> counts(session.tokens_seen(sequence));
   int32_t n_heads = 0;
   for (int32_t layer = 0; layer < config.n_layers; ++layer) {
-    if (config.recurrent(layer) || config.kv_source(layer) != layer) continue;
+    if (!config.attends(layer) || config.kv_source(layer) != layer) continue;
     n_heads += config.sizes(layer).n_kv_heads;
     for (int32_t head = 0; head < config.sizes(layer).n_kv_heads; ++head) {
       for (const KvEntry& entry : session.entries(layer, sequence, head)) ++counts[entry.position];

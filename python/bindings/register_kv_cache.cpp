@@ -91,7 +91,8 @@ void register_kv_cache(py::module_& m) {
       [](int32_t n_layers, int32_t n_kv_heads, int32_t head_dim,
          const std::vector<KvPolicy>& policies, int32_t max_tokens, const std::string& k_dtype,
          const std::string& v_dtype, bool may_roll, const std::vector<int64_t>& state_floats,
-         bool shared_values, const std::vector<std::pair<int32_t, int32_t>>& layer_heads,
+         const std::vector<bool>& attention_layers, bool shared_values,
+         const std::vector<std::pair<int32_t, int32_t>>& layer_heads,
          const std::vector<int32_t>& sources) {
         KvShape shape{.n_layers = n_layers,
                       .n_heads = n_kv_heads,
@@ -102,15 +103,16 @@ void register_kv_cache(py::module_& m) {
                       .v_dtype = kv_dtype(v_dtype),
                       .shared_values = shared_values,
                       .sources = sources,
-                      .state_floats = state_floats};
+                      .state_floats = state_floats,
+                      .attention_layers = attention_layers};
         for (const auto& [n, dim] : layer_heads) shape.layer_heads.push_back({n, dim});
         if (may_roll) shape.rope.layout = RopeLayout::halves;  // both layouts need the same memory
         return KvCache::bytes(policies, shape);
       },
       py::kw_only(), py::arg("n_layers"), py::arg("n_kv_heads"), py::arg("head_dim"),
       py::arg("policies"), py::arg("max_tokens"), py::arg("k_dtype"), py::arg("v_dtype"),
-      py::arg("may_roll"), py::arg("state_floats"), py::arg("shared_values"),
-      py::arg("layer_heads"), py::arg("sources"),
+      py::arg("may_roll"), py::arg("state_floats"), py::arg("attention_layers"),
+      py::arg("shared_values"), py::arg("layer_heads"), py::arg("sources"),
       "Bytes of the cache of a sequence: K, V and what is known of each slot.");
 }
 

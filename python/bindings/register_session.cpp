@@ -159,8 +159,8 @@ void add_config(Class& bound, const auto& config_of) {
         name, [=](const typename Class::type& self) { return value_of(config_of(self)); });
   };
   add("architecture", [](const Config& c) { return c.family->architecture; });
-  add("learned_positions", [](const Config& c) { return c.rope.layout == RopeLayout::none; });
   add("state_floats", [](const Config& c) { return c.state_floats(); });
+  add("attention_layers", [](const Config& c) { return c.attention_layers; });
   add("kv_sources", [](const Config& c) { return c.kv_sources; });
   add("n_labels", [](const Config& c) { return c.n_labels; });
   add("shared_values", [](const Config& c) { return c.latent.rank > 0; });

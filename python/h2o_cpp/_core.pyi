@@ -128,6 +128,7 @@ def cache_bytes(
     v_dtype: str,
     may_roll: bool,
     state_floats: Sequence[int],
+    attention_layers: Sequence[bool],
     shared_values: bool,
     layer_heads: Sequence[tuple[int, int]],
     sources: Sequence[int],
@@ -137,9 +138,9 @@ class _Parameters:  # only here: what Config and Model have in common
     @property
     def architecture(self) -> str: ...
     @property
-    def learned_positions(self) -> bool: ...
-    @property
     def state_floats(self) -> list[int]: ...
+    @property
+    def attention_layers(self) -> list[bool]: ...
     @property
     def kv_sources(self) -> list[int]: ...
     @property

@@ -51,13 +51,21 @@ inline double relative_error(const Model& model, DType kv_dtype) {
     const Mixture& m = layer.mixture;
     const DeltaNetLayer& d = layer.delta;
     const ShortConvLayer& s = layer.short_conv;
-    for (const Affine* one :
-         {&layer.attn_q,   &layer.attn_k,    &layer.attn_v,   &layer.attn_output,
-          &layer.ffn_gate, &layer.ffn_up,    &layer.ffn_down, &d.qkv,
-          &d.gate,         &d.alpha,         &d.beta,         &d.beta_alpha,
-          &d.output,       &m.router,        &m.gate,         &m.up,
-          &m.down,         &m.shared_router, &m.shared_gate,  &m.shared_up,
-          &m.shared_down,  &s.input,         &s.output}) {
+    const StateSpaceLayer& p = layer.state_space;
+    for (const Affine* one : {&layer.attn_q,   &layer.attn_k,
+                              &layer.attn_v,   &layer.attn_output,
+                              &layer.ffn_gate, &layer.ffn_up,
+                              &layer.ffn_down, &d.qkv,
+                              &d.gate,         &d.alpha,
+                              &d.beta,         &d.beta_alpha,
+                              &d.output,       &m.router,
+                              &m.gate,         &m.up,
+                              &m.down,         &m.shared_router,
+                              &m.shared_gate,  &m.shared_up,
+                              &m.shared_down,  &s.input,
+                              &s.output,       &p.gate,
+                              &p.xbc,          &p.dt,
+                              &p.output}) {
       add(one->weight);
     }
   }

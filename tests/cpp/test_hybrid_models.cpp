@@ -19,12 +19,19 @@ SessionOptions hybrid_options(const KvPolicy& policy = {}, int32_t n_sequences =
 
 constexpr KvPolicy kFew = {.sinks = 1, .heavy = 7, .recent = 5};
 
+// Those that the test device supports.
+std::vector<std::string> hybrids() {
+  std::vector<std::string> all(std::begin(kHybrids), std::end(kHybrids));
+  if (!on_cuda()) all.insert(all.end(), std::begin(kStateSpaces), std::end(kStateSpaces));
+  return all;
+}
+
 std::shared_ptr<Model> model_of(const HybridFile& file, int n_threads) {
   return std::make_shared<Model>(file.path(), test_backend(n_threads));
 }
 
 TEST_CASE("steps with recurrent layers match the CPU") {
-  for (const char* architecture : kHybrids) {
+  for (const std::string& architecture : hybrids()) {
     CAPTURE(architecture);
     const HybridFile file(architecture, 1);
     for (const KvPolicy& policy : {KvPolicy(), kFew}) {
@@ -35,7 +42,7 @@ TEST_CASE("steps with recurrent layers match the CPU") {
 }
 
 TEST_CASE("states do not depend on chunks, threads or other sequences" * doctest::skip(on_cuda())) {
-  for (const char* architecture : kHybrids) {
+  for (const std::string& architecture : hybrids()) {
     CAPTURE(architecture);
     const HybridFile file(architecture, 2);
     Session whole(model_of(file, 1), hybrid_options());
@@ -56,7 +63,7 @@ TEST_CASE("states do not depend on chunks, threads or other sequences" * doctest
 }
 
 TEST_CASE("states belong to their sequence: reset, more sequences, snapshots") {
-  for (const char* architecture : kHybrids) {
+  for (const std::string& architecture : hybrids()) {
     CAPTURE(architecture);
     const HybridFile file(architecture, 3);
     const std::shared_ptr<Model> model = model_of(file, 2);
@@ -89,7 +96,7 @@ TEST_CASE("states belong to their sequence: reset, more sequences, snapshots") {
 }
 
 TEST_CASE("recurrent layers keep no tokens, and a budget is for the others") {
-  for (const char* architecture : kHybrids) {
+  for (const std::string& architecture : hybrids()) {
     CAPTURE(architecture);
     const HybridFile file(architecture, 4);
     const std::shared_ptr<Model> model = model_of(file, 1);
@@ -101,9 +108,9 @@ TEST_CASE("recurrent layers keep no tokens, and a budget is for the others") {
     feed(few, 0, random_tokens(random, *model, 16));
     feed(few, 0, random_tokens(random, *model, 16));
     for (int32_t layer = 0; layer < model->config.n_layers; ++layer) {
-      const bool recurrent = layer % 2 == 0;
-      CHECK(few.tokens_kept(0, layer) == (recurrent ? 0 : 13));
-      CHECK(few.entries(layer, 0, 0).size() == (recurrent ? 0 : 13));
+      const bool attends = file.attends(layer);
+      CHECK(few.tokens_kept(0, layer) == (attends ? 13 : 0));
+      CHECK(few.entries(layer, 0, 0).size() == (attends ? 13 : 0));
     }
     CHECK(few.tokens_kept(0) == 13);
   }
@@ -116,15 +123,28 @@ TEST_CASE("the number and the sizes of states are checked") {
     shape.state_floats = floats;
     return KvCache::bytes({&policy, 1}, shape);
   };
-  CHECK(bytes({100, 0}) < bytes({0, 0}) + 400);
+  const size_t both = bytes({100, 0});
+  CHECK(both >= bytes({0, 0}) + 400);
+  shape.attention_layers = {false, true};
+  CHECK(bytes({100, 0}) < both);
+  shape.attention_layers = {true};
+  CHECK_THROWS_AS(bytes({100, 0}), InvalidArgument);
+  shape.attention_layers = {};
   CHECK_THROWS_AS(bytes({100}), InvalidArgument);
   CHECK_THROWS_AS(bytes({-1, 0}), InvalidArgument);
   shape.n_sequences = 1 << 16;
   CHECK_THROWS_AS(bytes({int64_t{1} << 47, int64_t{1} << 47}), OutOfMemory);  // 2^66 bytes
 }
 
+TEST_CASE("state-space models are refused on other devices" * doctest::skip(!on_cuda())) {
+  for (const std::string architecture : kStateSpaces) {
+    const HybridFile file(architecture, 6);
+    CHECK_THROWS_WITH_AS(model_of(file, 1), doctest::Contains("use device=cpu"), FormatError);
+  }
+}
+
 TEST_CASE("an archive is for the layers with a cache" * doctest::skip(on_cuda())) {
-  for (const char* architecture : kHybrids) {
+  for (const std::string& architecture : hybrids()) {
     CAPTURE(architecture);
     const HybridFile file(architecture, 5);
     const std::shared_ptr<Model> model = model_of(file, 2);

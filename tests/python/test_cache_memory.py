@@ -14,7 +14,7 @@ from h2o_cpp.budget.cache_memory import ModelShape, fit_cache, slab_bytes
 from h2o_cpp.budget.policy import named_policy
 from h2o_cpp.cli import main
 
-SHAPE = ModelShape(4, 2, 64, 1024, learned_positions=False)
+SHAPE = ModelShape(4, 2, 64, 1024, can_roll=True)
 
 
 def fit(
@@ -73,7 +73,7 @@ def test_evicting_cache_uses_q8_0_and_best_policy() -> None:
     in_f16, _ = fit(0.1, kv_dtype="f16")
     assert (policy.budget or 0) > 1.7 * (in_f16.budget or 0) > 0
     # Blocks of 32 do not divide a head of 40.
-    assert fit(0.1, shape=ModelShape(4, 2, 40, 1024, learned_positions=False))[1] == "f16"
+    assert fit(0.1, shape=ModelShape(4, 2, 40, 1024, can_roll=True))[1] == "f16"
 
 
 def test_fraction_percent_and_bytes_are_equivalent() -> None:

@@ -32,9 +32,12 @@ class ModelShape:
     head_dim: int
     """The largest."""
     n_ctx_train: int
-    learned_positions: bool
+    can_roll: bool
+    """Whether positions may be ranks among the kept tokens."""
     state_floats: tuple[int, ...] = ()
-    """Each layer's; 0: it has a KV cache. Empty: all layers have one."""
+    """Floats of each layer's recurrent state. Empty: no layer has one."""
+    attention_layers: tuple[bool, ...] = ()
+    """Whether each layer attends, and has a KV cache. Empty: all layers."""
     shared_values: bool = False
     """Whether the cache holds one latent vector instead of a key and a value."""
     layer_heads: tuple[tuple[int, int], ...] = ()
@@ -50,8 +53,9 @@ class ModelShape:
             model.n_kv_heads,
             model.head_dim,
             model.n_ctx_train,
-            model.learned_positions,
+            model.can_roll,
             tuple(model.state_floats),
+            tuple(model.attention_layers),
             model.shared_values,
             tuple(model.layer_heads),
             tuple(model.kv_sources),
@@ -74,7 +78,6 @@ def slab_bytes(
     """Bytes of one sequence's cache; n sequences need at most n times as much."""
     policies = [policy] if isinstance(policy, Policy) else policy
     bounded = all(one.budget is not None and one.budget < n_ctx for one in policies)
-    rotates = not shape.learned_positions and not shape.kv_sources
     return _core.cache_bytes(
         n_layers=shape.n_layers,
         n_kv_heads=shape.n_kv_heads,
@@ -82,11 +85,12 @@ def slab_bytes(
         policies=core_policies(policy),
         max_tokens=n_ctx,
         state_floats=shape.state_floats,
+        attention_layers=shape.attention_layers,
         shared_values=shape.shared_values,
         layer_heads=shape.layer_heads,
         sources=shape.kv_sources,
         **kv_dtypes(kv_dtype),
-        may_roll=bounded and rotates and positions != "original",
+        may_roll=bounded and shape.can_roll and positions != "original",
     )
 
 

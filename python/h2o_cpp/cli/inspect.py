@@ -102,7 +102,7 @@ def _table(found: Inspection, layer: int | None, kv_head: int | None) -> Iterato
     for each in range(n_layers) if layer is None else [layer]:
         row = found.summary(each, kv_head)
         if row.kept == 0:
-            yield f"| {each} | recurrent state | | | | |"
+            yield f"| {each} | no cache | | | | |"
             continue
         score = "-" if row.score_share is None else f"{row.score_share:.0%}"
         yield (

@@ -63,8 +63,8 @@ def marked(
 def keeper_shares(kept: NDArray[np.bool_]) -> list[float]:
     """The share of heads that keep each token, in layers with a cache.
 
-    kept: [n_layers, n_kv_heads, n], whether a head keeps the token. Layers that keep none have a
-        recurrent state.
+    kept: [n_layers, n_kv_heads, n], whether a head keeps the token. Layers that keep none have no
+        cache.
     """
     kept = kept[kept.any(axis=(1, 2))] if kept.any() else kept
     shares: list[float] = kept.mean(axis=(0, 1)).tolist()

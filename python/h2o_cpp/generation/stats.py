@@ -32,7 +32,7 @@ class HeadStats:
 class LayerStats:
     """The tokens that one layer keeps."""
 
-    tokens_kept: int  # per KV head; 0 in a layer with a recurrent state
+    tokens_kept: int  # per KV head; 0 in a layer without a KV cache
     evictions: int  # 0 in such a layer
     heads: tuple[HeadStats, ...]
 
@@ -42,8 +42,8 @@ class LayerStats:
         kept = session.tokens_kept(sequence, layer)
         n_heads, _ = model.layer_heads[layer]
         heads = (HeadStats.of(*session.kept(layer, h, sequence)) for h in range(n_heads))
-        recurrent = any(model.state_floats[layer : layer + 1])
-        evictions = 0 if recurrent else session.tokens_seen(sequence) - kept
+        attends = all(model.attention_layers[layer : layer + 1])
+        evictions = session.tokens_seen(sequence) - kept if attends else 0
         return LayerStats(kept, evictions, tuple(heads))
 
 
