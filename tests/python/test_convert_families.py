@@ -13,6 +13,7 @@ from gguf.quants import dequantize, quantize
 
 from h2o_cpp import Generator
 from h2o_cpp.convert import convert
+from h2o_cpp.convert.checkpoint import read_json
 from h2o_cpp.convert.gpt import grouped_by_projection
 from h2o_cpp.convert.llama_layout import pairs_from_halves
 from support.changed_gguf import changed
@@ -282,8 +283,7 @@ def test_tokenizer_is_independent_of_family(tmp_path: Path) -> None:
 
 @packages("torch", "transformers")
 def test_granite_4(tmp_path: Path) -> None:
-    """llama.cpp's files of Granite 4 have keys of state-space layers; without positions it is
-    refused."""
+    """llama.cpp's files of Granite 4 have keys of state-space layers; it may have no positions."""
     save_checkpoint(make_model(RECIPES["granite4"], 0), tmp_path)
     convert(tmp_path, tmp_path / "model.gguf", "f32")
     keys: dict[str, tuple[Any, GGUFValueType]] = {
@@ -296,5 +296,9 @@ def test_granite_4(tmp_path: Path) -> None:
     with Generator(tmp_path / "model.gguf") as one, Generator(path) as other:
         np.testing.assert_array_equal(one.logits([5, 6, 7]), other.logits([5, 6, 7]))
     keys = {"granite.rope.scaling.finetuned": (False, GGUFValueType.BOOL)}
-    with pytest.raises(ValueError, match="a Granite without positions"):
-        Generator(changed(path, tmp_path / "none.gguf", keys, {}))
+    path = changed(path, tmp_path / "none.gguf", keys, {})
+    config = read_json(tmp_path / "config.json")
+    write_json(tmp_path / "config.json", config | {"position_embedding_type": "nope"})
+    convert(tmp_path, tmp_path / "model.gguf", "f32")
+    with Generator(tmp_path / "model.gguf") as one, Generator(path) as other:
+        np.testing.assert_array_equal(one.logits([5, 6, 7]), other.logits([5, 6, 7]))

@@ -269,7 +269,7 @@ def test_state_of_a_file_and_of_the_model(
     ("key", "value", "message"),
     [
         ("attention.head_count_kv", [0, 0, 2], "has 3 counts, expected 4"),
-        ("attention.head_count_kv", [0, 2, 4, 0], "differs between layers of attention"),
+        ("attention.head_count_kv", [0, 2, 4, 0], "differs between the layers that have it"),
         ("attention.head_count_kv", [0, 0, 0, 0], "is 0, expected 1 to"),
         ("attention.head_count_kv", [0, 2, 0, 0], r"tensor blk\.1\.attn_q\.weight is missing"),
         ("shortconv.l_cache", 1, "is 1, expected 2 to 8"),

@@ -10,7 +10,7 @@ import gguf
 import pytest
 
 from h2o_cpp.convert import convert
-from h2o_cpp.convert.conversion import FAMILIES
+from h2o_cpp.convert.conversion import family_of
 from support.needs import packages
 from support.opt_checkpoint import read_metadata, read_tensors
 from support.random_models import RECIPES, make_model, save_checkpoint
@@ -43,12 +43,15 @@ def test_tensor_names_and_keys(tmp_path: Path, name: str) -> None:
         assert stem in known_names
 
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
-    family = FAMILIES[config["architectures"][0]]
+    family = family_of(config)
     mapping = gguf.get_tensor_name_map(id, recipe.n_layers)
-    for spec in family.tensors(config):
+    for spec in family.tensors({**family.absent, **config}):
         # llama.cpp's converter renames parts of a fused tensor in HF, Granite 4's MLP, LFM2's
-        # experts, and the halves of latent attention's kv_b_proj.
-        renamed = ("gate_up", "shared_mlp", "in_proj_qkvz", "feed_forward.expert", "kv_b_proj")
+        # experts, Nemotron's, and the halves of latent attention's kv_b_proj.
+        renamed = (
+            *("gate_up", "shared_mlp", "in_proj_qkvz", "feed_forward.expert", "mixer.expert"),
+            "kv_b_proj",
+        )
         if spec.rows is not None or any(name in spec.hf for name in renamed):
             continue
         # Expert tensors are merged under the name without a number.
@@ -59,7 +62,7 @@ def test_tensor_names_and_keys(tmp_path: Path, name: str) -> None:
         found = mapping.get_name(hf, try_suffixes=(".weight", ".bias"))
         if found is None:  # BLOOM's first checkpoints contain only the base model
             found = mapping.get_name(spec.hf, try_suffixes=(".weight", ".bias"))
-        if not hf.endswith((".weight", ".bias", ".A_log")):  # a parameter, not a module
+        if not hf.endswith((".weight", ".bias", ".A_log", ".D")):  # a parameter, not a module
             found = f"{found}.weight"
         assert found == spec.gguf
 

@@ -47,7 +47,7 @@ def test_unsupported_opt_config_is_rejected(
     ("architecture", "needs"),
     [
         ("Mamba2ForCausalLM", "state-space"),
-        ("NemotronHForCausalLM", "state-space"),
+        ("JambaForCausalLM", "state-space"),
         ("KimiLinearForCausalLM", "linear attention"),
         ("GlmMoeDsaForCausalLM", "multi-head latent attention"),
         ("Llama4ForCausalLM", "attention in chunks"),

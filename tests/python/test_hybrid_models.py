@@ -1,4 +1,7 @@
-"""Models of which some layers have a recurrent state (Qwen3.5): what shows or counts a cache."""
+"""Models of which some layers have a recurrent state (Qwen3.5): what shows or counts a cache.
+
+Of Nemotron-H, some layers have neither.
+"""
 
 from __future__ import annotations
 
@@ -24,25 +27,29 @@ from h2o_cpp.model.session import open_model
 from h2o_cpp.model.tokenizer import Tokenizer
 from support.changed_gguf import changed
 from support.needs import packages
-from support.random_models import HYBRIDS, make_model, save_checkpoint
+from support.random_models import HYBRIDS, STATE_SPACES, make_model, save_checkpoint
 
 pytestmark = packages("torch", "transformers", "safetensors")
 
 TEXT = "the old man and the sea " * 3
 
 
-@pytest.fixture(scope="module", params=HYBRIDS)
+RECIPES = HYBRIDS | {name: STATE_SPACES[name] for name in ("granite4h", "nemotron_h")}
+
+
+@pytest.fixture(scope="module", params=RECIPES)
 def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hybrid")
-    recipe = dataclasses.replace(HYBRIDS[request.param], n_ctx=256)
+    recipe = dataclasses.replace(RECIPES[request.param], n_ctx=256)
     save_checkpoint(make_model(recipe, seed=5), folder)
     convert(folder, folder / f"{request.param}.gguf", "f32")
     return folder / f"{request.param}.gguf"
 
 
 def recurrent_layers(hybrid: Path) -> set[int]:
-    kinds = HYBRIDS[hybrid.stem].config().layer_types
-    return {i for i, kind in enumerate(kinds) if kind == "linear_attention"}
+    """Those without a cache."""
+    kinds = RECIPES[hybrid.stem].config().layer_types
+    return {i for i, kind in enumerate(kinds) if kind != "full_attention"}
 
 
 def test_inspect_is_about_layers_with_a_cache(
@@ -56,13 +63,13 @@ def test_inspect_is_about_layers_with_a_cache(
     found = json.loads(output.read_text())
     n_layers = len(found["evicted_at"])
     for layer, row in enumerate(table[2 : 2 + n_layers]):
-        expected = "recurrent state" if layer in recurrent else "12"
+        expected = "no cache" if layer in recurrent else "12"
         assert row.split(" | ")[:2] == [f"| {layer}", expected]
     # The newest tokens are kept by every head of the others.
     assert "recent" in legend
     assert text.endswith(found["pieces"][-1])
     assert main(["inspect", TEXT, *options, "--layer", str(min(recurrent))]) == 0
-    assert f"| {min(recurrent)} | recurrent state |" in capsys.readouterr().out
+    assert f"| {min(recurrent)} | no cache |" in capsys.readouterr().out
 
 
 def test_shares_are_of_layers_with_a_cache(hybrid: Path) -> None:
@@ -109,6 +116,7 @@ def test_capacity(hybrid: Path, options: dict[str, Any]) -> None:
     assert stats.cache_bytes > memory - (n + 1) * stats.n_layers * 9 * 64
 
 
+@pytest.mark.parametrize("hybrid", HYBRIDS, indirect=True)
 def test_capacity_of_metadata(hybrid: Path, tmp_path: Path) -> None:
     """Flags of unused layers do not count; invalid keys are an error, but not of info."""
     recurrent = recurrent_layers(hybrid)
@@ -155,7 +163,8 @@ def test_imatrix_and_quantize(hybrid: Path, tmp_path: Path) -> None:
     names = {tensor.name for tensor in GGUFReader(matrix).tensors}
     for tensor in GGUFReader(hybrid).tensors:
         product = len(tensor.shape) > 1 and not tensor.name.startswith(("token_", "output", "v."))
-        if product and "conv1d" not in tensor.name:
+        of_products = not any(part in tensor.name for part in ("conv1d", "norm", "ssm_a", "ssm_d"))
+        if product and of_products:
             assert f"{tensor.name}.in_sum2" in names
     assert main(["quantize", str(hybrid), str(small), "Q8_0", "--imatrix", str(matrix)]) == 0
     with Generator(small, threads=1) as generator:

@@ -3,7 +3,7 @@
 import json
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,18 @@ from gguf import (
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp.convert import (
+    falcon_h1,
     gemma4,
     gpt,
     gpt_oss,
+    granite4,
     latent,
     layernorm,
     lfm2,
     llama,
     llama_likes,
     mixtures,
+    nemotron_h,
     qwen35,
     reranker,
 )
@@ -52,14 +55,22 @@ FAMILIES: dict[str, Family] = {
     **qwen35.FAMILIES,
     **lfm2.FAMILIES,
     **gemma4.FAMILIES,
+    **granite4.FAMILIES,
 }
+# the same -> a function of config.json, where it decides
+_VARIANTS: dict[str, Callable[[Config], Family]] = {
+    **granite4.VARIANTS,
+    **falcon_h1.VARIANTS,
+    **nemotron_h.VARIANTS,
+}
+_NAMES = (*FAMILIES, *_VARIANTS)
 
 _STATE = "which have a state instead of a KV cache"
 
 # part of an architecture's name -> what such models need beyond what can be converted
 _UNSUPPORTED = {
-    r"Mamba|Jamba|NemotronH|Bamba|FalconH1|Zamba|Plamo2": (
-        f"layers of a state-space model (Mamba), {_STATE}"
+    r"Mamba|Jamba|Zamba|Plamo2": (
+        "a state-space model that is not Mamba-2, or without attention beside it"
     ),
     r"KimiLinear": f"layers of linear attention, {_STATE}",
     r"Rwkv|RWKV": f"layers of linear attention (RWKV), {_STATE}",
@@ -132,7 +143,7 @@ def convert(
             " and convert the result"
         )
     config: Config = _plain(read_json(checkpoint / "config.json"))
-    family = _family(config)
+    family = family_of(config)
     has_encoder = isinstance(config.get("vision_config"), dict)
     config = {**family.absent, **(_text_config(config) if has_encoder else config)}
     metadata = family.metadata(config)
@@ -261,11 +272,11 @@ def _plain(config: Config) -> Config:
     stem = None
     if not found:
         stem = str(config.get("model_type", "")).removesuffix("_text")
-    elif isinstance(found, list) and str(found[0]) not in FAMILIES:
+    elif isinstance(found, list) and str(found[0]) not in _NAMES:
         stem = str(found[0]).removesuffix("Model")
         stem = None if stem == found[0] else stem
     if stem:
-        known = {_stem(name): name for name in reversed(FAMILIES)}
+        known = {_stem(name): name for name in reversed(_NAMES)}
         if name := known.get(stem.replace("_", "").lower()):
             changed["architectures"] = [name]
     return {**config, **changed}
@@ -284,10 +295,11 @@ def _has_head(family: Family, config: Config, tensors: Mapping[str, SourceTensor
     return family.is_tied(config) or has_own or not is_base
 
 
-def _family(config: Config) -> Family:
+def family_of(config: Config) -> Family:
+    """The family of a config.json. Raises ValueError if its models cannot be converted."""
     match config.get("architectures"):
-        case [str(name), *_] if name in FAMILIES:
-            family = FAMILIES[name]
+        case [str(name), *_] if name in _NAMES:
+            family = _VARIANTS[name](config) if name in _VARIANTS else FAMILIES[name]
             if (config.get("text_config") or {}).get("model_type") == "mistral4":
                 family = FAMILIES["Mistral4ForCausalLM"]  # of Mistral3ForConditionalGeneration
             if config.get("is_causal") is False:
@@ -299,7 +311,7 @@ def _family(config: Config) -> Family:
                     raise ValueError(f"config.json: architectures is {name!r}, which needs {needs}")
     raise ValueError(
         f"config.json: architectures is {config.get('architectures')!r};"
-        f" {', '.join(FAMILIES)} can be converted"
+        f" {', '.join(_NAMES)} can be converted"
     )
 
 

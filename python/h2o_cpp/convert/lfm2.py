@@ -8,7 +8,15 @@ from dataclasses import replace
 
 from h2o_cpp.convert.config import Config, Metadata, dimension, flag, found_key, layer_flags, number
 from h2o_cpp.convert.family import Family
-from h2o_cpp.convert.modules import MIXTRAL_EXPERTS, Module, Sizes, TensorSpec, gated_mlp, qkv
+from h2o_cpp.convert.modules import (
+    MIXTRAL_EXPERTS,
+    Module,
+    Sizes,
+    TensorSpec,
+    gated_mlp,
+    qkv,
+    without_channels,
+)
 
 _KINDS = {"conv": True, "full_attention": False}
 
@@ -89,7 +97,7 @@ def _weights_of_taps(config: Config, index: int, sizes: Sizes) -> Iterator[Tenso
         f"blk.{index}.shortconv.conv.weight",
         f"layers.{index}.conv.conv.weight",
         (shape[0], 1, shape[1]),
-        transform=lambda values: values[:, 0],
+        transform=without_channels,
         written=shape,
     )
 

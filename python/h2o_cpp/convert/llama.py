@@ -35,20 +35,14 @@ def _qwen_vl(config: Config) -> Metadata:
     return window_of_last_layers(config) | rope_sections(config)
 
 
-def _granite(config: Config) -> Metadata:
+def granite_scales(config: Config) -> Metadata:
+    """The multipliers of Granite."""
     return {
         "embedding_scale": number(config, "embedding_multiplier", 1.0),
         "residual_scale": number(config, "residual_multiplier", 1.0),
         "attention.scale": number(config, "attention_multiplier", 1.0),
         "logit_scale": number(config, "logits_scaling", 1.0),
     }
-
-
-def _granite4(config: Config) -> Metadata:
-    kinds = config.get("layer_types") or ["mamba"]
-    if not {*kinds} <= {"attention", "full_attention"}:
-        raise refuse("granite", "layer_types", kinds, "there are layers of a state-space model")
-    return _granite(config)
 
 
 def _smollm3(config: Config) -> Metadata:
@@ -115,30 +109,14 @@ _GRANITE = _LLAMA._replace(
         ("attention_bias", False, "there are biases"),
         ("mlp_bias", False, "there are biases"),
     ),
-    more=_granite,
+    more=granite_scales,
+)
+GRANITE_EXPERTS = MIXTRAL_EXPERTS._replace(
+    router="block_sparse_moe.router.layer", experts="block_sparse_moe", joined=True
 )
 _GRANITE_MOE = _GRANITE._replace(
     architecture="granitemoe",
-    mixture=MIXTRAL_EXPERTS._replace(
-        router="block_sparse_moe.router.layer", experts="block_sparse_moe", joined=True
-    ),
-)
-_GRANITE4 = _GRANITE._replace(
-    fixed=(
-        *_GRANITE.fixed,
-        ("num_local_experts", 0, "there are experts"),
-        ("position_embedding_type", "rope", "there are no positions"),
-    ),
-    more=_granite4,
-    mlp=(
-        Module("ffn_gate", "shared_mlp.input_linear", ("gate_and_up", "embd"), rows=("none", "ff")),
-        Module(
-            "ffn_up", "shared_mlp.input_linear", ("gate_and_up", "embd"), rows=("ff", "gate_and_up")
-        ),
-        Module("ffn_down", "shared_mlp.output_linear", ("embd", "ff")),
-    ),
-    ff="shared_intermediate_size",
-    absent={"num_local_experts": 8, "position_embedding_type": None},
+    mixture=GRANITE_EXPERTS,
 )
 _ARCEE = _LLAMA._replace(architecture="arcee", activation="relu2", absent={"rms_norm_eps": 1e-5})
 _SMOLLM3 = _LLAMA._replace(
@@ -275,7 +253,6 @@ _LAYOUTS = {
     "MixtralForCausalLM": _MIXTRAL,
     "GraniteForCausalLM": _GRANITE,
     "GraniteMoeForCausalLM": _GRANITE_MOE,
-    "GraniteMoeHybridForCausalLM": _GRANITE4,
     "ArceeForCausalLM": _ARCEE,
     "SmolLM3ForCausalLM": _SMOLLM3,
     "Qwen2ForCausalLM": _QWEN2,

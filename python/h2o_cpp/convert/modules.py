@@ -52,7 +52,8 @@ class Module(NamedTuple):
     """A module with a weight and optionally a bias; `shape` names the sizes of the weight.
 
     With {} in `hf`, there is one per expert.
-    `reorder` permutes the rows of both, given the head size; `add` is added to the weight.
+    `reorder` permutes the rows of both, or scales them, given the head size; `add` is added to the
+    weight.
     `rows` names the first row to write and the end. With `transposed`, the weight is transposed in
     the checkpoint.
     """
@@ -101,6 +102,17 @@ class Module(NamedTuple):
 def transposed(values: Values) -> Values:
     """The values with rows and columns exchanged, of each matrix if there are several."""
     return np.ascontiguousarray(values.swapaxes(-1, -2))
+
+
+def negative_exp(values: Values) -> Values:
+    """-e^x, for numbers that checkpoints have as logarithms."""
+    with np.errstate(over="ignore"):  # PlannedTensor refuses infinities
+        return -np.exp(values)
+
+
+def without_channels(values: Values) -> Values:
+    """The weights of a convolution of each channel alone, without the dimension of channels."""
+    return values[:, 0]
 
 
 def qkv(

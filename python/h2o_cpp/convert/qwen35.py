@@ -22,6 +22,8 @@ from h2o_cpp.convert.modules import (
     Sizes,
     TensorSpec,
     gated_mlp,
+    negative_exp,
+    without_channels,
 )
 from h2o_cpp.convert.rope import rope_sections, rotated_share
 
@@ -122,11 +124,11 @@ def _delta_net_parameters(
         return heads.in_turn(values) if in_turn else values
 
     def decay(a_log: Values) -> Values:
-        with np.errstate(over="ignore"):  # PlannedTensor refuses infinities
-            return -np.exp(per_head(a_log))
+        return negative_exp(per_head(a_log))
 
     def taps(values: Values) -> Values:
-        return heads.v_in_turn(values[:, 0]) if in_turn else values[:, 0]
+        weights = without_channels(values)
+        return heads.v_in_turn(weights) if in_turn else weights
 
     yield TensorSpec(f"{blk}.ssm_a", f"{hf}.A_log", (n_heads,), transform=decay)
     yield TensorSpec(f"{blk}.ssm_dt.bias", f"{hf}.dt_bias", (n_heads,), transform=per_head)

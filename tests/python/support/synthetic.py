@@ -26,7 +26,7 @@ from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.convert.conversion import FAMILIES, add_value
+from h2o_cpp.convert.conversion import add_value, family_of
 from h2o_cpp.convert.modules import TensorSpec
 from h2o_cpp.files.atomic import atomic_output
 from h2o_cpp.measure.machine import n_processors
@@ -71,7 +71,7 @@ def write_model(path: Path, config: Config, type_name: str, *, seed: int = 0) ->
     """
     if type_name not in TYPES:
         raise ValueError(f"unknown type {type_name!r}; choose from {', '.join(TYPES)}")
-    family = FAMILIES[config["architectures"][0]]
+    family = family_of(config)
     specs = list(family.tensors(config))
     metadata = {
         key if key.startswith("h2o.") else f"{family.architecture}.{key}": value
