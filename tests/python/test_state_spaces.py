@@ -143,7 +143,7 @@ def test_greedy_tokens_equal_transformers(tmp_path: Path, name: str) -> None:
 
 @reference
 def test_a_budget_is_for_attention_beside_states(tmp_path: Path) -> None:
-    """Of Falcon-H1, each layer of which has both; sequences of a batch do not share states."""
+    """Each layer of Falcon-H1 has both; sequences of a batch do not share states."""
     path = make_file(tmp_path, "falcon_h1")
     prompts = [random_tokens(seed)[:n].tolist() for seed, n in ((1, 30), (2, 17))]
     options: dict[str, Any] = {"max_tokens": 6, "temperature": 0, "ignore_eos": True}
