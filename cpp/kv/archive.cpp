@@ -41,7 +41,7 @@ KvArchive::KvArchive(Backend& backend, const ArchiveOptions& options, int32_t n_
   layout_.v_row_bytes = byte_size(options.v_dtype, head_dim);
   layout_.bounds_bytes =
       has_grids() ? KeyGrid::bytes(head_dim) : byte_size(kBoundsType, int64_t{2} * head_dim);
-  const int64_t pages = std::ssize(kv_heads_) * layout_.n_pages;
+  const int64_t pages = n_all_pages();
   Layout layout;
   layout.place(pages * int64_t{sizeof(int32_t)});
   layout_.bounds_at = layout.place(pages * layout_.bounds_bytes);
@@ -60,6 +60,7 @@ void KvArchive::reserve_sequences(int32_t n) {
     if (backend_.capabilities().copied_summaries) {
       sequence.summaries = backend_.allocate(layout_.k_at);
     }
+    sequence.recalls = std::make_unique<std::atomic<int64_t>[]>(n_all_pages());
     sequences_.push_back(std::move(sequence));
   }
 }
@@ -76,21 +77,30 @@ void KvArchive::check_space(int64_t n_more) const {
 void KvArchive::release_sequences(int32_t n) { sequences_.resize(n); }
 
 ArchiveMemory KvArchive::memory(int32_t sequence) const {
-  const auto& [pages, summaries] = sequences_[sequence];
+  const auto& [pages, summaries, recalls] = sequences_[sequence];
   return {pages.data(), summaries.size() > 0 ? summaries.data() : pages.data()};
 }
 
 void KvArchive::clear(int32_t sequence) {
   backend_.finish();
   std::ranges::fill(counts(sequence), 0);
+  std::fill_n(sequences_[sequence].recalls.get(), n_all_pages(), 0);
   const Buffer& summaries = sequences_[sequence].summaries;
   if (summaries.size() > 0) {
     backend_.write(summaries.data(), counts(sequence).data(), counts(sequence).size_bytes());
   }
 }
 
+std::vector<int64_t> KvArchive::recalls(int32_t sequence) const {
+  std::vector<int64_t> sums(n_pages());
+  for (int64_t i = 0; i < n_all_pages(); ++i) {
+    sums[i % n_pages()] += sequences_[sequence].recalls[i].load(std::memory_order_relaxed);
+  }
+  return sums;
+}
+
 void KvArchive::update_summaries(int32_t sequence) const {
-  const auto& [pages, summaries] = sequences_[sequence];
+  const auto& [pages, summaries, recalls] = sequences_[sequence];
   if (summaries.size() > 0) backend_.write(summaries.data(), pages.data(), summaries.size());
 }
 

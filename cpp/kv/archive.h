@@ -7,9 +7,11 @@
 // estimates.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -57,6 +59,7 @@ class KvArchive {
 
   // ArchiveLayout::head() of every head in all layers; -1: not archived.
   std::span<const int32_t> indices() const { return indices_; }
+  int64_t n_heads() const { return std::ssize(kv_heads_); }  // archived ones, in all layers
   bool archives_all() const { return kv_heads_.size() == indices_.size(); }
   bool archives(int32_t layer, int32_t kv_head) const { return index(layer, kv_head) >= 0; }
 
@@ -81,6 +84,16 @@ class KvArchive {
   }
   bool has_grids() const { return layout_.has_grids(); }
 
+  // Counts n tokens that recall a page. Only the host does; for a device, counts stay 0.
+  void count_recalls(int32_t layer, int32_t sequence, int32_t kv_head, int32_t page,
+                     int64_t n) const {
+    const int64_t i = int64_t{index(layer, kv_head)} * n_pages() + page;
+    sequences_[sequence].recalls[i].fetch_add(n, std::memory_order_relaxed);
+  }
+  // [n_pages]: the tokens that have recalled each page since the sequence was cleared, summed over
+  // the archived heads.
+  std::vector<int64_t> recalls(int32_t sequence) const;
+
   // Removes a sequence's tokens.
   void clear(int32_t sequence);
 
@@ -104,19 +117,22 @@ class KvArchive {
  private:
   struct Sequence {
     Buffer pages;
-    Buffer summaries;  // empty unless the back end copies them
+    Buffer summaries;                                      // empty unless the back end copies them
+    std::unique_ptr<std::atomic<int64_t>[]> recalls = {};  // [archived heads, pages]
   };
 
   int32_t index(int32_t layer, int32_t kv_head) const {
     return indices_[layer * n_kv_heads_ + kv_head];
   }
 
+  int64_t n_all_pages() const { return n_heads() * n_pages(); }  // of a sequence
+
   // Throws OutOfMemory unless the disk has room for the files of so many sequences.
   void check_space(int64_t n_more) const;
 
   // Counts of all archived heads of a sequence.
   std::span<int32_t> counts(int32_t sequence) const {
-    return {sequences_[sequence].pages.as<int32_t>(), kv_heads_.size() * n_pages()};
+    return {sequences_[sequence].pages.as<int32_t>(), static_cast<size_t>(n_all_pages())};
   }
 
   Backend& backend_;

@@ -151,6 +151,7 @@ class Session {
   const KvShape& cache_shape() const { return cache_.shape(); }
   // These block during a step on another thread.
   size_t cache_bytes() const;
+  const KvArchive* archive() const { return cache_.archive(); }  // nullptr if there is none
   size_t archive_bytes() const;     // of evicted tokens, if there is an archive
   size_t full_cache_bytes() const;  // size of a cache for all n_ctx tokens
 

@@ -75,12 +75,25 @@ void Trace::observe(const Session& session, int32_t sequence) {
       for (const KvEntry& entry : session.entries(layer, sequence, head)) ++counts[entry.position];
     }
   }
-  Kept kept{session.tokens_kept(sequence), {}};
+  Kept kept{session.tokens_kept(sequence), {}, {}};
   for (const int32_t count : counts) {
     kept.shares.push_back(static_cast<float>(count) / static_cast<float>(std::max(n_heads, 1)));
   }
+  std::vector<int64_t> n_recalls;
+  if (const KvArchive* const archive = session.archive()) {
+    n_recalls = archive->recalls(sequence);
+    n_recalls_.resize(n_recalls.size());
+    const int64_t n_before = kept_ ? std::ssize(kept_->shares) : 0;
+    const int64_t n_tokens = std::max(std::ssize(counts) - n_before, int64_t{1});
+    for (int64_t i = 0; i < std::ssize(counts); ++i) {
+      const int64_t page = i / archive->page_tokens();
+      kept.recalls.push_back(static_cast<float>(n_recalls[page] - n_recalls_[page]) /
+                             static_cast<float>(n_tokens * archive->n_heads()));
+    }
+  }
   const std::lock_guard lock(mutex_);
   kept_ = std::move(kept);
+  n_recalls_ = std::move(n_recalls);
 }
 
 size_t Trace::n_logprobs() const {

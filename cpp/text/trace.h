@@ -31,6 +31,9 @@ struct Kept {
   int32_t tokens_kept;  // in the layer that keeps most
   // [tokens seen]: the fraction of the kv_heads, of all layers with a cache, that keep the token
   std::vector<float> shares;
+  // [tokens seen], empty without an archive: how many of the archived kv_heads recalled the token's
+  // page, as a fraction; the mean of the tokens since the last observation
+  std::vector<float> recalls;
 };
 
 // Can be read while another thread writes.
@@ -57,6 +60,7 @@ class Trace {
   mutable std::mutex mutex_;
   std::vector<TokenLogprob> logprobs_;
   std::optional<Kept> kept_;
+  std::vector<int64_t> n_recalls_;  // by page, of all heads, at the last observation
 };
 
 }  // namespace h2o

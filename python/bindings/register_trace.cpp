@@ -30,12 +30,14 @@ py::tuple logprobs(const Trace& trace, size_t begin, size_t end) {
   return list;
 }
 
+py::array_t<float> array_of(const std::vector<float>& numbers) {
+  return py::array_t<float>(static_cast<py::ssize_t>(numbers.size()), numbers.data());
+}
+
 py::object kept_of(const Trace& trace) {
   const std::optional<Kept> found = trace.kept();
   if (!found) return py::none();
-  return py::make_tuple(
-      found->tokens_kept,
-      py::array_t<float>(static_cast<py::ssize_t>(found->shares.size()), found->shares.data()));
+  return py::make_tuple(found->tokens_kept, array_of(found->shares), array_of(found->recalls));
 }
 
 }  // namespace

@@ -55,6 +55,20 @@ class PlainArchive {
     values_.push_back(of(in.v));
   }
 
+  // The pages that a row recalls, those with the largest estimates first.
+  std::vector<int32_t> recalled(const Qkv& in, int64_t row, int32_t kv_head,
+                                const Pages& before) const {
+    std::vector<std::pair<double, int32_t>> estimates;  // negated: the largest comes first
+    for (const auto& [page, tokens] : before.archived) {
+      estimates.push_back({-estimate(in, row, kv_head, tokens), page});
+    }
+    std::sort(estimates.begin(), estimates.end());
+    std::vector<int32_t> pages;
+    const size_t n = std::min<size_t>(estimates.size(), shape_.archive.n_recalled);
+    for (size_t i = 0; i < n; ++i) pages.push_back(estimates[i].second);
+    return pages;
+  }
+
   // The maximum error of `out`, over all heads, for a row at a position.
   double distance(const std::vector<float>& out, const Qkv& in, int64_t row, int32_t kv_head,
                   int32_t position, const Pages& before) const {
@@ -71,41 +85,48 @@ class PlainArchive {
 
  private:
   // [group, head_dim]
+  const float* queries(const Qkv& in, int64_t row, int32_t kv_head) const {
+    const int64_t group = shape_.n_heads / shape_.n_kv_heads;
+    return in.q.data() + (row * shape_.n_heads + kv_head * group) * shape_.head_dim;
+  }
+
+  // That of a page with these tokens: the largest of all queries of a row.
+  double estimate(const Qkv& in, int64_t row, int32_t kv_head,
+                  const std::vector<int32_t>& tokens) const {
+    const float* const q = queries(in, row, kv_head);
+    double found = -1e300;
+    for (int64_t h = 0; h < shape_.n_heads / shape_.n_kv_heads; ++h) {
+      double sum = 0;
+      for (int32_t d = 0; d < shape_.head_dim; ++d) {
+        double largest = -1e300;
+        double smallest = 1e300;
+        double keys = 0;
+        for (const int32_t token : tokens) {
+          largest = std::max(largest, keys_[token][d]);
+          smallest = std::min(smallest, keys_[token][d]);
+          keys += keys_[token][d];
+        }
+        const auto mean = static_cast<float>(keys / static_cast<double>(tokens.size()));
+        const auto half_range = static_cast<float>((largest - smallest) / 2);
+        const double upper = rounded_to_bf16(mean + half_range);
+        const double lower = rounded_to_bf16(mean - half_range);
+        const double x = q[h * shape_.head_dim + d];
+        sum += (upper + lower) / 2 * x + 0.375 * (upper - lower) / 2 * std::abs(x);
+      }
+      found = std::max(found, sum);
+    }
+    return found;
+  }
+
+  // [group, head_dim]
   std::vector<double> attend(const Qkv& in, int64_t row, int32_t kv_head, int32_t position,
                              const Pages& before) const {
     const int64_t group = shape_.n_heads / shape_.n_kv_heads;
-    const float* const q = in.q.data() + (row * shape_.n_heads + kv_head * group) * shape_.head_dim;
-    std::vector<std::pair<double, int32_t>> estimates;  // negated: the largest comes first
-    for (const auto& [page, tokens] : before.archived) {
-      double estimate = -1e300;
-      for (int64_t h = 0; h < group; ++h) {
-        double sum = 0;
-        for (int32_t d = 0; d < shape_.head_dim; ++d) {
-          double largest = -1e300;
-          double smallest = 1e300;
-          double keys = 0;
-          for (const int32_t token : tokens) {
-            largest = std::max(largest, keys_[token][d]);
-            smallest = std::min(smallest, keys_[token][d]);
-            keys += keys_[token][d];
-          }
-          const auto mean = static_cast<float>(keys / static_cast<double>(tokens.size()));
-          const auto half_range = static_cast<float>((largest - smallest) / 2);
-          const double upper = rounded_to_bf16(mean + half_range);
-          const double lower = rounded_to_bf16(mean - half_range);
-          const double x = q[h * shape_.head_dim + d];
-          sum += (upper + lower) / 2 * x + 0.375 * (upper - lower) / 2 * std::abs(x);
-        }
-        estimate = std::max(estimate, sum);
-      }
-      estimates.push_back({-estimate, page});
-    }
-    std::sort(estimates.begin(), estimates.end());
+    const float* const q = queries(in, row, kv_head);
     std::vector<int32_t> seen = before.slots;
     for (int64_t i = 0; i <= row; ++i) seen.push_back(position - static_cast<int32_t>(i));
-    const size_t n = std::min<size_t>(estimates.size(), shape_.archive.n_recalled);
-    for (size_t i = 0; i < n; ++i) {
-      const std::vector<int32_t>& tokens = before.archived.at(estimates[i].second);
+    for (const int32_t page : recalled(in, row, kv_head, before)) {
+      const std::vector<int32_t>& tokens = before.archived.at(page);
       seen.insert(seen.end(), tokens.begin(), tokens.end());
     }
     std::vector<double> out;
@@ -138,6 +159,7 @@ TEST_CASE("the pages with the largest estimates are recalled") {
     std::vector<PlainArchive> plain(shape.n_kv_heads, shape);
     Random random(n_recalled);
     double worst = 0;
+    std::vector<int64_t> recalls(rig.cache().archive()->n_pages());
     for (const int32_t n : mixed_steps(brief() ? 200 : 300)) {
       const Qkv in = whole_qkv(random, shape, n);
       const int32_t length = rig.cache().length(0);
@@ -147,10 +169,12 @@ TEST_CASE("the pages with the largest estimates are recalled") {
         for (int32_t row = 0; row < n; ++row) {
           plain[h].add(in, row, h);
           worst = std::max(worst, plain[h].distance(out, in, row, h, length + row, before[h]));
+          for (const int32_t page : plain[h].recalled(in, row, h, before[h])) ++recalls[page];
         }
       }
     }
     CHECK(worst < 1e-4);  // one page more or less changes it by at least 0.01
+    if (!on_cuda()) CHECK(rig.cache().archive()->recalls(0) == recalls);
   }
 }
 

@@ -334,8 +334,11 @@ def test_archived_words_are_not_called_forgotten(browser: Any, tiny_opt: Path) -
             page.get_by_label("Length").fill("200")
             say(page, "Where is the ship?")
             end(page)
-            page.locator("#tokens .evicted").first.hover()
-            expect(page.locator("#detail")).to_contain_text("in the archive")
+            read_again = page.locator("#tokens .recalled")
+            expect(page.locator("#evicted")).to_contain_text(f"read again: {read_again.count()}")
+            read_again.first.hover()
+            expect(page.locator("#detail")).to_contain_text("read again from the archive by")
+            expect(page.locator("#legend-recalled")).to_be_visible()
 
 
 def test_the_past_of_the_cache(browser: Any, storyteller: Server) -> None:

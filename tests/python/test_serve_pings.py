@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import http.client
 import json
 import os
@@ -18,7 +19,7 @@ import pytest
 pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
 
 from h2o_cpp import Generator
-from h2o_cpp.serve.generation_response import are_pings
+from h2o_cpp.serve.generation_response import OutputsResponse, are_pings
 from support.background import PATIENCE, Background
 from support.needs import needs, packages
 from support.scripted_chat import PLAIN, user
@@ -139,6 +140,26 @@ def test_no_pings_while_there_is_text(server: Server, path: str) -> None:
     body = server.ask(path, STREAMS[path]).body.decode()
     assert ENDS[path] in body
     assert "ping" not in body
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_a_stream_with_pings_leaves_no_cycle_of_objects(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory is free at once, without the garbage collector."""
+    monkeypatch.setattr("h2o_cpp.serve.generation_response._FIRST_SECONDS", 0)
+
+    def none_left() -> bool:
+        return not any(issubclass(type(one), OutputsResponse) for one in gc.get_objects())
+
+    with Generator(LLAMA, threads=1) as generator, serving(generator, template=PLAIN) as server:
+        gc.collect()
+        gc.disable()
+        try:
+            assert server.ask(path, STREAMS[path]).status == 200
+            wait_until(none_left)
+        finally:
+            gc.enable()
 
 
 def test_errors_after_the_headers_are_events(server: Server) -> None:

@@ -131,6 +131,10 @@ void Recall::attend_pages(const TileRows& rows, int64_t row, int64_t n_rows,
   const ArchiveHead head = cache_.archive->head(cache_.layer, rows.segment.sequence, rows.kv_head);
   const TileSums to = sums(rows.segment, rows.kv_head, rows.first + row);
   Queries q{queries(rows, row), n_rows * group_};
+  for (const EstimatedPage& page : pages) {
+    cache_.archive->count_recalls(cache_.layer, rows.segment.sequence, rows.kv_head, page.page,
+                                  n_rows);
+  }
   if (pages.empty()) {  // of a snapshot whose archive has no tokens: sums of no keys
     std::fill_n(to.softmax.largest, q.n, -std::numeric_limits<float>::max());
     std::fill_n(to.softmax.total, q.n, 0.0f);

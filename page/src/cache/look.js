@@ -5,7 +5,8 @@ const MOST_STORED = 32; // in the browser's storage
 
 export class Look {
   pieces = [];
-  moments = []; // tokens seen and kept, and of each the share of heads that keep it, from 0 to 255
+  moments = []; // tokens seen and kept; of each, from 0 to 255, the share of heads that keep it, and of those
+  // with an archive that recalled it since the moment before
   policy = null;
   seen = 0;
   kept = 0;
@@ -16,13 +17,12 @@ export class Look {
     return stored && Object.assign(new Look(), stored);
   }
 
-  add({ pieces, shares, policy, tokens_seen: seen, tokens_kept: kept }, speed) {
+  add({ pieces, shares, recalls = [], policy, tokens_seen: seen, tokens_kept: kept }, speed) {
     this.pieces.push(...pieces);
     Object.assign(this, { policy, seen, kept, speed });
     const { moments } = this;
     if (moments.length > 1 && moments.at(-1).seen - moments.at(-2).seen < this.stride) moments.pop();
-    // Any share but zero is shown.
-    moments.push({ seen, kept, shares: Uint8Array.from(shares, (share) => Math.ceil(share * 255)) });
+    moments.push({ seen, kept, shares: bytesOf(shares), recalls: bytesOf(recalls) });
     if (moments.length > MOST) {
       this.moments = moments.filter((_, i) => i % 2 === 0 || i === moments.length - 1);
       this.stride = Math.max(2 * this.stride, this.moments[2].seen - this.moments[1].seen);
@@ -40,9 +40,9 @@ export class Look {
     return this.moments.at(-1);
   }
 
-  role(position, { seen, shares }) {
+  role(position, { seen, shares, recalls }) {
     const { sinks, recent } = this.policy;
-    if (!shares[position]) return "evicted";
+    if (!shares[position]) return recalls?.[position] ? "recalled" : "evicted";
     if (position < sinks) return "sink";
     if (recent === null || position >= seen - recent) return "recent";
     return "heavy";
@@ -56,7 +56,15 @@ export class Look {
     });
     return found;
   }
+
+  // Tokens that no head keeps, but some head recalled.
+  recalled(moment = this.last) {
+    return moment.shares.reduce((n, _, position) => n + (this.role(position, moment) === "recalled"), 0);
+  }
 }
+
+// Any share but zero is shown.
+const bytesOf = (shares) => Uint8Array.from(shares, (share) => Math.ceil(share * 255));
 
 const SHORT = 50; // ms; reports that come at once say nothing of the speed
 

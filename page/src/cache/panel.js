@@ -75,7 +75,8 @@ function draw() {
 function showNumbers(look) {
   const { seen, kept, speed } = look;
   $("kept").textContent = `${kept} of ${seen}`;
-  $("evicted").textContent = seen - kept;
+  const recalled = look.recalled();
+  $("evicted").textContent = recalled ? `${seen - kept}, of them read again: ${recalled}` : seen - kept;
   if (speed) $("speed").textContent = `${speed.toFixed(speed < 10 ? 1 : 0)} tokens/s`;
   const counts = { ...look.counts(), forgotten: seen - kept };
   for (const [role, segment] of Object.entries(segments)) segment.style.flexGrow = counts[role];
@@ -92,6 +93,7 @@ export function redraw() {
 export function showMemory(limits) {
   const evicted = limits?.has_archive ? "in the archive" : "forgotten";
   $("legend-evicted").textContent = evicted;
+  $("legend-recalled").hidden = !limits?.has_archive;
   $("evicted-name").textContent = evicted[0].toUpperCase() + evicted.slice(1);
   tokens.evicted = limits?.has_archive ? "in the archive, read again where it matters" : "forgotten";
   $("memory").textContent = limits ? `${bytes(limits.cache_bytes)} of ${bytes(limits.full_cache_bytes)}` : "–";

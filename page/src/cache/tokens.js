@@ -64,7 +64,7 @@ export class Tokens {
     const { look, moment } = this;
     if (position >= moment.seen) return "later";
     const role = look.role(position, moment);
-    return role === "evicted" ? role : `${role} s${Math.ceil(moment.shares[position] / 64)}`;
+    return role in NAMES ? `${role} s${Math.ceil(moment.shares[position] / 64)}` : role;
   }
 
   describe() {
@@ -74,9 +74,18 @@ export class Tokens {
     this.detail.textContent = [
       `Position ${this.current}`,
       JSON.stringify(this.look.pieces[this.current]),
-      ...(role === "later" ? ["not read yet"] : role === "evicted" ? [this.evicted, "kept by no head"]
-        : [NAMES[role], `kept by ${Math.round(share / 2.55)} % of the heads`]),
+      ...this.state(role, share),
     ].join(" · ");
+  }
+
+  state(role, share) {
+    if (role === "later") return ["not read yet"];
+    if (role === "evicted") return [this.evicted, "kept by no head"];
+    if (role === "recalled") {
+      const heads = Math.ceil(this.moment.recalls[this.current] / 2.55);
+      return [`read again from the archive by ${heads} % of the heads`, "kept by no head"];
+    }
+    return [NAMES[role], `kept by ${Math.round(share / 2.55)} % of the heads`];
   }
 
   setCurrent(position) {

@@ -27,6 +27,9 @@ class Kept(NamedTuple):
 
     tokens_kept: int  # in the layer that keeps the most
     shares: NDArray[np.float32]  # [tokens seen], share of KV heads that keep each token
+    # [tokens seen], empty without an archive: the share of the archived KV heads that recalled each
+    # token's page, the mean of the tokens since the record before; on a device always 0
+    recalls: NDArray[np.float32]
 
 
 class Record:

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 from fastapi import APIRouter
+from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from h2o_cpp.model.tokenizer import Tokenizer
@@ -323,6 +325,10 @@ def _delta(output: Output, part: CallDelta) -> ToolCallDelta:
     )
 
 
+def _rounded(shares: NDArray[np.float32]) -> list[float]:
+    return [round(share, 3) for share in shares.tolist()]
+
+
 class _CacheView:
     """The tokens that the cache keeps of one sequence, one observation after another."""
 
@@ -343,7 +349,8 @@ class _CacheView:
             tokens_seen=n,
             tokens_kept=kept.tokens_kept,
             policy=PolicyCounts.of(self._output.policy),
-            shares=[round(share, 3) for share in kept.shares.tolist()],
+            shares=_rounded(kept.shares),
+            recalls=_rounded(kept.recalls) or None,
             begin=begin,
             pieces=[self._pieces.push(token) for token in tokens],
         )

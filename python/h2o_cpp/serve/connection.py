@@ -91,6 +91,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
         self._shared.receiving.pop(self, None)
         self._shared.refused.discard(self)
+        self._unset_keepalive_if_required()  # or its timer keeps this object until then
         self._head_timer.stop()
         self._write_timer.stop()
 

@@ -148,7 +148,7 @@ class GenerationResponse(OutputsResponse):
                 raise
         finally:
             self._pings.cancel()
-            del self._pings  # uvloop's handle refers to this response
+            del self._pings  # the task refers to this response
 
     def _start_pings(self, send: Send) -> None:
         self._pings = asyncio.ensure_future(self._send_pings(send))

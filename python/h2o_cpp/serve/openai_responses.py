@@ -91,6 +91,9 @@ class KeptTokens(BaseModel):
     tokens_kept: int  # in the layer that keeps most
     policy: PolicyCounts
     shares: list[float]  # [tokens_seen], the share of KV heads that keep each token
+    # [tokens_seen], with an archive: the share of its KV heads that recalled each token since the
+    # report before
+    recalls: list[float] | None = IF_THERE
     begin: int  # the first token in `pieces`; earlier chunks have those before it
     pieces: list[str]
 
