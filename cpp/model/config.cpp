@@ -514,7 +514,8 @@ Config read_config(const GgufShards& model) {
   // Some converters write the other kind's too.
   const char* eps = "attention.layer_norm_rms_epsilon";
   const char* other_eps = "attention.layer_norm_epsilon";
-  if (c.family->norm == NormKind::layer) std::swap(eps, other_eps);
+  const bool has_other_alone = c.family->single_blocks && !keys.has(eps);  // of Nemotron-H
+  if (c.family->norm == NormKind::layer || has_other_alone) std::swap(eps, other_eps);
   const bool lacks_eps = c.family->norm_eps > 0 && !keys.has(eps);
   c.norm_eps = lacks_eps ? c.family->norm_eps : keys.positive(eps);
   keys.ignore(other_eps);

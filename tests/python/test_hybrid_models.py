@@ -1,6 +1,6 @@
 """Models of which some layers have a recurrent state (Qwen3.5): what shows or counts a cache.
 
-Of Nemotron-H, some layers have neither.
+Some layers of Nemotron-H have neither.
 """
 
 from __future__ import annotations

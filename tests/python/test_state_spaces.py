@@ -199,6 +199,16 @@ def test_further_keys_of_llama_cpp(tmp_path: Path, name: str, keys: dict[str, An
 
 
 @reference
+def test_nemotron_with_one_kind_of_epsilon(tmp_path: Path) -> None:
+    """The norms are RMS norms, but config.json, and so files of llama.cpp, may say otherwise."""
+    path = make_file(tmp_path, "nemotron_h")
+    rms = "nemotron_h.attention.layer_norm_rms_epsilon"
+    other = changed(path, tmp_path / "other.gguf", {}, {}, without=[rms])
+    with Generator(path) as one, Generator(other) as two:
+        np.testing.assert_array_equal(one.logits([5, 6, 7]), two.logits([5, 6, 7]))
+
+
+@reference
 @pytest.mark.parametrize(
     ("name", "key", "value", "message"),
     [

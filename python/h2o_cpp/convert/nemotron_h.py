@@ -7,12 +7,13 @@ mixture of experts, without gates.
 import re
 from collections.abc import Iterator
 
-from h2o_cpp.convert.config import Config, Metadata, dimension, flag
+from h2o_cpp.convert.config import Config, Metadata, dimension, flag, number
 from h2o_cpp.convert.family import Family
 from h2o_cpp.convert.mamba import FIXED, Mamba, kv_heads
 from h2o_cpp.convert.modules import Mixture, Module, Sizes, TensorSpec, qkv
 
 _PREDICTIONS = re.compile(r"mtp\..*")  # of further tokens
+_EPSILON = ("layer_norm_epsilon", 1e-5)
 _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _OTHER_NAMES = {"linear_attention": "mamba", "full_attention": "attention"}
 
@@ -96,6 +97,7 @@ def _details(config: Config, sizes: Sizes) -> Metadata:
         "feed_forward_length": [ff if kind == block else 0 for kind in kinds],
         "attention.key_length": sizes["head"],
         "attention.value_length": sizes["head"],
+        "attention.layer_norm_epsilon": number(config, *_EPSILON),  # llama.cpp wants both
     }
 
 
@@ -132,7 +134,7 @@ def _family(config: Config) -> Family:
             *FIXED,
         ),
         details=_details,
-        epsilon=("layer_norm_epsilon", 1e-5),
+        epsilon=_EPSILON,
         rms=True,
         rotated=None,
         base_prefix="backbone.",
