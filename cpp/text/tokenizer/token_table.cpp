@@ -20,20 +20,4 @@ int32_t TokenTable::find(std::string_view text) const {
   return it != entries_.end() && it->text == text ? it->token : -1;
 }
 
-std::optional<TokenTable::Entry> TokenTable::longest(std::string_view text) const {
-  std::optional<Entry> found;
-  // Narrows the range to entries that share each further byte with `text`.
-  auto begin = entries_.begin(), end = entries_.end();
-  for (size_t i = 0; i < text.size() && begin != end; ++i) {
-    const auto byte_at = [i](const Entry& entry) {
-      return i < entry.text.size() ? static_cast<unsigned char>(entry.text[i]) : -1;
-    };
-    const int byte = static_cast<unsigned char>(text[i]);
-    begin = std::ranges::lower_bound(begin, end, byte, {}, byte_at);
-    end = std::ranges::upper_bound(begin, end, byte, {}, byte_at);
-    if (begin != end && begin->text.size() == i + 1) found = *begin;
-  }
-  return found;
-}
-
 }  // namespace h2o

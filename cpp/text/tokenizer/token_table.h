@@ -1,6 +1,7 @@
 // TokenTable: looks up tokens by text.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -27,7 +28,27 @@ class TokenTable {
   int32_t find(std::string_view text) const;
 
   // The longest token that is a prefix of `text`.
-  std::optional<Entry> longest(std::string_view text) const;
+  std::optional<Entry> longest(std::string_view text) const {
+    std::optional<Entry> found;
+    for_prefixes(text, [&](const Entry& entry) { found = entry; });
+    return found;
+  }
+
+  // Calls visit(entry) for each token that is a prefix of `text`, the shortest first.
+  template <class Visit>
+  void for_prefixes(std::string_view text, Visit visit) const {
+    // Narrows the range to entries that share each further byte with `text`.
+    auto begin = entries_.begin(), end = entries_.end();
+    for (size_t i = 0; i < text.size() && begin != end; ++i) {
+      const auto byte_at = [i](const Entry& entry) {
+        return i < entry.text.size() ? static_cast<unsigned char>(entry.text[i]) : -1;
+      };
+      const int byte = static_cast<unsigned char>(text[i]);
+      begin = std::ranges::lower_bound(begin, end, byte, {}, byte_at);
+      end = std::ranges::upper_bound(begin, end, byte, {}, byte_at);
+      if (begin != end && begin->text.size() == i + 1) visit(*begin);
+    }
+  }
 
   size_t size() const { return entries_.size(); }
   std::span<const Entry> entries() const { return entries_; }  // sorted by text

@@ -6,6 +6,8 @@
 #include "core/utf8.h"
 #include "text/tokenizer/byte_pairs.h"
 #include "text/tokenizer/sentence_pieces.h"
+#include "text/tokenizer/unigram.h"
+#include "text/tokenizer/word_pieces.h"
 
 namespace h2o {
 namespace {
@@ -17,8 +19,10 @@ std::unique_ptr<const TokenizerModel> make_kind(const GgufFile& file, int32_t n_
   if (model == "gpt2") return std::make_unique<BytePairs>(file, n_vocab);
   if (model == "llama") return std::make_unique<SentencePieces>(file, n_vocab, false);
   if (model == "gemma4") return std::make_unique<SentencePieces>(file, n_vocab, true);
-  throw FormatError(
-      concat("tokenizer.ggml.model is ", quoted(model), ", supported: 'gpt2', 'llama', 'gemma4'"));
+  if (model == "t5") return std::make_unique<Unigram>(file, n_vocab);
+  if (model == "bert") return std::make_unique<WordPieces>(file, n_vocab);
+  throw FormatError(concat("tokenizer.ggml.model is ", quoted(model),
+                           ", supported: 'gpt2', 'llama', 'gemma4', 'bert', 't5'"));
 }
 
 std::vector<int32_t> added(bool add, std::string_view name, int32_t token) {
@@ -40,7 +44,8 @@ Tokenizer::Tokenizer(const GgufFile& file, int32_t n_vocab)
     : kind_(make_kind(file, n_vocab)),
       special_(kind_->vocabulary.table({TokenType::unknown, TokenType::control})),
       before_(added(kind_->add_bos, "bos", bos())),
-      after_(added(file.boolean_or("tokenizer.ggml.add_eos_token", false), "eos", eos())) {
+      after_(added(file.boolean_or("tokenizer.ggml.add_eos_token", kind_->add_eos), "eos", eos())),
+      separator_(token_id(file, "seperator", n_vocab, kind_->add_eos ? eos() : -1)) {
   constexpr std::string_view kTemplate = "tokenizer.chat_template";
   if (file.find(kTemplate) != nullptr) chat_template_ = file.string(kTemplate);
   for (const auto& [key, value] : file.metadata()) {
@@ -100,6 +105,11 @@ std::string_view Tokenizer::spelling(int32_t token) const {
 
 bool Tokenizer::has_text(std::span<const int32_t> tokens) const {
   return std::ranges::any_of(tokens, [this](int32_t token) { return !token_bytes(token).empty(); });
+}
+
+size_t Tokenizer::second_part(std::span<const int32_t> tokens) const {
+  const auto first = std::ranges::find(tokens, separator_);
+  return first == tokens.end() ? SIZE_MAX : first - tokens.begin() + 1;
 }
 
 bool Tokenizer::ends(int32_t token) const {

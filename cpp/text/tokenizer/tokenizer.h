@@ -47,6 +47,10 @@ class Tokenizer {
   // Does any of these tokens produce text?
   bool has_text(std::span<const int32_t> tokens) const;
 
+  // Where the tokens of the second of two texts begin: after the first separator
+  // (tokenizer.ggml.seperator_token_id). SIZE_MAX if there is none.
+  size_t second_part(std::span<const int32_t> tokens) const;
+
   // Does a token end a turn?
   bool ends(int32_t token) const;
 
@@ -84,6 +88,7 @@ class Tokenizer {
   TokenTable special_;           // matched only with parse_special
   std::vector<int32_t> before_;  // prepended to a text
   std::vector<int32_t> after_;
+  int32_t separator_;  // -1: none
   std::optional<std::string_view> chat_template_;
   std::map<std::string_view, std::string_view> named_templates_;
 };

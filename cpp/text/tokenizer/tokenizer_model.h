@@ -28,6 +28,7 @@ class TokenizerModel {
   std::vector<std::string> warnings;  // what of the file is ignored or assumed
   const Vocabulary vocabulary;
   bool add_bos = false;            // prepend BOS
+  bool add_eos = false;            // append EOS, unless the file says otherwise
   bool begins_with_space = false;  // prepend a space to the text
   std::vector<std::string> bytes;  // of each token; empty for special tokens
 

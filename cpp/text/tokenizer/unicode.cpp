@@ -118,6 +118,10 @@ bool CodePoint::is_word() const {
          find_range(unicode::more_words, code) != nullptr;
 }
 
+bool CodePoint::is_control() const { return find_range(unicode::controls, code) != nullptr; }
+bool CodePoint::is_ideograph() const { return find_range(unicode::ideographs, code) != nullptr; }
+bool CodePoint::is_sign() const { return find_range(unicode::signs, code) != nullptr; }
+
 std::vector<CodePoint> code_points(std::string_view text) {
   std::vector<CodePoint> out;
   out.reserve(text.size());
@@ -137,6 +141,27 @@ std::string_view without_leading_space(std::string_view text) {
     text.remove_prefix(next.n_bytes);
   }
   return text;
+}
+
+std::u32string without_accents(std::u32string codes) {
+  // ASCII has none.
+  constexpr char32_t kFirst = 0x80;
+  if (std::ranges::none_of(codes, [](char32_t c) { return c >= kFirst; })) return codes;
+  std::u32string parts;
+  for (const char32_t code : codes) decompose(code, parts);
+  reorder(parts);
+  std::erase_if(parts, [](char32_t c) { return find_range(unicode::nonspacing, c) != nullptr; });
+  return parts;
+}
+
+void append_lower(std::string& out, char32_t code) {
+  constexpr char32_t kCapitalDottedI = 0x130;
+  if (code == kCapitalDottedI) {
+    out += "i\u0307";
+    return;
+  }
+  const auto it = std::ranges::lower_bound(unicode::lowercase, code, {}, &unicode::LowerCase::code);
+  append_utf8(out, it != unicode::lowercase.end() && it->code == code ? it->lower : code);
 }
 
 std::string nfc(std::string_view text) {

@@ -15,6 +15,9 @@ struct CombiningRange {
 struct Decomposition {
   char32_t whole, first, second;  // second: 0 if there is only one part
 };
+struct LowerCase {
+  char32_t code, lower;
+};
 struct Composition {
   char32_t first, second, whole;
 };
@@ -28,6 +31,11 @@ extern const std::span<const Range> decimals;                // \d
 extern const std::span<const Range> more_words;              // \w without \p{L}, \p{M} and \d
 extern const std::span<const Range> punctuation;             // \p{P}
 extern const std::span<const Range> symbols;                 // \p{S}
+extern const std::span<const Range> controls;                // that BERT's tokenizer removes
+extern const std::span<const Range> ideographs;              // that are words there
+extern const std::span<const Range> nonspacing;              // that it removes as accents
+extern const std::span<const Range> signs;                   // that it makes words of their own
+extern const std::span<const LowerCase> lowercase;           // but for U+0130, which becomes two
 extern const std::span<const CombiningRange> combining;      // those whose class is not 0
 extern const std::span<const Decomposition> decompositions;  // canonical, but for Hangul
 extern const std::span<const Composition> compositions;      // by first, then second

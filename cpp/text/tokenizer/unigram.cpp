@@ -1,0 +1,139 @@
+#include "text/tokenizer/unigram.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/error.h"
+#include "core/utf8.h"
+
+namespace h2o {
+namespace {
+
+constexpr std::string_view kSpace = "\u2581";  // SentencePiece's space
+constexpr double kUnknownPenalty = 10;         // below the worst piece
+
+std::vector<double> read_scores(const GgufFile& file, int32_t n_vocab) {
+  constexpr std::string_view kKey = "tokenizer.ggml.scores";
+  std::vector<double> scores = file.numbers(kKey);
+  if (std::ssize(scores) != n_vocab) {
+    throw FormatError(concat(kKey, " has ", scores.size(), " entries, the model has ", n_vocab));
+  }
+  for (const double score : scores) {
+    if (!(std::abs(score) <= std::numeric_limits<float>::max())) {  // NaN too
+      throw FormatError(concat(kKey, " has ", score));
+    }
+  }
+  return scores;
+}
+
+}  // namespace
+
+Unigram::Unigram(const GgufFile& file, int32_t n_vocab)
+    : TokenizerModel(file, n_vocab, -1, 1),
+      charsmap_(file),
+      one_space_(file.boolean_or("tokenizer.ggml.remove_extra_whitespaces", true)),
+      unknown_(token_id(file, "unknown", n_vocab, 2)),
+      scores_(read_scores(file, n_vocab)) {
+  add_bos = file.boolean_or("tokenizer.ggml.add_bos_token", false);
+  add_eos = true;
+  begins_with_space = file.boolean_or("tokenizer.ggml.add_space_prefix", true);
+  std::vector<TokenTable::Entry> pieces, added;
+  double least = 0, largest = -std::numeric_limits<double>::max();
+  for (int32_t i = 0; i < n_vocab; ++i) {
+    const std::string_view piece = vocabulary.tokens[i];
+    if (!is_utf8(piece)) {
+      throw FormatError(concat("tokenizer.ggml.tokens: token ", i, " is not valid UTF-8"));
+    }
+    std::string& text = bytes.emplace_back();
+    if (vocabulary.has_no_text(i)) continue;
+    for (std::string_view rest = piece; !rest.empty();) {
+      const bool space = rest.starts_with(kSpace);
+      text += space ? ' ' : rest[0];
+      rest.remove_prefix(space ? kSpace.size() : 1);
+    }
+    if (vocabulary.types[i] == TokenType::normal) {
+      least = std::min(least, scores_[i]);
+      largest = std::max(largest, scores_[i]);
+      pieces.push_back({piece, i});
+    } else if (vocabulary.types[i] == TokenType::user_defined) {
+      added.push_back({piece, i});
+    }
+  }
+  unknown_score_ = least - kUnknownPenalty;
+  pieces_ = TokenTable(std::move(pieces));
+  added_ = TokenTable(std::move(added));
+}
+
+bool Unigram::encode(std::string_view text, bool begins, size_t max_tokens,
+                     std::vector<int32_t>& tokens) const {
+  const auto on_text = [&](std::string_view part) {
+    encode_pieces(normalized(part, begins), tokens);
+    begins = false;
+  };
+  const auto on_token = [&](int32_t token) {
+    tokens.push_back(token);
+    begins = true;
+  };
+  split(text, added_, on_text, on_token);
+  return tokens.size() <= max_tokens;
+}
+
+// Does as SentencePiece's normalizer.
+std::string Unigram::normalized(std::string_view text, bool begins) const {
+  std::string out;
+  if (begins && begins_with_space) out += kSpace;
+  const size_t n_prefix = out.size();
+  bool after_space = one_space_;
+  while (!text.empty()) {
+    const auto [with, n_bytes] = charsmap_.replace(text);
+    for (const char c : with) {
+      if (c != ' ') {
+        out += c;
+      } else if (!after_space) {
+        out += kSpace;
+      }
+      after_space = one_space_ && c == ' ';
+    }
+    text.remove_prefix(n_bytes);
+  }
+  while (one_space_ && out.size() > n_prefix && out.ends_with(kSpace)) {
+    out.resize(out.size() - kSpace.size());
+  }
+  return out.size() == n_prefix ? "" : out;
+}
+
+// Viterbi's algorithm over the characters of a text. Neighboring unknown characters are one token.
+void Unigram::encode_pieces(std::string_view text, std::vector<int32_t>& tokens) const {
+  struct Best {
+    double score = -std::numeric_limits<double>::infinity();
+    size_t begin = 0;  // of the last piece
+    int32_t token = -1;
+  };
+  std::vector<Best> best(text.size() + 1);  // of the pieces that end at each byte
+  best[0].score = 0;
+  for (size_t at = 0; at < text.size();) {
+    const size_t n_bytes = read_utf8(text.substr(at)).n_bytes;
+    const auto consider = [&](size_t length, int32_t token, double score) {
+      Best& end = best[at + length];
+      const double sum = best[at].score + score;
+      if (sum > end.score) end = {sum, at, token};
+    };
+    bool has_character = false;
+    pieces_.for_prefixes(text.substr(at), [&](const TokenTable::Entry& piece) {
+      has_character = has_character || piece.text.size() == n_bytes;
+      consider(piece.text.size(), piece.token, scores_[piece.token]);
+    });
+    if (!has_character) consider(n_bytes, unknown_, unknown_score_);
+    at += n_bytes;
+  }
+  const auto first = static_cast<ptrdiff_t>(tokens.size());
+  for (size_t at = text.size(); at > 0; at = best[at].begin) {
+    const bool repeats =
+        best[at].token == unknown_ && std::ssize(tokens) > first && tokens.back() == unknown_;
+    if (!repeats) tokens.push_back(best[at].token);
+  }
+  std::reverse(tokens.begin() + first, tokens.end());
+}
+
+}  // namespace h2o
