@@ -182,7 +182,11 @@ enum class Gate {
   swiglu_clamped,  // (clamp(up, -7, 7) + 1) * g / (1 + e^(-1.702 g)), g = min(gate, 7): gpt-oss
   geglu,           // gelu_tanh(gate) * up
   sigmoid,         // up / (1 + e^-gate)
+  product,         // gate * up
 };
+
+// The largest head of attend_whole().
+inline constexpr int64_t kMostWholeHead = 256;
 
 // Uploaded matrices may be split at rows that are multiples of this.
 inline constexpr int32_t kRowGroup = 32;
@@ -216,6 +220,7 @@ struct Capabilities {
                                    // allocate_host()
   bool drafts = false;             // attend() supports batches of several turns
   bool state_spaces = false;       // state_space() is supported
+  bool whole_texts = false;        // attend_whole() is supported
   bool copied_summaries = false;   // attend() keeps the counts and bounds of archived pages also in
                                    // memory of allocate(), and reads them there
 
@@ -423,6 +428,12 @@ class Backend {
 
   // The number of such numbers so far; 0 where they are not counted.
   virtual int64_t n_clamped() const { return 0; }
+
+  // Attention without a cache, both ways: each row attends to all rows of its segment, with a
+  // window to those at a distance less than it; slopes count distances both ways. Heads have
+  // head_dim <= kMostWholeHead dimensions. There is no softcap and there are no sinks. Requires
+  // whole_texts.
+  virtual void attend_whole(const Attention& /*attention*/, int64_t /*head_dim*/, const Batch&) {}
 
   // See DeltaNet; reads and updates the states of the batch's sequences, cache.states.
   virtual void delta_net(const DeltaNet& layer, const KvView& cache, const Batch& batch) = 0;

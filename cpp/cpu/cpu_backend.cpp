@@ -9,6 +9,7 @@
 #include "cpu/allocate.h"
 #include "cpu/attention/attention.h"
 #include "cpu/attention/rotate.h"
+#include "cpu/attention/whole.h"
 #include "cpu/isa/detect.h"
 #include "cpu/machine.h"
 #include "cpu/matmul/cpu_matmul.h"
@@ -49,6 +50,7 @@ class CpuBackend final : public Backend {
         .archive_files = true,
         .drafts = true,
         .state_spaces = true,
+        .whole_texts = true,
     };
     return capabilities;
   }
@@ -191,6 +193,7 @@ class CpuBackend final : public Backend {
     const auto kernel = kind == Gate::swiglu           ? kernels_.swiglu
                         : kind == Gate::swiglu_clamped ? kernels_.swiglu_clamped
                         : kind == Gate::sigmoid        ? kernels_.sigmoid_gate
+                        : kind == Gate::product        ? kernels_.multiply
                                                        : kernels_.geglu;
     for_elements(up, [&](int64_t i, int64_t n) { kernel(up.floats() + i, gate.floats() + i, n); });
   }
@@ -295,6 +298,10 @@ class CpuBackend final : public Backend {
 
   void attend(const Attention& attention, const KvView& cache, const Batch& batch) override {
     n_clamped_ += h2o::attend(kernels_, pool_, attention, cache, batch);
+  }
+
+  void attend_whole(const Attention& attention, int64_t head_dim, const Batch& batch) override {
+    h2o::attend_whole(kernels_, pool_, attention, head_dim, batch);
   }
 
   int64_t n_clamped() const override { return n_clamped_; }

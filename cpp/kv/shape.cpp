@@ -28,10 +28,11 @@ std::span<const DType> archive_k_dtypes() { return kArchiveKDtypes; }
 std::span<const DType> archive_v_dtypes() { return kArchiveVDtypes; }
 
 void validate(const KvShape& shape) {
-  require(shape.n_layers > 0 && shape.n_sequences > 0 && shape.n_heads > 0 &&
+  require(shape.n_layers >= 0 && shape.n_sequences > 0 && shape.n_heads > 0 &&
               shape.n_kv_heads > 0 && shape.head_dim > 0,
           "layers ", shape.n_layers, ", sequences ", shape.n_sequences, ", heads ", shape.n_heads,
-          ", kv_heads ", shape.n_kv_heads, ", head_dim ", shape.head_dim, ": all must be positive");
+          ", kv_heads ", shape.n_kv_heads, ", head_dim ", shape.head_dim,
+          ": all but layers must be positive");
   require(shape.layer_heads.empty() || std::ssize(shape.layer_heads) == shape.n_layers, "heads of ",
           shape.layer_heads.size(), " layers, expected ", shape.n_layers);
   for (int32_t l = 0; l < (shape.layer_heads.empty() ? 1 : shape.n_layers); ++l) {

@@ -22,7 +22,7 @@ struct KvHeads {
 };
 
 struct KvShape {
-  int32_t n_layers = 1;
+  int32_t n_layers = 1;  // 0: there is nothing to keep
   int32_t n_sequences = 1;
   int32_t n_heads = 0;
   int32_t n_kv_heads = 0;  // the most that a layer has

@@ -183,7 +183,9 @@ Activations shapes(const Config& c, int32_t n_rows, int32_t n_logits) {
       .gate = matrix(gated ? n_rows : 0, c.n_ff),
       .experts = mixture_activations(c, n_rows),
       .last = matrix(n_logits, c.n_embd),
-      .logits = matrix(n_logits, c.n_vocab),
+      .dense_2 = matrix(c.n_dense_3 > 0 ? n_logits : 0, c.n_dense_2),
+      .dense_3 = matrix(c.n_dense_3 > 0 ? n_logits : 0, c.n_dense_3),
+      .logits = matrix(c.family->encoder ? 0 : n_logits, c.n_vocab),
       .labels = matrix(c.n_labels > 0 ? n_logits : 0, c.n_labels),
   };
 }
@@ -202,6 +204,8 @@ std::vector<Tensor*> tensors_of(Activations& a) {
           &a.up,
           &a.gate,
           &a.last,
+          &a.dense_2,
+          &a.dense_3,
           &a.logits,
           &a.labels,
           &e.x,
@@ -303,7 +307,9 @@ Activations first(const Activations& a, int64_t n_rows, int64_t n_logits) {
       .gate = rows(a.gate),
       .experts = first(a.experts, n_rows),
       .last = a.last.first(n_logits),
-      .logits = a.logits.first(n_logits),
+      .dense_2 = a.dense_2.first(a.dense_2.rows > 0 ? n_logits : 0),
+      .dense_3 = a.dense_3.first(a.dense_3.rows > 0 ? n_logits : 0),
+      .logits = a.logits.first(a.logits.rows > 0 ? n_logits : 0),
       .labels = a.labels.first(a.labels.rows > 0 ? n_logits : 0),
   };
 }

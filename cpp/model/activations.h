@@ -89,9 +89,11 @@ struct Activations {
   // empty without experts; if all layers have them and no MLP, `up` and `gate` are empty
   MixtureActivations experts;
 
-  Tensor last;    // [n_logits, n_embd]  rows whose logits are computed
-  Tensor logits;  // [n_logits, n_vocab]
-  Tensor labels;  // [n_logits, n_labels]; no rows without labels
+  Tensor last;     // [n_logits, n_embd]  rows whose logits are computed
+  Tensor dense_2;  // [n_logits, n_dense_2]; no rows without
+  Tensor dense_3;  // [n_logits, n_dense_3]; the same
+  Tensor logits;   // [n_logits, n_vocab]; no rows of an encoder
+  Tensor labels;   // [n_logits, n_labels]; no rows without labels
 };
 
 // The bytes that allocate_activations() allocates.

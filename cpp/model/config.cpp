@@ -110,6 +110,8 @@ SlidingWindow read_sliding_window(ConfigKeys& keys, const Config& c) {
   }
   if (!keys.zero_or_missing(size)) window.size = keys.count(size);
   if (!keys.has(size)) window.size = c.family->window_size;
+  // A text's windows are symmetric: half of them before a token.
+  if (c.family->encoder && window.size > 0) window.size = window.size / 2 + 1;
   if (window.size == 1) keys.fail(keys.full(size), " is 1, expected 2 or more");
   return window;
 }
@@ -429,20 +431,35 @@ std::vector<Xielu> read_xielu(ConfigKeys& keys, const GgufFile& file, const Conf
   return layers;
 }
 
+// llama.cpp computes the form with tanh, and files do not say which it was; encoders but
+// Gemma's have the exact one.
 bool read_gelu_erf(const ConfigKeys& keys, const GgufFile& file) {
-  const std::string_view name = file.string_or("h2o.activation", "gelu_tanh");
+  const Family& family = keys.family();
+  const bool exact = family.encoder && family.norm == NormKind::layer;
+  const std::string_view usual = exact ? "gelu_erf" : "gelu_tanh";
+  const std::string_view name = file.string_or("h2o.activation", usual);
   if (name != "gelu_erf" && name != "gelu_tanh") {
     keys.fail("h2o.activation is ", quoted(name), ", supported: gelu_erf, gelu_tanh");
   }
   return name == "gelu_erf";
 }
 
+// Some encoders have another gate than their family's others.
+Gate read_gate(ConfigKeys& keys, const Family& family) {
+  if (!family.encoder || !keys.has("hidden_activation")) return family.gate;
+  const std::string_view name = keys.string_or("hidden_activation", "");
+  if (name == "silu") return Gate::swiglu;
+  if (name == "gelu" || name == "gelu_pytorch_tanh") return Gate::geglu;
+  keys.fail(keys.full("hidden_activation"), " is ", quoted(name),
+            ", supported: gelu, gelu_pytorch_tanh, silu");
+}
+
 }  // namespace
 
 int32_t Config::window(int32_t layer) const {
   const SlidingWindow& w = sliding_window;
-  const bool slides =
-      !w.layers.empty() ? w.layers[layer] : w.period == 0 || (layer + 1) % w.period != 0;
+  const int32_t number = family->window_first_free ? layer : layer + 1;
+  const bool slides = !w.layers.empty() ? w.layers[layer] : w.period == 0 || number % w.period != 0;
   return slides ? w.size : 0;
 }
 
@@ -565,15 +582,34 @@ Config read_config(const GgufShards& model) {
   if (c.family->short_conv) c.short_conv_taps = read_taps(keys, "shortconv.l_cache");
   c.parallel_residual = keys.flag_or("use_parallel_residual", c.family->parallel_residual);
   if (c.family->parallel_without_norm) c.parallel_residual = !model.tensor("blk.0.ffn_norm.weight");
-  if (c.family->activation == Activation::gelu)
+  c.gate = read_gate(keys, *c.family);
+  const bool gated = c.family->activation == Activation::gated;
+  if (c.family->activation == Activation::gelu || (gated && c.gate == Gate::geglu)) {
     c.gelu_erf = read_gelu_erf(keys, model.first_file());
+  }
 
   if (c.family->activation == Activation::xielu) c.xielu = read_xielu(keys, model.first_file(), c);
+
+  if (c.family->encoder && keys.flag_or("attention.causal", false)) {
+    keys.fail(keys.full("attention.causal"), " is true, expected false for an encoder");
+  }
+  if (c.family->encoder && c.head_dim > kMostWholeHead) {
+    keys.fail("heads have ", c.head_dim, " dimensions, expected at most ", kMostWholeHead);
+  }
 
   const Tensor table = model.tensor("token_embd.weight");
   if (!table) keys.fail("tensor token_embd.weight is missing");
   c.n_vocab = static_cast<int32_t>(std::min<int64_t>(table.rows, INT32_MAX));
   const Tensor labels = model.tensor("cls.output.weight");
+  if (c.family->encoder) {
+    const auto rows = [&](const char* name) {
+      const Tensor tensor = model.tensor(concat(name, ".weight"));
+      return tensor ? keys.in_range(name, tensor.rows) : 0;
+    };
+    c.n_dense_2 = rows("dense_2");
+    c.n_dense_3 = rows("dense_3");
+    c.n_token_types = rows("token_types");
+  }
   if (labels) c.n_labels = keys.in_range("classifier.output_labels", labels.rows);
   keys.expect_all_used();
   return c;

@@ -27,10 +27,12 @@ struct RopeConfig {
   float logit_scale = 1;   // of attention, by {a}.rope.scaling.yarn_log_multiplier: latent only
 };
 
-// Layers in which a token attends only to itself and the size - 1 tokens before it.
+// Layers in which a token attends only to itself and the size - 1 tokens before it, and in
+// encoders, whose key has twice as many, as many after it.
 struct SlidingWindow {
   int32_t size = 0;    // {a}.attention.sliding_window; 0: no window
-  int32_t period = 0;  // the last layer of each period has no window; 0: all layers have one
+  int32_t period = 0;  // the last layer of each period has no window; 0: all layers have one;
+                       // the first with Family::window_first_free
   // alternatively one flag per layer; both from {a}.attention.sliding_window_pattern
   std::vector<bool> layers;
 };
@@ -112,11 +114,16 @@ struct Config {
   std::vector<int32_t> kv_sources;
   int32_t n_layer_embd = 0;  // {a}.embedding_length_per_layer_input: numbers of a token for a layer
   int32_t n_vocab = 0;       // rows of token_embd.weight
-  int32_t n_labels = 0;      // rows of cls.output.weight, which scores a text; 0: none
-  float norm_eps = 0;        // {a}.attention.layer_norm_epsilon or layer_norm_rms_epsilon
-  float attn_scale = 0;      // {a}.attention.scale, default 1 / sqrt(head_dim)
+  // Rows of dense_2.weight and dense_3.weight, which an encoder's embeddings pass; 0: none.
+  int32_t n_dense_2 = 0;
+  int32_t n_dense_3 = 0;
+  int32_t n_token_types = 0;       // rows of token_types.weight, of an encoder; 0: none
+  int32_t n_labels = 0;            // rows of cls.output.weight, which scores a text; 0: none
+  float norm_eps = 0;              // {a}.attention.layer_norm_epsilon or layer_norm_rms_epsilon
+  float attn_scale = 0;            // {a}.attention.scale, default 1 / sqrt(head_dim)
   bool parallel_residual = false;  // {a}.use_parallel_residual
   bool gelu_erf = false;           // h2o.activation is gelu_erf: the exact form
+  Gate gate = Gate::swiglu;        // the family's, or of an encoder {a}.hidden_activation
   std::vector<Xielu> xielu;        // xielu.*, of each layer; Activation::xielu only
   float qkv_clamp = 0;             // {a}.attention.clamp_kqv: limit of q, k and v; 0: none
   RopeConfig rope;
@@ -143,6 +150,9 @@ struct Config {
   // {a}.attention.temperature_*: see Backend::scale_by_position(); scale 0: none
   float temperature_scale = 0;
   int32_t temperature_length = 0;  // default rope.n_ctx_orig
+
+  // Are embeddings of positions added to those of tokens?
+  bool learned_positions() const { return rope.layout == RopeLayout::none && alibi_max_bias == 0; }
 
   LayerSizes sizes(int32_t layer) const {
     return layer_sizes.empty() ? LayerSizes{n_kv_heads, head_dim, n_ff} : layer_sizes[layer];

@@ -20,6 +20,10 @@ inline constexpr std::string_view kInformative[] = {
     "vocab_size",
     "tensor_data_layout",
     "pooling_type",
+    "dense_2_feat_in",  // of dense_2.weight, and so on
+    "dense_2_feat_out",
+    "dense_3_feat_in",
+    "dense_3_feat_out",
     "classifier.output_labels",  // names of the rows of cls.output
     "rope.scaling.finetuned",
     "rope.scaling.factor",

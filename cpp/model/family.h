@@ -42,7 +42,8 @@ struct Family {
       false;  // parallel if layers have no ffn_norm, whatever that key says
   // see SlidingWindow; {a}.attention.sliding_window_pattern takes precedence
   int32_t window_period = 0;
-  int32_t window_size = 0;  // the default of {a}.attention.sliding_window
+  bool window_first_free = false;  // the first layer of each period has no window, not the last
+  int32_t window_size = 0;         // the default of {a}.attention.sliding_window
   // Layers with a window have unscaled positions, with {a}.rope.freq_base_swa, by default
   // window_base; 0: the base of the others.
   bool window_unscaled = false;
@@ -90,7 +91,9 @@ struct Family {
   // A layer is attention, of a state-space model or a feed-forward block, with one norm: see
   // {a}.attention.head_count_kv and feed_forward_length of each.
   bool single_blocks = false;
-  bool yarn_whole = true;                        // YaRN's ramp is rounded to whole dimensions
+  bool yarn_whole = true;  // YaRN's ramp is rounded to whole dimensions
+  bool encoder = false;    // tokens attend to later ones too; there is no cache and no output
+  bool sum_norms = false;  // the residual is normalized after each block was added to it
   std::string_view ffn_norm = "ffn_norm";        // its name in the file
   std::string_view output_norm = "output_norm";  // the same
   bool experts = false;             // the feed-forward block may be a mixture of experts

@@ -19,8 +19,13 @@ void activate(Backend& b, const Config& c, int32_t l, const Tensor& up) {
 // Computes `up`, the input of a block's last matrix, from the block's input x.
 void compute_up(Backend& b, const Config& c, int32_t l, const Product& up, const Product& gate,
                 const Tensor& x) {
-  if (c.family->activation == Activation::gated) {
-    b.matmul_gated(c.family->gate, up, gate, x);
+  const bool gated = c.family->activation == Activation::gated;
+  if (gated && c.gelu_erf) {
+    b.matmul({up, gate}, x);
+    b.gelu_erf(gate.y);
+    b.apply_gate(Gate::product, up.y, gate.y);
+  } else if (gated) {
+    b.matmul_gated(c.gate, up, gate, x);
   } else {
     b.matmul({up}, x);
     activate(b, c, l, up.y);
@@ -49,7 +54,7 @@ void add_experts(Backend& b, const Config& c, const Weights& w, int32_t layer, c
     b.matmul_experts({{e.up, m.up}}, e.x, routes);
     activate(b, c, layer, e.up);
   }
-  if (e.gate.rows > 0) b.apply_gate(c.family->gate, e.up, e.gate);
+  if (e.gate.rows > 0) b.apply_gate(c.gate, e.up, e.gate);
   b.matmul_experts({{e.x, m.down}}, e.up, routes);
   b.combine_add(y, e.x, routes);
 }
@@ -107,7 +112,10 @@ void norm(Backend& b, const Config& c, const Tensor& y, const Tensor& x, const A
 
 void add_block(Backend& b, const Config& c, const Activations& a, const Tensor& from,
                const Affine& w, const Affine& post_norm) {
-  if (post_norm.weight) {
+  if (c.family->sum_norms) {
+    b.matmul_add(a.x, from, w);
+    norm(b, c, a.x, a.x, post_norm);
+  } else if (post_norm.weight) {
     b.matmul(a.h, from, w);
     norm(b, c, a.h, a.h, post_norm);
     b.add(a.x, a.h);

@@ -298,7 +298,8 @@ Layer find_layer(Finder& find, const Config& c, int32_t index) {
   Layer layer;
   // Falcon 40B has two parallel norms; the second is attention's.
   const bool two_norms = c.family->shared_norm && find.has(blk + "attn_norm_2.weight");
-  if (c.family->pre_norms) {
+  const bool may_lack_norm = c.family->encoder && index == 0 && !find.has(blk + "attn_norm.weight");
+  if (c.family->pre_norms && !may_lack_norm) {
     layer.attn_norm = find.norm(blk + (two_norms ? "attn_norm_2" : "attn_norm"));
   }
   if (two_norms) layer.ffn_norm = find.norm(blk + "attn_norm");
@@ -319,6 +320,10 @@ Layer find_layer(Finder& find, const Config& c, int32_t index) {
   if (c.family->post_norms) {
     layer.attn_post_norm = find.norm(blk + "post_attention_norm");
     layer.ffn_post_norm = find.norm(blk + "post_ffw_norm");
+  }
+  if (c.family->sum_norms) {
+    layer.attn_post_norm = find.norm(blk + "attn_output_norm");
+    layer.ffn_post_norm = find.norm(blk + "layer_output_norm");
   }
   if (c.n_layer_embd > 0) {
     layer.input_gate = find.linear(blk + "inp_gate", c.n_layer_embd, c.n_embd, false);
@@ -373,14 +378,26 @@ Weights find_weights(const GgufShards& model, const Config& c) {
   } else if (c.family->learned_positions) {
     w.position_embd = find.floats("position_embd.weight", c.n_ctx_train, c.n_embd);
   }
+  if (c.n_token_types > 0) {
+    w.token_types = find.floats("token_types.weight", c.n_token_types, c.n_embd);
+  }
   for (int32_t l = 0; l < c.n_layers; ++l) {
     w.layers.push_back(find_layer(find, c, l));
   }
-  w.output_norm = find.norm(std::string(c.family->output_norm));
+  if (!c.family->output_norm.empty()) {
+    w.output_norm = find.norm(std::string(c.family->output_norm));
+  }
   w.output.weight = find.matrix_or_none("output.weight", c.n_vocab, c.n_embd);
   w.output.bias = find.floats_or_none("output.bias", 1, c.n_vocab);
   if (w.output.weight) w.output.factor = find.factor("output", w.output.weight, 1);
   if (c.n_labels > 0) w.labels = find.linear("cls.output", c.n_labels, c.n_embd, false);
+  if (c.n_dense_3 > 0) {
+    w.dense_2 = find.linear("dense_2", c.n_dense_2, c.n_embd, false);
+    w.dense_3 = find.linear("dense_3", c.n_dense_3, c.n_dense_2, false);
+  }
+  if (c.family->encoder && find.has("cls.weight")) {
+    w.classifier = find.linear("cls", c.n_embd, c.n_embd, false);
+  }
   find.expect_all_used();
   return w;
 }

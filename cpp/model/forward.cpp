@@ -87,7 +87,11 @@ Mixed attend(Backend& b, const Config& c, const Weights& w, int32_t l, const Bat
                             .slopes = w.alibi_slopes,
                             .allow_bf16 = layer.attn_output.weight.dtype != DType::f32,
                             .evicts = c.reads_last(l)};
-  b.attend(attention, cache.layer(l), batch);
+  if (c.family->encoder) {
+    b.attend_whole(attention, c.sizes(l).head_dim, batch);
+  } else {
+    b.attend(attention, cache.layer(l), batch);
+  }
   if (c.family->attn_gate) b.apply_gate(Gate::sigmoid, a.attn, a.attn_gate);
   if (latent) latent_values(b, c, layer, a);
   return {latent ? a.latent.out : a.attn, layer.attn_output};
@@ -170,7 +174,7 @@ Mixed mix(Backend& b, const Config& c, const Weights& w, int32_t l, const Batch&
 void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
              const KvCache& cache, const Activations& buffers) {
   const Activations all = first(buffers, batch.n_rows(), 0);
-  const Tensor& input = c.family->pre_norms ? all.h : all.x;  // of both blocks of a layer
+  const Tensor& input = c.family->pre_norms ? all.h : all.x;  // of a layer's second block
 
   b.embed(all.x, w.token_embd, batch);
   if (c.embedding_scale != 1) b.scale(all.x, c.embedding_scale);
@@ -187,7 +191,7 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
       feed_forward(b, c, w, l, a, input);
       continue;
     }
-    const Mixed mixed = mix(b, c, w, l, batch, cache, a, input);
+    const Mixed mixed = mix(b, c, w, l, batch, cache, a, layer.attn_norm.weight ? a.h : a.x);
 
     // Parallel branches read the same x; otherwise the second reads the sum after the first.
     if (!c.parallel_residual) {
@@ -208,7 +212,10 @@ void read_hidden(Backend& b, const Config& c, const Weights& w, const Batch& bat
   const Activations a =
       first(buffers, batch.n_rows(), static_cast<int64_t>(batch.logits_rows.size()));
   b.gather(a.last, a.x, batch);
-  norm(b, c, a.last, a.last, w.output_norm);
+  if (w.output_norm.weight) norm(b, c, a.last, a.last, w.output_norm);
+  if (!w.dense_3.weight) return;
+  b.matmul(a.dense_2, a.last, w.dense_2);
+  b.matmul(a.dense_3, a.dense_2, w.dense_3);
 }
 
 void score_labels(Backend& b, const Config& c, const Weights& w, const Batch& batch,
@@ -216,7 +223,13 @@ void score_labels(Backend& b, const Config& c, const Weights& w, const Batch& ba
   const Activations a =
       first(buffers, batch.n_rows(), static_cast<int64_t>(batch.logits_rows.size()));
   read_hidden(b, c, w, batch, buffers);
-  b.matmul(a.labels, a.last, w.labels);
+  Tensor x = a.last;
+  if (w.classifier.weight) {
+    x = a.h.first(x.rows);
+    b.matmul(x, a.last, w.classifier);
+    b.softcap(x, 1);  // tanh
+  }
+  b.matmul(a.labels, x, w.labels);
 }
 
 void unembed(Backend& b, const Config& c, const Weights& w, const Batch& batch,

@@ -1,4 +1,4 @@
-// One forward pass of a decoder-only transformer.
+// One forward pass of a transformer: a decoder with its cache, or an encoder, which has none.
 #pragma once
 
 #include "backend/backend.h"
@@ -14,8 +14,9 @@ namespace h2o {
 void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
              const KvCache& cache, const Activations& buffers);
 
-// buffers.last[i] = hidden state of row batch.logits_rows[i] after the final norm. Call after
-// forward() of the same batch.
+// buffers.last[i] = hidden state of row batch.logits_rows[i] after the final norm;
+// buffers.dense_3[i] = its projections, if the model has them. Call after forward() of the same
+// batch.
 void read_hidden(Backend& b, const Config& c, const Weights& w, const Batch& batch,
                  const Activations& buffers);
 

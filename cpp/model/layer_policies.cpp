@@ -10,6 +10,7 @@ std::vector<KvPolicy> layer_policies(const Config& config, std::span<const KvPol
   if (valid && all.size() > 1) {
     for (int32_t l = 0; l < config.n_layers; ++l) all[l] = all[config.kv_source(l)];
   }
+  if (config.family->encoder) return all;  // whose windows are not those of a cache
   if (config.sliding_window.size == 0 || !valid) return all;  // the cache throws for invalid sizes
   if (all.size() == 1) all.resize(config.n_layers, all[0]);
   for (int32_t l = 0; l < config.n_layers; ++l) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <numeric>
 
 #include "core/error.h"
 #include "kv/budget.h"
@@ -41,6 +42,22 @@ std::vector<KvPolicy> sequence_policies(const KvCache& cache, int32_t sequence) 
   return policies;
 }
 
+// An encoder has no cache, and reads texts whole.
+SessionOptions resolve_encoder(const Model& model, SessionOptions options) {
+  const std::string_view name = model.config.family->architecture;
+  require(model.backend->capabilities().whole_texts, model.backend->name(),
+          " does not support encoders such as ", name, "; use device=cpu");
+  const KvPolicy full;
+  require(std::ranges::all_of(options.policies, [&](const KvPolicy& p) { return p == full; }), name,
+          " is an encoder, which has no cache: leave out the budget and the policy");
+  require(options.archive.n_recalled == 0, name,
+          " is an encoder, which has no cache: leave out the archive");
+  require(options.max_drafts == 0, name,
+          " is an encoder, which generates no text: leave out draft");
+  options.n_batch = std::max(options.n_batch, options.n_ctx);
+  return options;
+}
+
 SessionOptions resolve(const Model& model, SessionOptions options) {
   const Config& config = model.config;
   if (options.policies.empty()) options.policies.emplace_back();
@@ -70,6 +87,7 @@ SessionOptions resolve(const Model& model, SessionOptions options) {
           retrieval_heads(model.file.first_file(), config, options.archive_heads);
     }
   }
+  if (config.family->encoder) options = resolve_encoder(model, options);
   // A batch cannot have more rows than all sequences together.
   options.n_batch = static_cast<int32_t>(
       std::min(int64_t{options.n_batch}, int64_t{options.n_ctx} * options.max_sequences));
@@ -106,7 +124,7 @@ std::vector<KvHeads> layer_heads(const Config& config) {
 KvShape shape_of(const Model& model, const SessionOptions& options) {
   const Config& config = model.config;
   return {
-      .n_layers = config.n_layers,
+      .n_layers = config.family->encoder ? 0 : config.n_layers,
       .n_sequences = options.n_sequences,
       .n_heads = config.n_heads,
       .n_kv_heads = config.n_kv_heads,
@@ -154,7 +172,8 @@ Session::Session(const std::shared_ptr<Model>& model, const SessionOptions& opti
   activations_ =
       allocate_activations(*model_->backend, model_->config, options_.n_batch, n_logits, storage_);
   const Config& c = model_->config;
-  const int32_t n_values = std::max({c.n_vocab, c.n_embd, c.n_labels});
+  const int32_t n_values =
+      std::max({c.family->encoder ? 0 : c.n_vocab, c.n_embd, c.n_dense_3, c.n_labels});
   logits_ = model_->backend->allocate_host(sizeof(float) * n_logits * n_values);
   picks_ = model_->backend->allocate(sizeof(int32_t) * n_logits);
   picks_read_.resize(n_logits);
@@ -216,6 +235,7 @@ std::span<const float> Session::selected_row(size_t i) {
 void Session::compute_logits(std::span<const Input> inputs, std::span<const float> temperatures,
                              std::unique_ptr<CapturedGraph>& graph,
                              const std::function<void()>& then) {
+  check_decodes();
   prepare(inputs);
   batch_.temperatures.assign(temperatures.begin(), temperatures.end());
   // Captures two pointers, which std::function stores without allocating.
@@ -238,27 +258,73 @@ void Session::compute_logits(std::span<const Input> inputs, std::span<const floa
 
 void Session::read_every_row(const Input& input, Values wanted, const Sink& sink) {
   const std::lock_guard lock(model_->mutex);
+  check_decodes();
   prepare({&input, 1});
   Backend& b = *model_->backend;
   b.run(batch_, [&] { forward(b, model_->config, model_->weights, batch_, cache_, activations_); });
   cache_.advance(batch_);
+  std::vector<int32_t> rows(batch_.n_rows());
+  std::iota(rows.begin(), rows.end(), 0);
+  read_rows(rows, wanted, sink);
+}
 
+void Session::encode(std::span<const Input> texts, Values wanted, Tokens tokens, const Sink& sink) {
+  const std::lock_guard lock(model_->mutex);
+  const Config& c = model_->config;
+  require(c.family->encoder, c.family->architecture, " is no encoder");
+  prepare(texts);
+  place_token_types(texts);
+  Backend& b = *model_->backend;
+  b.run(batch_, [&] { forward(b, c, model_->weights, batch_, cache_, activations_); });
+  std::vector<int32_t> rows, text_of;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const int32_t begin = batch_.segments[i].row, end = begin + batch_.segments[i].n_rows;
+    const int32_t first = tokens == Tokens::last ? end - 1 : begin;
+    for (int32_t row = first; row < (tokens == Tokens::first ? begin + 1 : end); ++row) {
+      rows.push_back(row);
+      text_of.push_back(static_cast<int32_t>(i));
+    }
+  }
+  read_rows(rows, wanted,
+            [&](int32_t i, std::span<const float> values) { sink(text_of[i], values); });
+}
+
+// Positions are then rows of Weights::position_embd with types added.
+void Session::place_token_types(std::span<const Input> texts) {
+  const Config& c = model_->config;
+  if (c.n_token_types == 0) return;
+  const bool learned = c.learned_positions();
+  const int32_t second = c.n_token_types < 2 ? 0 : learned ? c.n_ctx_train : 1;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const Segment& segment = batch_.segments[i];
+    for (int32_t row = 0; row < segment.n_rows; ++row) {
+      const bool is_second = static_cast<size_t>(row) >= texts[i].second_part;
+      batch_.positions[segment.row + row] = (learned ? row : 0) + (is_second ? second : 0);
+    }
+  }
+}
+
+// Calls sink(i, values of row rows[i]) after forward().
+void Session::read_rows(std::span<const int32_t> rows, Values wanted, const Sink& sink) {
+  Backend& b = *model_->backend;
   const auto [read, values] = [&]() -> std::pair<decltype(&unembed), Tensor> {
     switch (wanted) {
       case Values::logits:
         return {unembed, activations_.logits};
       case Values::hidden:
-        return {read_hidden, activations_.last};
+        return {read_hidden,
+                model_->weights.dense_3.weight ? activations_.dense_3 : activations_.last};
       case Values::labels:
         return {score_labels, activations_.labels};
     }
     return {};
   }();
   const auto n_values = static_cast<size_t>(values.cols);
-  for (int32_t begin = 0; begin < batch_.n_rows(); begin += kLogitsRows) {
-    const int32_t end = std::min(begin + kLogitsRows, batch_.n_rows());
-    batch_.logits_rows.clear();
-    for (int32_t row = begin; row < end; ++row) batch_.logits_rows.push_back(row);
+  const auto n_rows = static_cast<int32_t>(rows.size());
+  const auto most = static_cast<int32_t>(std::min<int64_t>(kLogitsRows, activations_.last.rows));
+  for (int32_t begin = 0; begin < n_rows; begin += most) {
+    const int32_t end = std::min(begin + most, n_rows);
+    batch_.logits_rows.assign(rows.begin() + begin, rows.begin() + end);
     b.run(batch_,
           [&, read = read] { read(b, model_->config, model_->weights, batch_, activations_); });
     b.read(logits_.data(), values.data, (end - begin) * n_values * sizeof(float));
@@ -275,6 +341,7 @@ void Session::retract(int32_t sequence, int32_t n) {
 
 bool Session::replays() const {
   const Config& config = model_->config;
+  if (config.family->encoder) return false;
   if (!config.kv_sources.empty()) return false;
   for (int32_t l = 0; l < config.n_layers; ++l) {
     if (config.recurrent(l)) return false;
@@ -386,12 +453,19 @@ void Session::start(int32_t sequence) {
   if (options_.positions == Positions::rolling) cache_.roll(sequence);
 }
 
+void Session::check_decodes() const {
+  const Family& family = *model_->config.family;
+  require(
+      !family.encoder, family.architecture,
+      " is an encoder, which gives embeddings or scores of texts, but no logits of next tokens");
+}
+
 void Session::check(std::span<const Input> inputs) const {
   require(!inputs.empty(), "no tokens to process");
   size_t n_rows = 0;
   int64_t n_drafts = 0;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const auto& [sequence, tokens, drafts, one_by_one] = inputs[i];
+    const auto& [sequence, tokens, drafts, one_by_one, second_part] = inputs[i];
     require(!tokens.empty(), "no tokens for sequence ", sequence);
     require(!one_by_one || replays(), "tokens of sequence ", sequence,
             " are to be read one by one, which this model or device does not support");
@@ -500,6 +574,7 @@ bool Session::is_plain(int32_t sequence) const {
 bool Session::is_plain_unlocked(int32_t sequence) const {
   if (!model_->backend->capabilities().independent_rows || cache_.archive() != nullptr)
     return false;
+  if (model_->config.family->encoder) return false;
   if (!model_->config.recurrent_layers.empty()) return false;  // a state has no prefixes
   for (int32_t l = 0; l < model_->config.n_layers; ++l) {
     const KvPolicy& policy = cache_.policy(l, sequence);

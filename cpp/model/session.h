@@ -49,6 +49,8 @@ struct Input {
   std::span<const int32_t> tokens;
   int32_t n_drafts = 0;  // the last of them that may be retracted after the step; not all of them
   bool one_by_one = false;  // evict after each, as when they were generated; requires replays()
+  // Where its second part begins, whose tokens are of the second type: encode() only.
+  size_t second_part = SIZE_MAX;
 
   size_t n_logits() const { return 1 + static_cast<size_t>(n_drafts); }
 };
@@ -94,6 +96,12 @@ class Session {
   using Sink = std::function<void(int32_t i, std::span<const float> values)>;
   void read_every_row(const Input& input, Values wanted, const Sink& sink);
   void score(const Input& input, const Sink& sink) { read_every_row(input, Values::logits, sink); }
+
+  // One forward pass of an encoder: each token attends to its whole text. Calls sink(i, values) for
+  // the first token of text i, its last, or all of them in order. Nothing is kept of the texts,
+  // which are limited as the inputs of step(). Throws InvalidArgument for another model.
+  enum class Tokens { first, last, all };
+  void encode(std::span<const Input> texts, Values wanted, Tokens tokens, const Sink& sink);
 
   // Grows to `n` sequences, at most max_sequences; existing ones are kept. Throws OutOfMemory
   // without changing anything.
@@ -167,7 +175,10 @@ class Session {
   int32_t room_unlocked(int32_t sequence) const;
   int32_t chunk_unlocked(int32_t sequence) const;
   void check(std::span<const Input> inputs) const;
+  void check_decodes() const;
   void prepare(std::span<const Input> inputs);
+  void place_token_types(std::span<const Input> texts);
+  void read_rows(std::span<const int32_t> rows, Values wanted, const Sink& sink);
   void compute_logits(std::span<const Input> inputs, std::span<const float> temperatures,
                       std::unique_ptr<CapturedGraph>& graph, const std::function<void()>& then);
 

@@ -52,7 +52,8 @@ ModelTensors tensors_of(Weights& w, const Config& c) {
                     &w.token_norm.bias, &w.output_norm.weight, &w.output_norm.bias,
                     &w.output.weight,   &w.output.bias,        &w.labels.weight,
                     &w.labels.bias,     &w.layer_embd,         &w.layer_proj.weight,
-                    &w.layer_proj_norm};
+                    &w.layer_proj_norm, &w.token_types,        &w.dense_2.weight,
+                    &w.dense_3.weight,  &w.classifier.weight,  &w.classifier.bias};
   tensors.n_experts = c.mixture.n_experts;
   for (Layer& layer : w.layers) {
     tensors.layers.push_back(tensors_of(layer));
@@ -178,11 +179,30 @@ void complete_norms(Weights& w, const Config& c, Backend& backend) {
     if (ones) norm.weight = ones;
     if (norm.weight) norm.bias = zeros;
   };
+  if (c.family->embedding_norm) complete(w.token_norm);
   complete(w.output_norm);
   for (Layer& layer : w.layers) {
     complete(layer.attn_norm);
     complete(layer.ffn_norm);
   }
+}
+
+// Adds the embeddings of types to those of positions: see Weights::token_types. Without learned
+// positions, those of types remain.
+void add_token_types(Weights& w, Backend& backend) {
+  const Tensor& types = w.token_types;
+  const int64_t n = w.position_embd ? w.position_embd.rows : 1;
+  std::vector<float> positions(n * types.cols), sums(types.rows * positions.size());
+  std::vector<float> rows(types.rows * types.cols);
+  if (w.position_embd)
+    backend.read(positions.data(), w.position_embd.data, w.position_embd.bytes());
+  backend.read(rows.data(), types.data, types.bytes());
+  for (size_t i = 0; i < sums.size(); ++i) {
+    const size_t type = i / positions.size(), column = i % types.cols;
+    sums[i] = positions[i % positions.size()] + rows[type * types.cols + column];
+  }
+  const Tensor all = upload_floats(sums, backend, w.owned);
+  w.position_embd = {all.data, DType::f32, types.rows * n, types.cols};
 }
 
 // One allocation for copies of all tensors, so that small ones share huge pages.
@@ -268,6 +288,7 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
     }
   }
   if (!w.output.weight) w.output.weight = w.token_embd;
+  if (w.token_types) add_token_types(w, backend);
   if (c.family->norm == NormKind::layer && !c.family->norm_bias) complete_norms(w, c, backend);
   return w;
 }

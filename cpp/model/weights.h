@@ -90,16 +90,17 @@ struct Layer {
   // [n_heads * head_dim, n_embd], with a gate 2 * n_heads: of each head q, then the gate. q, k, v
   // may be fused as attn_qkv
   Affine attn_q;
-  Affine attn_k;          // [n_kv_heads * head_dim, n_embd]; empty: another layer's are read
-  Affine attn_v;          // [n_kv_heads * head_dim, n_embd]; empty: see Family::k_is_v
-  Tensor attn_q_norm;     // [head_dim]
-  Tensor attn_k_norm;     // [head_dim]
-  Tensor attn_sinks;      // [n_heads], see Attention
-  Affine attn_output;     // [n_embd, n_heads * head_dim], or * LatentConfig::v_dim
-  Affine attn_post_norm;  // post_attention_norm [n_embd]
+  Affine attn_k;       // [n_kv_heads * head_dim, n_embd]; empty: another layer's are read
+  Affine attn_v;       // [n_kv_heads * head_dim, n_embd]; empty: see Family::k_is_v
+  Tensor attn_q_norm;  // [head_dim]
+  Tensor attn_k_norm;  // [head_dim]
+  Tensor attn_sinks;   // [n_heads], see Attention
+  Affine attn_output;  // [n_embd, n_heads * head_dim], or * LatentConfig::v_dim
+  // post_attention_norm, or attn_output_norm of a sum [n_embd]
+  Affine attn_post_norm;
   // or as the family calls it [n_embd]; empty where both branches read attn_norm's
   Affine ffn_norm;
-  Affine ffn_post_norm;         // post_ffw_norm [n_embd]
+  Affine ffn_post_norm;         // post_ffw_norm, or layer_output_norm of a sum [n_embd]
   Affine ffn_gate;              // [n_ff, n_embd]; may be fused in front of ffn_up
   Affine ffn_up;                // [n_ff, n_embd]
   Affine ffn_down;              // [n_embd, n_ff]
@@ -117,6 +118,9 @@ struct Layer {
 struct Weights {
   Tensor token_embd;     // [n_vocab, n_embd]
   Tensor position_embd;  // [n_ctx_train, n_embd] f32; empty with rotary positions
+  // token_types [n_types, n_embd] f32 of an encoder; empty: none. Once loaded, position_embd has
+  // the sums [n_types * n_ctx_train, n_embd]: for each type, all positions.
+  Tensor token_types;
   // Embeddings for each layer, if Config::n_layer_embd; n = n_layers * n_layer_embd
   Tensor layer_embd;       // per_layer_token_embd [n_vocab, n]
   Affine layer_proj;       // per_layer_model_proj [n, n_embd]
@@ -132,6 +136,9 @@ struct Weights {
   Affine output_norm;  // or as the family calls it [n_embd]
   Affine output;       // [n_vocab, n_embd]; tied to token_embd if the file has none
   Affine labels;       // cls.output [n_labels, n_embd]; empty unless the model scores texts
+  Affine dense_2;      // [n_dense_2, n_embd] of embeddings; empty: none
+  Affine dense_3;      // [n_dense_3, n_dense_2]
+  Affine classifier;   // cls [n_embd, n_embd] before it, of an encoder; empty: none
 
   // Rope of layers without a window.
   const Rope& rope_for(const Config& config, int32_t n_ctx) const {

@@ -20,6 +20,12 @@ SessionOptions with_rows(SessionOptions options) {
   return options;
 }
 
+// The tokens of a prompt that are read at once; an encoder reads it whole.
+int32_t chunk(const Session& session, int32_t n_batch) {
+  const int32_t n_ctx = session.options().n_ctx;
+  return session.model().config.family->encoder ? n_ctx : std::min(n_batch, n_ctx);
+}
+
 }  // namespace
 
 thread_local bool Engine::worker_closed_it_ = false;
@@ -33,8 +39,7 @@ Engine::Engine(std::shared_ptr<Model> model, std::shared_ptr<const Tokenizer> to
       session_(std::make_shared<Session>(model_, with_rows(std::move(options)))),
       draft_model_(std::move(draft_model)),
       monitor_(std::make_shared<EngineMonitor>()),
-      runner_(monitor_, *session_, *tokenizer_, std::min(n_batch_, session_->options().n_ctx),
-              prefixes),
+      runner_(monitor_, *session_, *tokenizer_, chunk(*session_, n_batch_), prefixes),
       n_ctx_(session_->options().n_ctx),
       n_vocab_(model_->config.n_vocab),
       limit_(runner_.scheduler().limit()),
@@ -85,6 +90,9 @@ void Engine::check(Request& request, Generation& generation) const {
   request.sampling.check(n_vocab_);
   require(!request.max_tokens || *request.max_tokens >= kEndless, "max_tokens is ",
           request.max_tokens.value_or(0), ", expected 0 or more, or -1 (endless)");
+  const Family& family = *session_->model().config.family;
+  require(request.pooling != Pooling::none || !family.encoder, family.architecture,
+          " is an encoder, which gives embeddings or scores of texts but generates none");
   require(request.pooling != Pooling::rank || session_->model().config.n_labels > 0,
           "pooling is 'rank', but the model scores no texts: its file has no cls.output");
   size_t n_read = 0;

@@ -83,6 +83,8 @@ class Scheduler {
   std::vector<StepRow> next_rows(std::vector<StepOutput>& outputs);
   StepRow with_drafts(const StepRow& row, int64_t n_rows, int64_t n_drafts, int32_t n_others);
   StepRow next_row(StepOutput& output) const;
+  void decode(std::span<StepRow> rows);
+  void encode(std::span<StepRow> rows);
   void forward(std::span<const StepRow> rows);
   void score(StepRow& row);
   void pool(Generation& g, const StepRow& row);

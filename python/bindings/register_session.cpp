@@ -162,6 +162,7 @@ void add_config(Class& bound, const auto& config_of) {
   add("state_floats", [](const Config& c) { return c.state_floats(); });
   add("attention_layers", [](const Config& c) { return c.attention_layers; });
   add("kv_sources", [](const Config& c) { return c.kv_sources; });
+  add("is_encoder", [](const Config& c) { return c.family->encoder; });
   add("n_labels", [](const Config& c) { return c.n_labels; });
   add("shared_values", [](const Config& c) { return c.latent.rank > 0; });
   add("n_ctx_train", [](const Config& c) { return c.n_ctx_train; });

@@ -260,7 +260,7 @@ TEST_CASE("invalid cache shapes are rejected") {
     change(shape);
     CHECK_THROWS_AS(make({}, shape), InvalidArgument);
   };
-  refused([](KvShape& s) { s.n_layers = 0; });
+  refused([](KvShape& s) { s.n_layers = -1; });
   refused([](KvShape& s) { s.n_sequences = 0; });
   refused([](KvShape& s) { s.n_heads = 5; });
   refused([](KvShape& s) { s.n_kv_heads = 0; });
