@@ -186,6 +186,12 @@ class Generator(Closing):
         return default_pooling(self._runtime().pooling_type)
 
     @property
+    def is_encoder(self) -> bool:
+        """Whether the model is an encoder, such as BERT: it embeds or scores texts, but generates
+        none."""
+        return self._runtime().model.is_encoder
+
+    @property
     def n_labels(self) -> int:
         """Labels that the model scores pairs of texts by; 0: it does not."""
         return self._runtime().model.n_labels
@@ -240,7 +246,8 @@ class Generator(Closing):
             the first ("cls"); by default as the file says, else the mean.
         normalize: scale to length 1.
 
-        Texts are read like prompts: in chunks of n_batch, each followed by eviction.
+        Texts are read like prompts: in chunks of n_batch, each followed by eviction. Encoders read
+        them whole.
 
         Raises as stream() does.
         """
@@ -249,8 +256,8 @@ class Generator(Closing):
     def rerank(self, query: str, documents: Sequence[str]) -> NDArray[np.float32]:
         """Relevance of each of the n documents to a query, float32 [n] from 0 to 1.
 
-        Needs a model that scores pairs of texts, such as Qwen3-Reranker. Raises ValueError for
-        another one, and as stream() does.
+        Needs a model that scores pairs of texts, such as bge-reranker or Qwen3-Reranker. Raises
+        ValueError for another one, and as stream() does.
         """
         return rerank(self._runtime(), query, documents)
 

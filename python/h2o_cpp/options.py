@@ -33,6 +33,7 @@ _log = visible_log("h2o_cpp")
 
 MAX_ROWS = 65536  # rows of an engine's batch
 USEFUL_SEQUENCES = 16  # more at once hardly increase the speed on a CPU
+_USEFUL_TEXTS = 64  # the same, of an encoder, which computes short texts whole
 _MOST_DRAFTS = 1024
 
 P = ParamSpec("P")
@@ -150,7 +151,10 @@ class CacheOptions(ArchiveOptions):
         return self.for_model(file).core()
 
     def slab_bytes(self, file: ModelFile) -> int:
-        """Bytes of one sequence's cache; n sequences need at most n times as much."""
+        """Bytes of one sequence's cache; n sequences need at most n times as much. 0: an encoder,
+        which has none."""
+        if file.config.is_encoder:
+            return 0
         chosen = self.for_model(file)
         return slab_bytes(
             ModelShape.of(file.config),
@@ -270,9 +274,14 @@ class EngineOptions(_Options):
     def sequences(self, each: int, n_batch: int) -> tuple[int, int]:
         """The most sequences at once, and how many of them are allocated at the beginning.
 
-        each: bytes of a sequence's cache.
+        each: bytes of a sequence's cache; 0: an encoder.
         """
         most = _most_sequences(n_batch + self.max_drafts)
+        if each == 0:
+            if self.memory is not None:
+                raise ValueError(f"memory={self.memory!r} is for caches, and an encoder has none")
+            n = self.max_sequences or min(_USEFUL_TEXTS, most)
+            return n, n
         if self.memory is not None:
             n = min(bytes_of("memory", self.memory) // each, most)
             if n == 0:
@@ -396,8 +405,10 @@ def capacity(model: str | os.PathLike[str], memory: int | str, **options: Any) -
     Raises FileNotFoundError and ValueError.
     """
     n_bytes = bytes_of("memory", memory)
-    cache = make_options(CacheOptions, options)
-    return n_bytes // cache.slab_bytes(ModelFile.find(model))
+    each = make_options(CacheOptions, options).slab_bytes(ModelFile.find(model))
+    if each == 0:
+        raise ValueError(f"{model}: an encoder, which has no cache")
+    return n_bytes // each
 
 
 def check_device(device: object) -> str:

@@ -112,7 +112,7 @@ def test_unknown_keys_are_rejected(
         ("glm-dsa", "multi-head latent attention"),
         ("llama4", "attention in chunks"),
         ("gemma3n", "several residual streams"),
-        ("bert", "an encoder"),
+        ("neo-bert", "an encoder"),
     ],
 )
 def test_unsupported_architecture_names_missing_feature(

@@ -248,7 +248,7 @@ def test_token_types_may_be_missing() -> None:
     ("changes", "message"),
     [
         ({"model": None}, "tokenizer.ggml.model': missing, expected a string"),
-        ({"model": "bert"}, "tokenizer.ggml.model is 'bert', supported: 'gpt2'"),
+        ({"model": "rwkv"}, "tokenizer.ggml.model is 'rwkv', supported: 'gpt2'"),
         ({"model": 2}, "tokenizer.ggml.model': i64, expected a string"),
         ({"pre": "jais-2"}, "tokenizer.ggml.pre is 'jais-2', supported: "),
         ({"tokens": None}, "tokenizer.ggml.tokens': missing, expected an array of strings"),

@@ -79,6 +79,8 @@ def _fitting(
 ) -> dict[str, Any]:
     """How many sequences fit in memory, alone and beside all weights, with each of _BUDGETS."""
     file = ModelFile.find(path)
+    if file.config.is_encoder:
+        raise ValueError(f"--memory {memory} is for caches, and an encoder has none")
 
     def fit(n_bytes: int) -> dict[str, int]:
         return {
@@ -96,11 +98,12 @@ def _fitting(
 
 
 def _shape(path: str) -> ModelShape | None:
-    """None if it is not a model that can be run."""
+    """None if it is not a model that can be run, or an encoder, which has no cache."""
     try:
-        return ModelShape.of_file(path)
+        config = ModelFile.find(path).config
     except ValueError:
         return None
+    return None if config.is_encoder else ModelShape.of(config)
 
 
 def _summarize(

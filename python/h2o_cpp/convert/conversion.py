@@ -1,6 +1,5 @@
 """Converts a Hugging Face checkpoint to one GGUF file."""
 
-import json
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from gguf import (
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp.convert import (
+    encoders,
     falcon_h1,
     gemma4,
     gpt,
@@ -56,6 +56,7 @@ FAMILIES: dict[str, Family] = {
     **lfm2.FAMILIES,
     **gemma4.FAMILIES,
     **granite4.FAMILIES,
+    **encoders.FAMILIES,
 }
 # the same -> a function of config.json, where it decides
 _VARIANTS: dict[str, Callable[[Config], Family]] = {
@@ -148,6 +149,9 @@ def convert(
     config = {**family.absent, **(_text_config(config) if has_encoder else config)}
     metadata = family.metadata(config)
     source = open_tensors(checkpoint)
+    if family.head is None:
+        family, source = encoders.with_dense_layers(family, checkpoint, source)
+        metadata = family.metadata(config)
     quantization = quantization_of(checkpoint, config)
     if quantization is not None and not _keeps_mxfp4(family, quantization):
         source = dequantized(source, quantization)
@@ -181,17 +185,19 @@ def convert(
         if weight_type is GGMLQuantizationType.Q8_0:
             writer.add_quantization_version(GGML_QUANT_VERSION)
         for key, value in metadata.items():
-            full_key = key if key.startswith(("h2o.", "xielu.")) else f"{family.architecture}.{key}"
+            own = ("h2o.", "tokenizer.", "xielu.")
+            full_key = key if key.startswith(own) else f"{family.architecture}.{key}"
             add_value(writer, full_key, value)
         if scores:
             reranker.write(writer, family.architecture)
-        elif (pooling := _pooling_type(checkpoint)) is not None:
+        elif "pooling_type" not in metadata and (pooling := _pooling_type(checkpoint)) is not None:
             writer.add_uint32(f"{family.architecture}.pooling_type", pooling)
         vocabulary.write(writer)
         _write_tensors(writer, tensors, progress)
     if has_encoder:
         notes.append("only the model of text is converted, not the encoder of images")
-    if further := _further_modules(checkpoint):
+    further = [kind for kind, _ in encoders.further_modules(checkpoint)]
+    if further and not family.more_modules:
         notes.append(
             f"embeddings of the checkpoint also pass {', '.join(further)}, which the file lacks"
         )
@@ -240,16 +246,6 @@ def _pooling_type(checkpoint: Path) -> PoolingType | None:
     return _POOLINGS[modes[0]]
 
 
-def _further_modules(checkpoint: Path) -> list[str]:
-    """Modules that change an embedding after pooling, by the files of sentence-transformers."""
-    try:
-        modules = json.loads((checkpoint / "modules.json").read_text(encoding="utf-8"))
-        kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
-    except (OSError, ValueError, LookupError, TypeError):
-        return []
-    return [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
-
-
 def _check_output(output: Path, checkpoint: Path) -> None:
     """Raise ValueError if the output would replace an input; GGUF files are not inputs."""
     if not output.exists():
@@ -284,15 +280,16 @@ def _plain(config: Config) -> Config:
 
 def _stem(architecture: str) -> str:
     """qwen3moe of Qwen3MoeForCausalLM."""
-    stem = re.sub(r"(For(CausalLM|ConditionalGeneration)|LMHeadModel)$", "", architecture)
+    stem = re.sub(r"(For(CausalLM|ConditionalGeneration)|(LMHead)?Model)$", "", architecture)
     return stem.replace("_", "").lower()
 
 
 def _has_head(family: Family, config: Config, tensors: Mapping[str, SourceTensor]) -> bool:
     """Whether the checkpoint has a head or needs none; the base of a model has none."""
     is_base = not any(name.startswith(family.base_prefix) for name in tensors)
-    has_own = any(name.endswith(f"{family.head.hf}.weight") for name in tensors)
-    return family.is_tied(config) or has_own or not is_base
+    if family.head is None or family.is_tied(config):
+        return True
+    return any(name.endswith(f"{family.head.hf}.weight") for name in tensors) or not is_base
 
 
 def family_of(config: Config) -> Family:
@@ -302,7 +299,9 @@ def family_of(config: Config) -> Family:
             family = _VARIANTS[name](config) if name in _VARIANTS else FAMILIES[name]
             if (config.get("text_config") or {}).get("model_type") == "mistral4":
                 family = FAMILIES["Mistral4ForCausalLM"]  # of Mistral3ForConditionalGeneration
-            if config.get("is_causal") is False:
+            if config.get("use_bidirectional_attention") and family.architecture == "gemma3":
+                family = llama.GEMMA_EMBEDDING
+            if family.head is not None and config.get("is_causal") is False:
                 raise ValueError("config.json: is_causal is False: tokens attend to later ones")
             return family
         case [str(name), *_]:

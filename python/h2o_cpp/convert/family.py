@@ -83,7 +83,12 @@ class Family:
 
     embeddings: tuple[Module, ...] = (EMBEDDING,)
     output_norm: Module | None = OUTPUT_NORM
-    head: Module = HEAD
+
+    more_modules: tuple[Module, ...] = ()
+    """Modules after the layers, besides output_norm and head."""
+
+    head: Module | None = HEAD
+    """None: an encoder, which has no head for the next token."""
 
     tied: bool = False
     """Whether the head is the embedding, unless config.json says otherwise."""
@@ -227,7 +232,9 @@ class Family:
                 yield from self.mixture.bias_of(config, i, sizes)
         if self.output_norm is not None:
             yield from self.output_norm.tensors(sizes)
-        if not self.is_tied(config):
+        for module in self.more_modules:
+            yield from module.tensors(sizes)
+        if self.head is not None and not self.is_tied(config):
             yield from self.head.tensors(sizes)
 
     def ignores(self, config: Config, name: str) -> bool:
@@ -240,10 +247,13 @@ class Family:
         predicts = config.get("num_nextn_predict_layers") or config.get("num_mtp_layers")
         if layer and predicts and int(layer[1]) >= dimension(config, "num_hidden_layers"):
             return True
-        return name == f"{self.head.hf}.weight" or self.ignored.fullmatch(name) is not None
+        is_head = self.head is not None and name == f"{self.head.hf}.weight"
+        return is_head or self.ignored.fullmatch(name) is not None
 
     def is_tied(self, config: Config) -> bool:
-        """Whether the head is the embedding."""
+        """Whether the head is the embedding; an encoder has none."""
+        if self.head is None:
+            return True
         return flag(config, found_key(config, self.tied_keys), self.tied)
 
     def computed(self, config: Config) -> Mapping[str, Values]:

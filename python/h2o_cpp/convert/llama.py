@@ -4,6 +4,8 @@ Llama 1 to 3.2, Mistral and Mixtral are GGUF architecture `llama`, Qwen2 and 2.5
 `qwen3`; those with experts `qwen2moe`, `qwen3moe` and `olmoe`; OLMo 2 and 3 `olmo2`.
 """
 
+from dataclasses import replace
+
 from h2o_cpp.convert.config import Config, Metadata, dimension, number, refuse
 from h2o_cpp.convert.llama_layout import LlamaLayout
 from h2o_cpp.convert.modules import EVERY_LAYER, MIXTRAL_EXPERTS, Mixture, Module
@@ -275,6 +277,17 @@ _LAYOUTS = {
     "Gemma2ForCausalLM": _GEMMA2,
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": _GEMMA3,
+    "Gemma3TextModel": _GEMMA3,
 }
+
+# EmbeddingGemma: Gemma 3 whose tokens attend to later ones too.
+GEMMA_EMBEDDING = replace(
+    _GEMMA3._replace(
+        architecture="gemma-embedding",
+        fixed=(),
+        more=lambda config: {**_gemma3(config), "attention.causal": False},
+    ).family(),
+    head=None,
+)
 
 FAMILIES = {name: layout.family() for name, layout in _LAYOUTS.items()}

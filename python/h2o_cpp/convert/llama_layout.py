@@ -131,7 +131,7 @@ class LlamaLayout(NamedTuple):
             return rotated_share(name, config, head, self.partial)
         key = "partial_rotary_factor"
         share = rope_parameters(config).get(key, config.get(key, 1.0))
-        if share != 1 and name != "gemma3":
+        if share != 1 and name not in ("gemma3", "gemma-embedding"):
             raise refuse(name, key, share, "only a part of a head is rotated")
         return head
 

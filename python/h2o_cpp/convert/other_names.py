@@ -1,4 +1,5 @@
-"""Other names of tensors: those of transformers 5 and of MLX, where they differ from the Hub's."""
+"""Other names of tensors: those of transformers 5 and of MLX, where they differ from the Hub's, and
+of BERT's first checkpoints."""
 
 import re
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ _EXPERT = re.compile(r"(.*\.)(mlp|block_sparse_moe|feed_forward)\.experts\.\{\}\
 
 # A name on the Hub -> that of transformers 5, or of MLX.
 _RENAMED = (
+    (r"LayerNorm\.weight", "LayerNorm.gamma"),
+    (r"LayerNorm\.bias", "LayerNorm.beta"),
     (r"block_sparse_moe\.gate\.weight", "mlp.gate.weight"),
     (r"block_sparse_moe\.e_score_correction_bias", "mlp.e_score_correction_bias"),
     (r"block_sparse_moe\.router\.layer\.weight", "block_sparse_moe.router.weight"),

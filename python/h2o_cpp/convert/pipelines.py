@@ -5,6 +5,7 @@ anything else is an error, because a similar pre-tokenizer would encode some tex
 """
 
 import json
+from base64 import b64decode
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,53 @@ def sentencepiece_prefix(path: Path, tokenizer: Mapping[str, Any]) -> bool:
         if (normalizer, pre_tokenizer) == found and not ignore_merges:
             return prefix
     raise _unknown(path, tokenizer, "with byte_fallback true")
+
+
+def word_piece_flags(path: Path, tokenizer: Mapping[str, Any]) -> dict[str, bool]:
+    """The flags of BERT's normalizer in tokenizer.json. Raises ValueError for other steps."""
+    model = tokenizer["model"]
+    match _steps(tokenizer):
+        case [{"type": "BertNormalizer", **normalizer}], [{"type": "BertPreTokenizer"}] if (
+            model.get("continuing_subword_prefix") == "##"
+            and model.get("max_input_chars_per_word", 100) == 100
+        ):
+            return normalizer_flags(path, normalizer)
+    raise _unknown(path, tokenizer, "of WordPiece")
+
+
+def normalizer_flags(path: Path, normalizer: Mapping[str, Any]) -> dict[str, bool]:
+    """tokenizer.ggml.normalizer.*, as in llama.cpp. Raises ValueError for what these lack."""
+    for key in ("clean_text", "handle_chinese_chars"):
+        if normalizer.get(key, True) is not True:
+            raise ValueError(f"{path}: {key} is {normalizer[key]!r}; a GGUF file has no key for it")
+    lower = normalizer.get("lowercase", True)
+    accents = normalizer.get("strip_accents")
+    strips = lower if accents is None else accents
+    if not isinstance(lower, bool) or not isinstance(strips, bool):
+        raise ValueError(f"{path}: lowercase is {lower!r} and strip_accents {accents!r}")
+    return {"normalizer.lowercase": lower, "normalizer.strip_accents": strips}
+
+
+_SPACES_TO_ONE: _Step = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
+_STRIP_RIGHT: _Step = {"type": "Strip", "strip_left": False, "strip_right": True}
+
+
+def unigram_steps(path: Path, tokenizer: Mapping[str, Any]) -> tuple[bytes, dict[str, bool]]:
+    """The charsmap of a unigram model and its flags. Raises ValueError for unknown steps."""
+    normalizer, pre_tokenizer = _steps(tokenizer)
+    charsmap = b""
+    if normalizer and normalizer[0].get("type") == "Precompiled":
+        charsmap = b64decode(normalizer[0].get("precompiled_charsmap") or "")
+        normalizer = normalizer[1:]
+    known = all(step in (_SPACES_TO_ONE, _STRIP_RIGHT) for step in normalizer)
+    if pre_tokenizer and pre_tokenizer[0] == {"type": "WhitespaceSplit"}:
+        pre_tokenizer = pre_tokenizer[1:]
+    match pre_tokenizer:
+        case [{"type": "Metaspace", "replacement": "▁", **rest}] if known:
+            scheme = rest.get("prepend_scheme", "always")
+            prefix = rest.get("add_prefix_space", True) and scheme != "never"
+            return charsmap, {"add_space_prefix": prefix, "remove_extra_whitespaces": True}
+    raise _unknown(path, tokenizer, "of a unigram model")
 
 
 def is_prefix_first(tokenizer: Mapping[str, Any]) -> bool:

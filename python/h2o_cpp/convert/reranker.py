@@ -54,6 +54,7 @@ def labels(
         raise ValueError(f"a reranker needs a token {missing[0]!r}, which the vocabulary lacks")
     rows = [vocabulary.tokens.index(label) for label in _LABELS]
     head = family.embeddings[0] if family.is_tied(config) else family.head
+    assert head is not None  # of a decoder
     name = f"{head.hf}.weight"
     source = tensors.get(name, tensors.get(f"{family.base_prefix}{name}"))
     if source is None or source.read is None:

@@ -24,7 +24,7 @@ _LARGEST = {
 }
 
 # Parts of the names of matrices that stay in F32.
-_F32 = ("position_embd", ".ffn_gate_inp", ".ssm_conv1d", ".shortconv.conv")
+_F32 = ("position_embd", "token_types", ".ffn_gate_inp", ".ssm_conv1d", ".shortconv.conv")
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,8 @@ def _with_tied_embedding(
     family: Family, config: Config, names: Mapping[str, str]
 ) -> Mapping[str, str]:
     """The names, where a tied checkpoint may have only the head."""
+    if family.head is None:
+        return names
     embedding, head = (f"{module.hf}.weight" for module in (family.embeddings[0], family.head))
     if family.is_tied(config) and embedding not in names and head in names:
         return {**names, embedding: names[head]}
@@ -132,6 +134,8 @@ def _has_own_head(
     family: Family, names: Mapping[str, str], tensors: Mapping[str, SourceTensor]
 ) -> bool:
     """Whether there is a head other than the embedding; transformers 5 then does not tie them."""
+    if family.head is None:
+        return False
     modules = (family.embeddings[0], family.head)
     embedding, head = (tensors.get(names.get(f"{module.hf}.weight", "")) for module in modules)
     if embedding is None or head is None or embedding.read is None or head.read is None:

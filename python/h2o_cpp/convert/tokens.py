@@ -9,7 +9,14 @@ from typing import Any
 from gguf import TokenType
 
 from h2o_cpp.convert.checkpoint import read_json, read_optional_json
-from h2o_cpp.convert.pipelines import byte_level_pre, is_prefix_first, sentencepiece_prefix
+from h2o_cpp.convert.pipelines import (
+    byte_level_pre,
+    is_prefix_first,
+    normalizer_flags,
+    sentencepiece_prefix,
+    unigram_steps,
+    word_piece_flags,
+)
 from h2o_cpp.files.text_files import read_text
 
 
@@ -31,7 +38,7 @@ class Tokens:
     """The tokens of a tokenizer; added tokens need not be in `ids`.
 
     Texts of byte-level BPE ("gpt2") use GPT-2's printable form of bytes (Ġ is a space), those of
-    SentencePiece ("llama") ▁ for a space.
+    SentencePiece ("llama") ▁ for a space, and those of WordPiece ("bert") ## within a word.
     """
 
     model: str
@@ -43,15 +50,18 @@ class Tokens:
     merges: list[str] = field(default_factory=list)
     """Merges of gpt2 and gemma4: "left right" in order of rank."""
     scores: Mapping[str, float] = field(default_factory=dict)
-    """Scores of llama: the merge to the piece of highest score is applied first."""
+    """Scores of t5; and of llama, where the merge to the piece of highest score is applied
+    first."""
     types: Mapping[str, TokenType] = field(default_factory=dict)
     """Types of tokens that are not normal, without `added`."""
     special_ids: Mapping[str, int] = field(default_factory=dict)
     """Default ids by GGUF name (bos, eos, unknown, padding)."""
     flags: Mapping[str, bool] = field(default_factory=dict)
-    """tokenizer.ggml.{key}, such as add_space_prefix."""
+    """tokenizer.ggml.{key}, such as add_space_prefix and normalizer.lowercase."""
     prefix_first: bool = False
     """Whether a space is put only before the first text: Metaspace with the scheme "first"."""
+    charsmap: bytes = b""
+    """tokenizer.ggml.precompiled_charsmap, for model "t5"."""
     template: tuple[list[str], list[str]] | None = None
     """Tokens that the tokenizer adds before and after a text, if its file has a template."""
 
@@ -80,8 +90,11 @@ def read_tokens(directory: Path, *, piece_merges: bool = False) -> Tokens:
         return _read_tokenizer_json(tokenizer, piece_merges)
     if vocab.is_file() and merges.is_file():
         return _read_vocab_and_merges(vocab, merges)
+    if (directory / "vocab.txt").is_file():
+        return _read_vocab_txt(directory)
     raise FileNotFoundError(
-        f"{directory}: no tokenizer (tokenizer.model, tokenizer.json, or vocab.json and merges.txt)"
+        f"{directory}: no tokenizer (tokenizer.model, tokenizer.json, vocab.txt, or vocab.json and"
+        " merges.txt)"
     )
 
 
@@ -105,6 +118,10 @@ def _read_tokenizer_json(path: Path, piece_merges: bool = False) -> Tokens:
     model = tokenizer.get("model")
     if not isinstance(model, dict):
         raise ValueError(f"{path}: no model")
+    if model.get("type") == "WordPiece":
+        return _read_word_pieces(path, tokenizer)
+    if model.get("type") == "Unigram":
+        return _read_unigram(path, tokenizer)
     _check_model(path, model)
     ids = _check_ids(path, model.get("vocab"))
     merges = _check_merges(path, model.get("merges", []), ids)
@@ -132,6 +149,92 @@ def _read_tokenizer_json(path: Path, piece_merges: bool = False) -> Tokens:
         flags=flags,
         prefix_first=is_prefix_first(tokenizer),
         template=template,
+    )
+
+
+def _read_word_pieces(path: Path, tokenizer: Mapping[str, Any]) -> Tokens:
+    """Read BERT's tokenizer from tokenizer.json."""
+    ids = _check_ids(path, tokenizer["model"].get("vocab"))
+    added = _added_tokens(path, tokenizer)
+    flags = word_piece_flags(path, tokenizer)
+    template = _template(path, tokenizer.get("post_processor"))
+    return _word_pieces(path, ids, added, flags, template or (["[CLS]"], ["[SEP]"]))
+
+
+def _read_unigram(path: Path, tokenizer: Mapping[str, Any]) -> Tokens:
+    """Read SentencePiece's unigram model in HF's form, such as XLM-RoBERTa's."""
+    model = tokenizer["model"]
+    scores: dict[str, float] = {}
+    for entry in model.get("vocab") or ():
+        match entry:
+            case [str(text), int() | float() as score] if text not in scores:
+                scores[text] = float(score)
+            case _:
+                raise ValueError(f"{path}: malformed or repeated piece {entry!r}")
+    unknown = model.get("unk_id")
+    if not isinstance(unknown, int) or not 0 <= unknown < len(scores) or model.get("byte_fallback"):
+        raise ValueError(f"{path}: unk_id is {unknown!r}, or characters become bytes")
+    charsmap, flags = unigram_steps(path, tokenizer)
+    ids = {text: id for id, text in enumerate(scores)}
+    template = _template(path, tokenizer.get("post_processor"))
+    before, after = template or ([], [])
+    named = (("bos", before), ("eos", after), ("seperator", after if before else []))
+    special_ids = {name: ids[texts[0]] for name, texts in named if texts and texts[0] in ids}
+    special_ids["unknown"] = unknown
+    return Tokens(
+        "t5",
+        "default",
+        ids,
+        _added_tokens(path, tokenizer),
+        scores=scores,
+        types={list(ids)[unknown]: TokenType.UNKNOWN},
+        special_ids=special_ids,
+        flags=flags,
+        template=template,
+        charsmap=charsmap,
+    )
+
+
+def _read_vocab_txt(directory: Path) -> Tokens:
+    """Read BERT's vocab.txt, a token in each line; its steps are in tokenizer_config.json."""
+    path = directory / "vocab.txt"
+    texts = read_text(path).split("\n")
+    if texts[-1] == "":
+        texts.pop()
+    ids = {text.rstrip("\r"): id for id, text in enumerate(texts)}
+    if len(ids) < len(texts):
+        raise ValueError(f"{path}: two tokens are the same")
+    config = read_optional_json(directory / "tokenizer_config.json")
+    lower = config.get("do_lower_case", True)
+    strips = config.get("strip_accents")
+    normalizer = {"lowercase": lower, "strip_accents": strips}
+    added = [
+        AddedToken(text, ids[text], special=True)
+        for text in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+        if text in ids
+    ]
+    flags = normalizer_flags(path, normalizer)
+    return _word_pieces(path, ids, added, flags, (["[CLS]"], ["[SEP]"]))
+
+
+def _word_pieces(
+    path: Path,
+    ids: dict[str, int],
+    added: list[AddedToken],
+    flags: Mapping[str, bool],
+    template: tuple[list[str], list[str]],
+) -> Tokens:
+    known = {**ids, **{token.text: token.id for token in added}}
+    match template:
+        case [str(first)], [str(last)] if first in known and last in known:
+            special_ids = {"bos": known[first], "eos": known[last], "seperator": known[last]}
+        case _:
+            raise ValueError(f"{path}: expected one token before a text and one after it")
+    for name, text in (("unknown", "[UNK]"), ("mask", "[MASK]")):
+        if text in known:
+            special_ids[name] = known[text]
+    return Tokens(
+        "bert", "default", ids, added, special_ids=special_ids, flags=flags, template=template
     )
 
 

@@ -33,7 +33,7 @@ class Vocabulary:
     tokens: list[str]
     types: list[TokenType]
     scores: list[float]
-    """By id, for model "llama"."""
+    """By id, for models "llama" and "t5"."""
     merges: list[str]
     """By rank, for models "gpt2" and "gemma4"."""
     special_ids: Mapping[str, int]
@@ -41,6 +41,8 @@ class Vocabulary:
     flags: Mapping[str, bool]
     chat_templates: Mapping[str, str]
     """By name; "default" is the one without a name in the file."""
+    charsmap: bytes
+    """Replacements before tokenization, for model "t5"."""
     notes: list[str]
     """The parts of the checkpoint that the file cannot express."""
 
@@ -49,8 +51,10 @@ class Vocabulary:
         writer.add_tokenizer_model(self.model)
         writer.add_tokenizer_pre(self.pre)
         writer.add_token_list(self.tokens)
-        if self.model == "llama":
+        if self.model in ("llama", "t5"):
             writer.add_token_scores(self.scores)
+        if self.charsmap:
+            writer.add_precompiled_charsmap(self.charsmap)
         writer.add_token_types(self.types)
         if self.model in ("gpt2", "gemma4"):
             key = "tokenizer.ggml.merges"  # may be empty: a vocabulary of characters
@@ -129,7 +133,8 @@ def read_vocabulary(
     notes = _name_ends(end_ids(config), texts, types, special_ids)
     notes += _beyond_note(beyond, size)
     # The engine reads Phi-3's tokens as transformers does.
-    if config.get("model_type") != "phi3" or tokens.model != "llama":
+    is_phi3 = config.get("model_type") == "phi3" and tokens.model == "llama"
+    if not is_phi3 and tokens.model not in ("bert", "t5"):  # which drop white space
         notes += _strip_note(token for token in added if token.text not in beyond)
     flags = _flags(directory, settings, tokens, ids, special_ids, add_bos)
     if tokens.prefix_first and flags["add_space_prefix"]:
@@ -150,6 +155,7 @@ def read_vocabulary(
         special_ids=special_ids,
         flags=flags,
         chat_templates=settings.chat_templates(),
+        charsmap=tokens.charsmap,
         notes=notes,
     )
 
@@ -204,9 +210,12 @@ def _and_others(texts: Sequence[str]) -> str:
 
 
 def _stored_text(tokens: Tokens, types: Mapping[str, TokenType], text: str) -> str:
-    """Does as llama.cpp's converter: text matched before BPE is stored with spaces."""
+    """Does as llama.cpp's converter: text matched before BPE is stored with spaces, and pieces
+    that begin a word have a space in front instead of others having ##."""
     if tokens.model == "llama" and types[text] is TokenType.USER_DEFINED:
         return text.replace("▁", " ")
+    if tokens.model == "bert" and types[text] is TokenType.NORMAL:
+        return text[2:] if text.startswith("##") else f"▁{text}"
     return text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,23 +21,37 @@ def rerank(runtime: Runtime, query: str, documents: Sequence[str]) -> NDArray[np
     """Computes Generator.rerank."""
     if isinstance(documents, str) or not documents:
         raise ValueError("documents must be a list of at least one text")
-    prompts = pair_prompts(runtime.tokenizer, runtime.model.n_labels, query, documents)
+    prompts = pair_prompts(runtime.tokenizer, runtime.model, query, documents)
     seeds = random.Random(0)  # unused, as nothing is sampled
     requests = [make_request(runtime, seeds, prompt, {}) for prompt in prompts]
     names = [f"documents[{i}] with the query" for i in range(len(requests))]
     return relevance(pooled(runtime, requests, "rank", names))
 
 
+class Scorer(Protocol):
+    """A model, or a Generator of one."""
+
+    @property
+    def n_labels(self) -> int:
+        """0: it does not score texts."""
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether tokens attend to later ones."""
+
+
 def pair_prompts(
-    tokenizer: Tokenizer, n_labels: int, query: str, documents: Iterable[str]
+    tokenizer: Tokenizer, model: Scorer, query: str, documents: Iterable[str]
 ) -> list[list[int]]:
-    """The prompts for which a model with `n_labels` scores the query with each document.
+    """The prompts for which a model scores the query with each document.
 
     Special tokens in these texts are ordinary text. Raises ValueError for another kind of model.
     """
-    if n_labels == 0:
+    if model.n_labels == 0:
         raise ValueError("the model scores no pairs of texts: its file has no cls.output")
     template = tokenizer.named_templates.get("rerank")
+    if template is None and model.is_encoder:
+        return [tokenizer.encode_pair(query, document) for document in documents]
     if template is None:
         raise ValueError("the file has no template `rerank` for a query and a document")
     special = tokenizer.special_texts

@@ -36,6 +36,7 @@ class Tokenizer:
     n_vocab: number of tokens in the vocabulary.
     bos, eos: the tokens at the beginning and end of a text, or None.
     end_tokens: frozenset of the tokens that end a text or a turn.
+    ending: the tokens that the model expects after a text.
     special_texts: the texts of special tokens, which are ordinary text unless parsed.
     chat_template: Jinja2, or None.
     named_templates: further chat templates by name, such as "tool_use" and "rag".
@@ -56,6 +57,8 @@ class Tokenizer:
         self.chat_template = self.core.chat_template
         self.named_templates = self.core.named_templates
         self._beginning = self.core.beginning
+        both = self.core.encode("", add_special=True, parse_special=False, begins=True, most=None)
+        self.ending = both[len(self._beginning) :]
         self._encoded = _EncodedParts(self.core)
 
     @classmethod
@@ -91,6 +94,16 @@ class Tokenizer:
         return self.core.encode(
             text, add_special=add_special, parse_special=parse_special, begins=begins, most=most
         )
+
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Tokens of two texts as BERT reads them: [CLS] first [SEP] second [SEP].
+
+        RoBERTa's tokenizers, whose texts begin with <s>, have two separators between them.
+        """
+        before, after = self.encode(first), self.encode(second)
+        doubled = self.token_text(before[0]) == "<s>"
+        separator = before[-1:] if doubled else []
+        return [*before, *separator, *after[len(self._beginning) :]]
 
     def encode_chat(self, parts: Iterable[int | str], *, most: int | None = None) -> list[int]:
         """Tokens of a rendered conversation: beginning-of-text, then `parts`.

@@ -217,7 +217,9 @@ def embed_one(service: Service, body: OllamaEmbeddingRequest) -> EmbeddingRespon
 def show(service: Service, body: ShowRequest) -> dict[str, Any]:
     """A model's template, context and capabilities."""
     template = service.template
-    capabilities = ["completion", "embedding"]
+    capabilities = ["embedding"]
+    if not service.generator.is_encoder:
+        capabilities.insert(0, "completion")
     if template is not None and template.has_tools:
         capabilities.append("tools")
     if template is not None and template.format.think is not None:

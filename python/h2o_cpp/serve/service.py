@@ -267,7 +267,7 @@ class Service:
         """
         runtime = self.generator
         with self.refusals():
-            prompts = pair_prompts(runtime.tokenizer, runtime.n_labels, query, documents)
+            prompts = pair_prompts(runtime.tokenizer, runtime, query, documents)
         return self._pooled(prompts, "rank")
 
     def _pooled(self, prompts: Sequence[list[int]], pooling: Pooled) -> Outputs:
@@ -323,7 +323,10 @@ class Service:
         return prompt
 
     def _first_tokens(self, text: str) -> list[int]:
-        """The tokens of a text that fit, without computing all those of a long text."""
+        """The tokens of a text that fit, without computing all those of a long text.
+
+        The tokens that the model expects after a text are there, too.
+        """
         generator = self.generator
         n_characters = most = self.max_prompt
         with self.refusals():
@@ -334,7 +337,11 @@ class Service:
                     break
                 n_characters *= 2
             # Twice as many, because the last tokens depend on the text after them.
-            return generator.tokenizer.encode(text[: 2 * n_characters])[:most]
+            tokens = generator.tokenizer.encode(text[: 2 * n_characters])
+        if len(tokens) <= most:
+            return tokens
+        ending = generator.tokenizer.ending
+        return [*tokens[: most - len(ending)], *ending]
 
     def _too_long(self) -> TooLongError:
         most = self.max_prompt
