@@ -151,9 +151,6 @@ struct Config {
   float temperature_scale = 0;
   int32_t temperature_length = 0;  // default rope.n_ctx_orig
 
-  // Are embeddings of positions added to those of tokens?
-  bool learned_positions() const { return rope.layout == RopeLayout::none && alibi_max_bias == 0; }
-
   LayerSizes sizes(int32_t layer) const {
     return layer_sizes.empty() ? LayerSizes{n_kv_heads, head_dim, n_ff} : layer_sizes[layer];
   }

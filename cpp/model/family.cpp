@@ -369,6 +369,7 @@ constexpr Family kFamilies[] = {
     {.architecture = "bert",
      .norm = NormKind::layer,
      .rope = RopeLayout::none,
+     .learned_positions = true,
      .activation = Activation::gelu,
      .biases = Biases::all,
      .pre_norms = false,

@@ -293,7 +293,7 @@ void Session::encode(std::span<const Input> texts, Values wanted, Tokens tokens,
 void Session::place_token_types(std::span<const Input> texts) {
   const Config& c = model_->config;
   if (c.n_token_types == 0) return;
-  const bool learned = c.learned_positions();
+  const bool learned = c.family->learned_positions;
   const int32_t second = c.n_token_types < 2 ? 0 : learned ? c.n_ctx_train : 1;
   for (size_t i = 0; i < texts.size(); ++i) {
     const Segment& segment = batch_.segments[i];
