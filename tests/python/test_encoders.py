@@ -54,7 +54,7 @@ def generator(bert: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[G
 
 
 def test_embeddings_equal_transformers(bert: Any, generator: Generator) -> None:
-    """Of texts shorter and longer than what the kernels read at once, in one batch."""
+    """Texts are shorter and longer than what the kernels read at once, in one batch."""
     rng = np.random.default_rng(1)
     sizes = (1, 2, 23, 24, 25, 49, 255, 256, 257, 600)
     texts = [rng.integers(4, BERT["vocab_size"], n).tolist() for n in sizes]

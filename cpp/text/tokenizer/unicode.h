@@ -22,7 +22,7 @@ struct CodePoint {
   bool is_mark() const;         // \p{M}
   bool is_decimal() const;      // \d
   bool is_word() const;         // \w
-  // Of BERT's tokenizer:
+  // The classes of BERT's tokenizer:
   bool is_control() const;    // a control or unassigned character, but no \t, \n or \r
   bool is_ideograph() const;  // of the blocks of CJK ideographs that are words
   bool is_sign() const;       // punctuation, and ASCII's other signs: words too
