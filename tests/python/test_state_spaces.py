@@ -5,6 +5,7 @@ Logits are compared in test_logits.py, states in test_hybrid_models.py.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from gguf import GGUFValueType
 
 from h2o_cpp import Generator
+from h2o_cpp.cli import main
 from h2o_cpp.convert import convert
 from h2o_cpp.convert.conversion import family_of
 from support.changed_gguf import changed
@@ -180,6 +182,15 @@ def test_a_budget_is_for_attention_beside_states(tmp_path: Path) -> None:
                 "expert_weights_norm": True,
             },
         ),
+        (
+            "nemotron_h_moe",  # with a layer for further tokens
+            {
+                "block_count": 6,
+                "nextn_predict_layers": 1,
+                "attention.head_count_kv": [0, 0, 0, 2, 0, 2],
+                "feed_forward_length": [0, 24, 0, 0, 24, 24],
+            },
+        ),
         ("falcon_h1", {"rope.scaling.type": "none"}),
     ],
 )
@@ -191,11 +202,19 @@ def test_further_keys_of_llama_cpp(tmp_path: Path, name: str, keys: dict[str, An
         int: GGUFValueType.UINT32,
         float: GGUFValueType.FLOAT32,
         str: GGUFValueType.STRING,
+        list: GGUFValueType.ARRAY,
     }
     more = {f"{prefix}.{key}": (value, kinds[type(value)]) for key, value in keys.items()}
     other = changed(path, tmp_path / "more.gguf", more, {})
     with Generator(path) as one, Generator(other) as two:
         np.testing.assert_array_equal(one.logits([5, 6, 7]), two.logits([5, 6, 7]))
+
+
+@reference
+def test_info_about_layers_of_one_block(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "--json", str(make_file(tmp_path, "nemotron_h_moe"))]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["feed_forward_width"], found["kv_heads"]) == (24, 2)
 
 
 @reference

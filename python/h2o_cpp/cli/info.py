@@ -117,13 +117,15 @@ def _summarize(
     def of_model(key: str) -> Any:
         return metadata.get(f"{architecture}.{key}")
 
+    ff = of_model("feed_forward_length")
+
     found = {
         "name": metadata.get("general.name"),
         "architecture": architecture,
         "context_length": of_model("context_length"),
         "layers": of_model("block_count"),
         "width": of_model("embedding_length"),
-        "feed_forward_width": of_model("feed_forward_length"),
+        "feed_forward_width": max(ff) if isinstance(ff, list) and ff else ff,  # of layers
         "heads": of_model("attention.head_count"),
         "kv_heads": shape.n_kv_heads if shape else of_model("attention.head_count_kv"),
         "tokenizer": metadata.get("tokenizer.ggml.model"),
