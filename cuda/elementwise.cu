@@ -385,8 +385,6 @@ void apply_gate(const Stream& stream, Gate kind, Tensor up, const Tensor& gate,
       return activate(stream, rounded, Geglu{}, up, gate);
     case Gate::sigmoid:
       return activate(stream, rounded, SigmoidGate{}, up, gate);
-    case Gate::product:
-      return activate(stream, rounded, GateProduct{}, up, gate);
   }
 }
 void add(const Stream& stream, Tensor y, const Tensor& x) { map(stream, Add{}, y, x); }

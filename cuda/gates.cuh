@@ -39,15 +39,10 @@ struct SigmoidGate {
   __device__ float operator()(float up, float gate) const { return up * sigmoid(gate); }
 };
 
-struct GateProduct {
-  __device__ float operator()(float up, float gate) const { return up * gate; }
-};
-
 __device__ inline float gated(Gate kind, float up, float gate) {
   if (kind == Gate::swiglu) return Swiglu{}(up, gate);
   if (kind == Gate::geglu) return Geglu{}(up, gate);
   if (kind == Gate::sigmoid) return SigmoidGate{}(up, gate);
-  if (kind == Gate::product) return GateProduct{}(up, gate);
   return SwigluClamped{}(up, gate);
 }
 

@@ -182,7 +182,6 @@ enum class Gate {
   swiglu_clamped,  // (clamp(up, -7, 7) + 1) * g / (1 + e^(-1.702 g)), g = min(gate, 7): gpt-oss
   geglu,           // gelu_tanh(gate) * up
   sigmoid,         // up / (1 + e^-gate)
-  product,         // gate * up
 };
 
 // The largest head of attend_whole().
@@ -220,7 +219,7 @@ struct Capabilities {
                                    // allocate_host()
   bool drafts = false;             // attend() supports batches of several turns
   bool state_spaces = false;       // state_space() is supported
-  bool whole_texts = false;        // attend_whole() is supported
+  bool whole_texts = false;        // attend_whole() and multiply() are supported
   bool copied_summaries = false;   // attend() keeps the counts and bounds of archived pages also in
                                    // memory of allocate(), and reads them there
 
@@ -368,6 +367,9 @@ class Backend {
   // Copies the first `width` floats of each head of each row. `to` and `from` are disjoint.
   virtual void copy_heads(const Heads& to, const Heads& from, int64_t n_rows, int64_t n_heads,
                           int64_t width) = 0;
+
+  // y *= x. Requires whole_texts.
+  virtual void multiply(Tensor /*y*/, const Tensor& /*x*/) {}
 
   // y += x
   virtual void add(Tensor y, const Tensor& x) = 0;

@@ -193,7 +193,6 @@ class CpuBackend final : public Backend {
     const auto kernel = kind == Gate::swiglu           ? kernels_.swiglu
                         : kind == Gate::swiglu_clamped ? kernels_.swiglu_clamped
                         : kind == Gate::sigmoid        ? kernels_.sigmoid_gate
-                        : kind == Gate::product        ? kernels_.multiply
                                                        : kernels_.geglu;
     for_elements(up, [&](int64_t i, int64_t n) { kernel(up.floats() + i, gate.floats() + i, n); });
   }
@@ -217,6 +216,10 @@ class CpuBackend final : public Backend {
         }
       }
     });
+  }
+
+  void multiply(Tensor y, const Tensor& x) override {
+    for_rows(y, [&](int64_t i) { kernels_.multiply(row(y, i), row(x, i), y.cols); });
   }
 
   void add(Tensor y, const Tensor& x) override {

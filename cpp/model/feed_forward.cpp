@@ -23,7 +23,7 @@ void compute_up(Backend& b, const Config& c, int32_t l, const Product& up, const
   if (gated && c.gelu_erf) {
     b.matmul({up, gate}, x);
     b.gelu_erf(gate.y);
-    b.apply_gate(Gate::product, up.y, gate.y);
+    b.multiply(up.y, gate.y);
   } else if (gated) {
     b.matmul_gated(c.gate, up, gate, x);
   } else {
