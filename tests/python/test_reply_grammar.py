@@ -149,7 +149,7 @@ def test_every_allowed_text_is_calls(tokenizer: Tokenizer, name: str, template: 
     grammar = grammar_of(tokenizer, format, template)
     called: list[str] = []
     max_calls = 0
-    for seed in range(60):
+    for seed in range(30):
         text = sample(tokenizer, grammar, seed)
         reply = parse_reply(text, format, tools=TOOLS)
         assert reply.content == "", text
@@ -201,7 +201,7 @@ def test_content_of_a_form_or_calls(
     thinking = thinking and format.think is not None
     grammar = grammar_of(tokenizer, format, template, make=form_grammar, thinking=thinking)
     contents, called = set(), set()
-    for seed in range(60):
+    for seed in range(30):
         text = sample(tokenizer, grammar, seed, schema=schema)
         reply = parse_reply(text, format, tools=TOOLS, thinking=thinking)
         assert (reply.content == "") == (reply.calls != []), text

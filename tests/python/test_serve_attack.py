@@ -43,7 +43,7 @@ HELD = BODIES + CONNECTIONS * FREE
 # A body is held by the server and by the parser, and one large body at a time is parsed and
 # tokenized, which takes up to 16 times its size. Without --max-bodies, it would be 430 MB.
 MOST = 2 * HELD + 16 * BODY
-N_REQUESTS = int(os.environ.get("H2O_LOAD", "120")) // len(PROMPTS)  # of each legitimate client
+N_REQUESTS = int(os.environ.get("H2O_LOAD", "60")) // len(PROMPTS)  # of each legitimate client
 
 
 @contextmanager
