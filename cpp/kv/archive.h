@@ -84,7 +84,8 @@ class KvArchive {
   }
   bool has_grids() const { return layout_.has_grids(); }
 
-  // Counts n tokens that recall a page. Only the host does; for a device, counts stay 0.
+  // Counts n tokens that recall a page, by any thread. Only the host does; for a device, counts
+  // stay 0. They are not a part of the cache's content.
   void count_recalls(int32_t layer, int32_t sequence, int32_t kv_head, int32_t page,
                      int64_t n) const {
     const int64_t i = int64_t{index(layer, kv_head)} * n_pages() + page;

@@ -494,7 +494,7 @@ std::vector<char> KvCache::kept_anywhere(int32_t sequence) const {
   std::vector<int32_t> positions, next_slots(shape_.n_kv_heads);
   for (int32_t layer = 0; layer < shape_.n_layers; ++layer) {
     const KvView& view = layers_[layer];
-    if (view.states != nullptr) continue;
+    if (!shape_.attends(layer)) continue;
     positions.resize(static_cast<size_t>(view.n_kv_heads) * view.slots);
     const KvHead first = view.head(policy(layer, sequence), sequence, 0);
     backend_.read(positions.data(), first.positions, positions.size() * sizeof(int32_t));

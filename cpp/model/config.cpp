@@ -540,15 +540,14 @@ Config read_config(const GgufShards& model) {
     if (!c.family->state_space) {
       for (const char* key : kStateSpace) keys.ignore(key);
     }
-    // of Granite 4, the size of its only MLP
+    // Granite 4 without experts has the size of its only MLP here.
     if (keys.zero_or_missing("expert_count")) keys.ignore("expert_shared_feed_forward_length");
   }
   const int32_t alibi_layers = c.family->alibi_layers;
   const bool has_alibi = alibi_layers == 0 || alibi_layers == c.n_layers;
   if (c.family->rope != RopeLayout::none && !c.family->latent) c.rope = read_rope(keys, c);
-  // Granite 4 with layers of a state-space model has no positions.
   const bool lacks_positions =
-      c.family->has_multipliers && !keys.flag_or("rope.scaling.finetuned", true);
+      c.family->optional_rope && !keys.flag_or("rope.scaling.finetuned", true);
   if (lacks_positions) c.rope.layout = RopeLayout::none;
   if (c.family->rope == RopeLayout::none && !c.family->learned_positions) {
     for (const char* key : {"rope.dimension_count", "rope.freq_base"}) keys.ignore(key);

@@ -174,18 +174,20 @@ constexpr Family kFamilies[] = {
     {.architecture = "granite",
      .rope = RopeLayout::pairs,
      .has_multipliers = true,
+     .optional_rope = true,
      .logit_scale = LogitScale::divides},
     {.architecture = "granitemoe",
      .rope = RopeLayout::pairs,
      .has_multipliers = true,
+     .optional_rope = true,
      .logit_scale = LogitScale::divides,
      .experts = true},
-    // Granite 4 h, dense and with experts, and Bamba (most layers are Mamba-2; without positions,
-    // but
-    // for Bamba)
+    // Granite 4 h, dense and with experts, and Bamba (most layers are Mamba-2; only Bamba has
+    // positions)
     {.architecture = "granitehybrid",
      .rope = RopeLayout::pairs,
      .has_multipliers = true,
+     .optional_rope = true,
      .logit_scale = LogitScale::divides,
      .state_space = true,
      .experts = true},

@@ -61,6 +61,7 @@ struct Family {
   // models with this many layers have attention.scale 1 / sqrt(n_embd / n_heads) by default
   int32_t scale_by_width = 0;
   bool has_multipliers = false;  // {a}.embedding_scale and residual_scale are read
+  bool optional_rope = false;    // {a}.rope.scaling.finetuned is false in models without positions
   // Defaults of these: embedding_scale, residual_scale * sqrt(n_layers), n_embd / logit_scale;
   // 0: 1, 1, and none.
   float embedding_scale = 0;

@@ -24,7 +24,10 @@ std::string describe_limit(const Session& session) {
                   "; generation continues past it only if the policy evicts and positions roll");
   }
   if (n_ctx < config.n_ctx_train) return concat("n_ctx is ", n_ctx);
-  return concat("n_ctx is ", n_ctx, ", and the model has learned no positions after that");
+  return concat("n_ctx is ", n_ctx,
+                config.family->learned_positions || config.alibi_max_bias > 0
+                    ? ", and the model has learned no positions after that"
+                    : ", and the model was trained on no longer texts");
 }
 
 }  // namespace

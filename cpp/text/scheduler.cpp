@@ -125,6 +125,7 @@ void Scheduler::start(StepOutput& output, std::span<const StepOutput> outputs) {
     }
     g.sequence_ = sequence;
     slots_.occupy(sequence, output.generation);
+    if (request.trace != nullptr) request.trace->begin(session_, sequence);
     if (resumes) return;
     g.n_evicted_ = session_.tokens_seen(sequence) - session_.tokens_kept(sequence);
     output.started = true;

@@ -64,6 +64,11 @@ void Trace::add(std::span<const float> given, int32_t token) {
   logprobs_.push_back(std::move(one));
 }
 
+void Trace::begin(const Session& session, int32_t sequence) {
+  if (session.archive() != nullptr) n_recalls_ = session.archive()->recalls(sequence);
+  n_seen_ = session.tokens_seen(sequence);
+}
+
 void Trace::observe(const Session& session, int32_t sequence) {
   const Config& config = session.model().config;
   std::vector<int32_t> counts(session.tokens_seen(sequence));
@@ -83,8 +88,7 @@ void Trace::observe(const Session& session, int32_t sequence) {
   if (const KvArchive* const archive = session.archive()) {
     n_recalls = archive->recalls(sequence);
     n_recalls_.resize(n_recalls.size());
-    const int64_t n_before = kept_ ? std::ssize(kept_->shares) : 0;
-    const int64_t n_tokens = std::max(std::ssize(counts) - n_before, int64_t{1});
+    const int64_t n_tokens = std::max(std::ssize(counts) - n_seen_, std::ptrdiff_t{1});
     for (int64_t i = 0; i < std::ssize(counts); ++i) {
       const int64_t page = i / archive->page_tokens();
       kept.recalls.push_back(static_cast<float>(n_recalls[page] - n_recalls_[page]) /
@@ -94,6 +98,7 @@ void Trace::observe(const Session& session, int32_t sequence) {
   const std::lock_guard lock(mutex_);
   kept_ = std::move(kept);
   n_recalls_ = std::move(n_recalls);
+  n_seen_ = static_cast<int32_t>(counts.size());
 }
 
 size_t Trace::n_logprobs() const {

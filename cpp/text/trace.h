@@ -32,7 +32,7 @@ struct Kept {
   // [tokens seen]: the fraction of the kv_heads, of all layers with a cache, that keep the token
   std::vector<float> shares;
   // [tokens seen], empty without an archive: how many of the archived kv_heads recalled the token's
-  // page, as a fraction; the mean of the tokens since the last observation
+  // page, as a fraction; the mean of the tokens read since the last observation
   std::vector<float> recalls;
 };
 
@@ -48,6 +48,9 @@ class Trace {
   // Records a token with the logits before it [n_vocab], which need not be finite; see Sampler.
   void add(std::span<const float> logits, int32_t token);
 
+  // A sequence begins or goes on here, from now on with these counts of its archive.
+  void begin(const Session& session, int32_t sequence);
+
   // Records what a sequence keeps now.
   void observe(const Session& session, int32_t sequence);
 
@@ -60,7 +63,9 @@ class Trace {
   mutable std::mutex mutex_;
   std::vector<TokenLogprob> logprobs_;
   std::optional<Kept> kept_;
-  std::vector<int64_t> n_recalls_;  // by page, of all heads, at the last observation
+  // At the last observation, or the beginning:
+  std::vector<int64_t> n_recalls_;  // by page, of all heads
+  int32_t n_seen_ = 0;              // tokens
 };
 
 }  // namespace h2o

@@ -107,12 +107,17 @@ TEST_CASE("recurrent layers keep no tokens, and a budget is for the others") {
     Random random(3);
     feed(few, 0, random_tokens(random, *model, 16));
     feed(few, 0, random_tokens(random, *model, 16));
+    std::vector<char> kept(32);
     for (int32_t layer = 0; layer < model->config.n_layers; ++layer) {
       const bool attends = file.attends(layer);
+      for (int32_t head = 0; attends && head < model->config.sizes(layer).n_kv_heads; ++head) {
+        for (const KvEntry& entry : few.entries(layer, 0, head)) kept[entry.position] = 1;
+      }
       CHECK(few.tokens_kept(0, layer) == (attends ? 13 : 0));
       CHECK(few.entries(layer, 0, 0).size() == (attends ? 13 : 0));
     }
     CHECK(few.tokens_kept(0) == 13);
+    CHECK(few.kept_anywhere(0) == kept);
   }
 }
 

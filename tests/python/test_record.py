@@ -130,17 +130,22 @@ def test_kept_is_updated_every_kept_every_tokens(generator: Generator, every: in
 
 
 def test_every_token_recalls_the_pages_that_it_may(tiny_opt: Path) -> None:
-    """Each recalls one page in each KV head, once all heads have evicted tokens."""
+    """Each recalls one page in each KV head, once all heads have evicted tokens; the second output
+    begins in the stored prompt of the first.
+    """
     options: dict[str, Any] = {"hh": 6, "archive": "f16", "archive_pages": 1}
+    prompt = "The old man and the sea " * 9
     with Generator(tiny_opt, threads=1, **options) as generator, generator.engine() as engine:
-        record = Record(kept_every=1000)
-        engine.submit("The old man and the sea", record=record, max_tokens=40).result()
-        assert record.kept is not None
-        recalls = record.kept.recalls
-        assert len(recalls) == len(record.kept.shares)
-        pages = [recalls[i : i + 16] for i in range(0, len(recalls), 16)]
-        assert all((page == page[0]).all() for page in pages)
-        assert sum(page[0] for page in pages) == pytest.approx(1)
+        for i in range(2):
+            record = Record(kept_every=1000)
+            result = engine.submit(prompt, record=record, max_tokens=40).result()
+            assert (result.cached_tokens > 0) == (i > 0)
+            assert record.kept is not None
+            recalls = record.kept.recalls
+            assert len(recalls) == len(record.kept.shares)
+            pages = [recalls[i : i + 16] for i in range(0, len(recalls), 16)]
+            assert all((page == page[0]).all() for page in pages)
+            assert sum(page[0] for page in pages) == pytest.approx(1)
 
 
 def test_n_read_counts_the_tokens_of_the_pieces(tiny_opt: Path) -> None:

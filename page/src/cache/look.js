@@ -6,7 +6,7 @@ const MOST_STORED = 32; // in the browser's storage
 export class Look {
   pieces = [];
   moments = []; // tokens seen and kept; of each, from 0 to 255, the share of heads that keep it, and of those
-  // with an archive that recalled it since the moment before
+  // with an archive that recalled it since the server's last report
   policy = null;
   seen = 0;
   kept = 0;

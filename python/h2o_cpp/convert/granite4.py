@@ -118,7 +118,10 @@ def _pairs(rotated: int) -> Callable[[Values, int], Values]:
 
 
 def _attends(config: Config, index: int) -> bool:
-    return index in (config.get("attn_layer_indices") or [])
+    layers = config.get("attn_layer_indices") or []
+    if not isinstance(layers, list):
+        raise ValueError(f"config.json: attn_layer_indices is {layers!r}, expected a list")
+    return index in layers
 
 
 def _bamba_layer(config: Config, index: int) -> Iterator[Module]:

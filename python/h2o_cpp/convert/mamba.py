@@ -120,5 +120,10 @@ class Mamba(NamedTuple):
 
 
 def kv_heads(sizes: Sizes, attends: Sequence[bool]) -> Metadata:
-    """The KV heads of each layer: none in those without attention."""
+    """The KV heads of each layer: none in those without attention.
+
+    Raises ValueError if no layer has attention.
+    """
+    if not any(attends):
+        raise ValueError("config.json: no layer has attention, expected at least one")
     return {"attention.head_count_kv": [sizes["kv_heads"] if one else 0 for one in attends]}

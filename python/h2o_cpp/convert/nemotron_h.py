@@ -7,7 +7,7 @@ mixture of experts, without gates.
 import re
 from collections.abc import Iterator
 
-from h2o_cpp.convert.config import Config, Metadata, dimension, flag, number
+from h2o_cpp.convert.config import Config, Metadata, dimension, flag, found_key, number
 from h2o_cpp.convert.family import Family
 from h2o_cpp.convert.mamba import FIXED, Mamba, kv_heads
 from h2o_cpp.convert.modules import Mixture, Module, Sizes, TensorSpec, qkv
@@ -45,7 +45,8 @@ def _kinds(config: Config) -> list[str]:
     key = next((k for k in ("layers_block_type", "layer_types") if config.get(k) is not None), None)
     found = config.get(key or "hybrid_override_pattern") or ""
     names = _OTHER_NAMES if key else _PATTERN
-    kinds = [names.get(kind, kind) for kind in found]
+    given = [*map(str, found)] if isinstance(found, str | list) else []
+    kinds = [names.get(kind, kind) for kind in given]
     if not kinds or not {*kinds} <= {*_PATTERN.values()}:
         raise ValueError(
             f"config.json: {key or 'hybrid_override_pattern'} must have the kinds of all layers,"
@@ -58,11 +59,11 @@ def _mamba(config: Config) -> Mamba:
     return Mamba(
         dimension(config, "mamba_num_heads", 128),
         dimension(config, "mamba_head_dim", 64),
-        dimension(config, "n_groups", 8),
+        dimension(config, found_key(config, ("n_groups", "mamba_n_groups")), 8),
         dimension(config, "ssm_state_size", 128),
-        dimension(config, "conv_kernel", 4),
+        dimension(config, found_key(config, ("conv_kernel", "mamba_d_conv")), 4),
         hf="mixer",
-        conv_bias=flag(config, "use_conv_bias", True),
+        conv_bias=flag(config, found_key(config, ("use_conv_bias", "mamba_conv_bias")), True),
     )
 
 
@@ -120,6 +121,8 @@ def _family(config: Config) -> Family:
     experts = "moe" in kinds
     if {"mlp", "moe"} <= {*kinds}:
         raise ValueError("config.json: some layers are an MLP and some have experts")
+    if not {"mlp", "moe"} & {*kinds}:
+        raise ValueError("config.json: no layer is an MLP or has experts, expected at least one")
     return Family(
         architecture="nemotron_h_moe" if experts else "nemotron_h",
         layer=_layer,

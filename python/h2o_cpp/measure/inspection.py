@@ -49,7 +49,7 @@ class Inspection:
     pieces: list[str]  # [n], printable text of each token
     seen: NDArray[np.int32]  # tokens read at each observation, ascending
     # [n_layers, n_kv_heads, n]: the entry of `seen` at which the token was first found evicted; 0
-    # if it never was. Layers with a recurrent state keep no tokens.
+    # if it never was. Layers without a cache keep no tokens.
     evicted_at: NDArray[np.int32]
     # [n_layers, n_kv_heads, n]: the token's score when it was last seen in the cache; 0 if it never
     # was, and for policies without scores.
