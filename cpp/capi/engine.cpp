@@ -65,14 +65,9 @@ h2o_status h2o_engine_open(h2o_model* model, const h2o_session_options* options,
   h2o_engine* handle = *engine = new (std::nothrow) h2o_engine;
   if (handle == nullptr) return H2O_OUT_OF_MEMORY;
   return handle->call(Access::change, [&] {
-    const std::shared_ptr<TextModel> shared = shared_model(model);
-    require(max_sequences > 0, "max_sequences is ", max_sequences, ", expected 1 or more");
-    SessionOptions made = session_options(options, shared->model.config.n_ctx_train);
-    made.n_sequences = made.max_sequences = max_sequences;
-    handle->engine =
-        std::make_shared<Engine>(std::shared_ptr<Model>(shared, &shared->model),
-                                 std::shared_ptr<const Tokenizer>(shared, &shared->tokenizer),
-                                 std::move(made), prefix_options(options));
+    const EngineParts parts = engine_parts(shared_model(model), options, max_sequences);
+    handle->engine = std::make_shared<Engine>(parts.core_model(), parts.tokenizer(), parts.session,
+                                              prefix_options(options), parts.draft_model);
   });
 }
 
@@ -104,7 +99,9 @@ h2o_status h2o_engine_describe(h2o_engine* engine, h2o_engine_info* info) noexce
                          .prompt_tokens = static_cast<uint64_t>(stats.prompt_tokens),
                          .generated_tokens = static_cast<uint64_t>(stats.generated_tokens),
                          .cached_tokens = static_cast<uint64_t>(stats.cached_tokens),
-                         .prefix_bytes = static_cast<uint64_t>(stats.prefix_bytes)},
+                         .prefix_bytes = static_cast<uint64_t>(stats.prefix_bytes),
+                         .drafted_tokens = static_cast<uint64_t>(stats.drafted_tokens),
+                         .accepted_tokens = static_cast<uint64_t>(stats.accepted_tokens)},
          info);
   } catch (...) {
     return H2O_INVALID_ARGUMENT;
@@ -131,6 +128,7 @@ h2o_status h2o_engine_submit(h2o_engine* engine, const char* prompt, size_t n_by
                     .stop = std::move(limits.stop),
                     .ignore_end = limits.ignore_end,
                     .constraint = constraint_by(o),
+                    .drafts = true,
                     .eager = true};
     require(!made.prompt.empty(), "the prompt is empty");
     if (sampling.seeded == 0) made.sampling.seed = random_seed();

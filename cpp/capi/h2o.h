@@ -12,7 +12,8 @@
  *   h2o_model_free(model);
  *
  * Memory. The caches and activations of a session or an engine are allocated when it is opened, and
- * do not grow. The list of tokens grows, by 4 bytes per token (up to 8 if repeat_last_n covers them
+ * do not grow, except those that propose drafts, of which each text gets one when it is first
+ * guessed. The list of tokens grows, by 4 bytes per token (up to 8 if repeat_last_n covers them
  * all). A call that generates or reads copies it and allocates the logits, and frees those of the
  * call before.
  *
@@ -167,6 +168,16 @@ enum {
   H2O_POSITIONS_ROLLING = 2   /* ranks among the kept tokens: the sequence never ends */
 };
 
+/* Where guesses of the next tokens come from. One pass verifies all guesses of a text, and the
+ * output is the same without them. Where no gain is expected, nothing is guessed. */
+enum {
+  H2O_DRAFTS_NONE = 0,
+  H2O_DRAFTS_LOOKUP = 1,  /* what followed earlier occurrences of the last tokens */
+  H2O_DRAFTS_MODEL = 2,   /* what draft_model generates */
+  H2O_DRAFTS_LOSSLESS = 3 /* what the model generates with the budget, hh, in a second cache; the
+                             cache of the session keeps everything, and so does the output */
+};
+
 typedef struct h2o_session_options {
   size_t size;
   double hh;       /* budget of each sequence, layer and KV head: up to 1 a fraction of n_ctx, from
@@ -198,9 +209,18 @@ typedef struct h2o_session_options {
   const char* policy;      /* which tokens hh keeps: "h2o", "mean", "contribution", "window" or
                               another name in docs/evaluation.md, which replaces recent and n_sinks.
                               NULL: as "h2o", with these two */
+  int32_t drafts;          /* H2O_DRAFTS_*; on the CPU, without an archive */
+  int32_t draft_max;       /* the most guesses at once, of all requests; 0: 16 */
+  h2o_model* draft_model;  /* of H2O_DRAFTS_MODEL: a smaller one with the same vocabulary, which may
+                              be freed after the call */
+  int32_t draft_tokens;    /* tokens that its cache keeps of each text; 0: 512 */
+  int32_t reserved;        /* 0 */
 } h2o_session_options;
+/* clang-format off */
 #define H2O_SESSION_OPTIONS \
-  {sizeof(h2o_session_options), 0, -1, 0, 0, 512, 0, NULL, NULL, 0, NULL, 0, 0, NULL, 0, NULL, NULL}
+  {sizeof(h2o_session_options), 0, -1, 0, 0, 512, 0, NULL, NULL, 0, NULL, 0, 0, NULL, 0, NULL, NULL, \
+   0, 0, NULL, 0, 0}
+/* clang-format on */
 
 /* Opens a session without tokens, and allocates its cache. options may be NULL. Free *session
  * whatever this returns, as with h2o_model_load; it has the message of an error. */
@@ -348,8 +368,10 @@ typedef struct h2o_generation {
   int32_t reserved;      /* 0 */
   int32_t n_evicted;     /* at the end: tokens before the first generated that no KV head keeps */
   int32_t n_archived;    /* of these, tokens in an archive, which may recall them */
+  int32_t n_drafted;     /* tokens that were guessed, and of these, the right ones */
+  int32_t n_accepted;
 } h2o_generation;
-#define H2O_GENERATION {sizeof(h2o_generation), 0, 0, 0, 0, 0, -1, 0, 0, 0}
+#define H2O_GENERATION {sizeof(h2o_generation), 0, 0, 0, 0, 0, -1, 0, 0, 0, 0, 0}
 
 /* Adds the prompt to the sequence, then generates. The prompt may be empty if the sequence is not.
  * Prompt and generated tokens stay in the sequence, so that the next stream continues from there; a
@@ -448,8 +470,10 @@ typedef struct h2o_engine_info {
   uint64_t generated_tokens; /* tokens generated so far */
   uint64_t cached_tokens;    /* prompt tokens that came from the prefix cache */
   uint64_t prefix_bytes;     /* size of the prefix cache */
+  uint64_t drafted_tokens;   /* guessed, and of these, the right ones */
+  uint64_t accepted_tokens;
 } h2o_engine_info;
-#define H2O_ENGINE_INFO {sizeof(h2o_engine_info), 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define H2O_ENGINE_INFO {sizeof(h2o_engine_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 H2O_API h2o_status h2o_engine_describe(h2o_engine* engine, h2o_engine_info* info) H2O_NOEXCEPT;
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <random>
 
-#include "capi/handle.h"
+#include "capi/handle_types.h"
 #include "core/utf8.h"
 #include "io/utf8_path.h"
 #include "kv/budget.h"
@@ -77,10 +77,7 @@ int32_t finish_of(Finish finish) {
   }
 }
 
-}  // namespace
-
-SessionOptions session_options(const h2o_session_options* options, int32_t n_ctx_train) {
-  const auto o = given(options, h2o_session_options H2O_SESSION_OPTIONS);
+SessionOptions session_options(const h2o_session_options& o, int32_t n_ctx_train) {
   const int32_t n_ctx = o.n_ctx == 0 ? std::min(n_ctx_train, kDefaultContext) : o.n_ctx;
   require(n_ctx > 0, "n_ctx is ", n_ctx, ", expected 1 or more");
   return {.policies = {policy_of(o, n_ctx)},
@@ -91,6 +88,76 @@ SessionOptions session_options(const h2o_session_options* options, int32_t n_ctx
           .positions = positions_of(o.positions),
           .archive = archive_of(o, n_ctx),
           .archive_heads = o.archive_heads == 0 ? 1 : o.archive_heads};
+}
+
+// Tokens that the cache of a draft model keeps.
+KvPolicy draft_policy(const h2o_session_options& options, int32_t n_ctx) {
+  const int32_t n = options.draft_tokens == 0 ? 512 : options.draft_tokens;
+  return budget_policy({.hh = int64_t{std::min(n, n_ctx)}}, n_ctx);
+}
+
+// Throws InvalidArgument for a token that differs; one of the vocabularies may have more.
+void check_vocabulary(const TextModel& draft, const TextModel& model) {
+  const int32_t n = std::min(draft.model.config.n_vocab, model.model.config.n_vocab);
+  for (int32_t token = 0; token < n; ++token) {
+    const std::string got(draft.tokenizer.spelling(token));
+    const std::string expected(model.tokenizer.spelling(token));
+    require(got == expected, "draft_model has another vocabulary: token ", token, " is ",
+            quoted(got), ", expected ", quoted(expected));
+  }
+}
+
+// Completes `parts` with the options of drafts.
+void add_drafts(const h2o_session_options& options, EngineParts& parts) {
+  require(options.reserved == 0, "reserved is ", options.reserved, ", expected 0");
+  require(options.draft_max >= 0, "draft_max is ", options.draft_max, ", expected 0 or more");
+  require(options.draft_tokens >= 0, "draft_tokens is ", options.draft_tokens,
+          ", expected 0 or more");
+  require((options.drafts == H2O_DRAFTS_MODEL) == (options.draft_model != nullptr),
+          "draft_model is ", options.draft_model == nullptr ? "" : "not ", "NULL, drafts are ",
+          options.drafts, ", expected H2O_DRAFTS_MODEL with a model only");
+  SessionOptions& session = parts.session;
+  if (options.drafts == H2O_DRAFTS_NONE) return;
+  session.max_drafts = options.draft_max == 0 ? 16 : options.draft_max;
+  switch (options.drafts) {
+    case H2O_DRAFTS_LOOKUP:
+      return;
+    case H2O_DRAFTS_MODEL: {
+      const std::shared_ptr<TextModel> draft = shared_model(options.draft_model);
+      check_vocabulary(*draft, *parts.model);
+      SessionOptions own;
+      own.n_batch = session.n_batch;
+      own.max_sequences = session.max_sequences;
+      own.max_drafts = session.max_drafts;
+      own.n_ctx = std::min(session.n_ctx, draft->model.config.n_ctx_train);
+      own.policies = {draft_policy(options, own.n_ctx)};
+      parts.draft_model = std::make_shared<DraftModel>(std::shared_ptr<Model>(draft, &draft->model),
+                                                       own, parts.model->model.config.n_vocab);
+      return;
+    }
+    case H2O_DRAFTS_LOSSLESS: {
+      SessionOptions own = session;
+      if (options.hh == 0) own.policies = {draft_policy(options, own.n_ctx)};
+      parts.draft_model = DraftModel::of_full_cache(parts.core_model(), own);
+      session.policies = {};
+      return;
+    }
+    default:
+      throw InvalidArgument(concat("drafts is ", options.drafts, ", expected 0 to 3"));
+  }
+}
+
+}  // namespace
+
+EngineParts engine_parts(std::shared_ptr<TextModel> model, const h2o_session_options* options,
+                         int32_t n_sequences) {
+  require(n_sequences > 0, "max_sequences is ", n_sequences, ", expected 1 or more");
+  const auto o = given(options, h2o_session_options H2O_SESSION_OPTIONS);
+  EngineParts parts = {std::move(model), {}, nullptr};
+  parts.session = session_options(o, parts.model->model.config.n_ctx_train);
+  parts.session.n_sequences = parts.session.max_sequences = n_sequences;
+  add_drafts(o, parts);
+  return parts;
 }
 
 PrefixCacheOptions prefix_options(const h2o_session_options* options) {
@@ -191,7 +258,9 @@ h2o_generation result_of(const Generation& generation) {
           .stop = found == stop.end() ? -1 : static_cast<int32_t>(found - stop.begin()),
           .reserved = 0,
           .n_evicted = progress.forgotten.n_evicted,
-          .n_archived = progress.forgotten.n_archived};
+          .n_archived = progress.forgotten.n_archived,
+          .n_drafted = progress.n_drafted,
+          .n_accepted = progress.n_accepted};
 }
 
 uint64_t random_seed() {

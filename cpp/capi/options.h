@@ -7,7 +7,8 @@
 namespace h2o::capi {
 
 // Each throws InvalidArgument for invalid options; NULL means the defaults.
-SessionOptions session_options(const h2o_session_options* options, int32_t n_ctx_train);
+EngineParts engine_parts(std::shared_ptr<TextModel> model, const h2o_session_options* options,
+                         int32_t n_sequences);
 PrefixCacheOptions prefix_options(const h2o_session_options* options);
 SamplerOptions sampler_options(const h2o_sampling& sampling);
 StreamOptions stream_options(const h2o_stream_options* options);

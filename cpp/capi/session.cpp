@@ -14,9 +14,7 @@ h2o_status h2o_session_open(h2o_model* model, const h2o_session_options* options
   h2o_session* handle = *session = new (std::nothrow) h2o_session;
   if (handle == nullptr) return H2O_OUT_OF_MEMORY;
   return handle->call(Access::change, [&] {
-    std::shared_ptr<TextModel> shared = shared_model(model);
-    const SessionOptions made = session_options(options, shared->model.config.n_ctx_train);
-    handle->session = std::make_unique<TextSession>(std::move(shared), made);
+    handle->session = std::make_unique<TextSession>(engine_parts(shared_model(model), options, 1));
   });
 }
 

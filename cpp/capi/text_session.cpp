@@ -13,9 +13,9 @@ struct Cancelled {};
 
 }  // namespace
 
-TextSession::TextSession(std::shared_ptr<TextModel> model, const SessionOptions& options)
-    : model_(std::move(model)),
-      engine_({model_, &model_->model}, {model_, &model_->tokenizer}, options),
+TextSession::TextSession(const EngineParts& parts)
+    : model_(parts.model),
+      engine_(parts.core_model(), parts.tokenizer(), parts.session, {}, parts.draft_model),
       sampling_({.seed = random_seed()}),
       sampler_(std::make_shared<Sampler>(sampling_, model_->model.config.n_vocab)) {}
 
@@ -136,6 +136,7 @@ Engine::Handle TextSession::submit(Request request) {
   request.follows = last_;
   request.sampler = sampler_;
   request.allow_logits = true;
+  request.drafts = true;
   return engine_.submit(std::move(request));
 }
 

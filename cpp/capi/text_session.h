@@ -17,6 +17,16 @@
 
 namespace h2o::capi {
 
+// What an engine is opened with.
+struct EngineParts {
+  std::shared_ptr<TextModel> model;
+  SessionOptions session;
+  std::shared_ptr<DraftModel> draft_model;  // nullptr: none
+
+  std::shared_ptr<Model> core_model() const { return {model, &model->model}; }
+  std::shared_ptr<const Tokenizer> tokenizer() const { return {model, &model->tokenizer}; }
+};
+
 struct StreamOptions {
   std::optional<int32_t> max_tokens = {};  // see Request
   bool ignore_end = false;
@@ -30,7 +40,7 @@ class TextSession {
   using Sink = std::function<bool(const std::string& piece)>;
 
   // Throws InvalidArgument, OutOfMemory.
-  TextSession(std::shared_ptr<TextModel> model, const SessionOptions& options);
+  explicit TextSession(const EngineParts& parts);
 
   void reset();
 

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
+
+#include "kv/journal.h"
 
 namespace h2o {
 namespace {
@@ -16,19 +19,45 @@ float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 
 int64_t parts(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
+// The rows of consecutive segments.
+struct Rows {
+  explicit Rows(std::span<const Segment> all)
+      : segments(all), begin(all[0].row), n(all.back().row + all.back().n_rows - begin) {}
+
+  std::span<const Segment> segments;
+  int64_t begin, n;
+};
+
+// Calls body(rows) for each turn of a batch. The states that drafts will overwrite are copied.
+template <class Body>
+void for_turns(ThreadPool& pool, const KvView& cache, const Batch& batch, const Body& body) {
+  for (int32_t turn = 0; turn < batch.n_turns(); ++turn) {
+    const std::span<const Segment> segments = batch.turn(turn);
+    if (segments.empty()) continue;
+    if (turn > 0) {
+      pool.parallel_for(std::ssize(segments),
+                        kStateCost * std::ssize(segments) * cache.state_floats,
+                        [&](int, int64_t begin, int64_t end) {
+                          for (int64_t i = begin; i < end; ++i)
+                            batch.journal->record_state(cache, segments[i]);
+                        });
+    }
+    body(Rows(segments));
+  }
+}
+
 // Calls body(segment, first, n) for all rows of each segment and some of its channels at a time:
 // few, so that many threads have some.
 template <class Body>
-void for_channels(ThreadPool& pool, const Batch& batch, int64_t n_channels, const Body& body) {
+void for_channels(ThreadPool& pool, const Rows& rows, int64_t n_channels, const Body& body) {
   constexpr int64_t kChannels = 256;
   constexpr int64_t kCost = 64;  // of a channel of a row, in multiply-adds
   const int64_t n_parts = parts(n_channels, kChannels);
-  const auto n_segments = static_cast<int64_t>(batch.segments.size());
-  pool.parallel_for(n_segments * n_parts, kCost * batch.n_rows() * n_channels,
+  pool.parallel_for(std::ssize(rows.segments) * n_parts, kCost * rows.n * n_channels,
                     [&](int, int64_t begin, int64_t end) {
                       for (int64_t i = begin; i < end; ++i) {
                         const int64_t first = i % n_parts * kChannels;
-                        body(batch.segments[i / n_parts], first,
+                        body(rows.segments[i / n_parts], first,
                              std::min(kChannels, n_channels - first));
                       }
                     });
@@ -44,35 +73,31 @@ struct Part {
 
 // Calls body(part) for all columns of the states of all heads; n_floats: of a sequence's states.
 template <class Body>
-void for_blocks(ThreadPool& pool, const Batch& batch, int64_t n_heads, int64_t head_dim,
+void for_blocks(ThreadPool& pool, const Rows& rows, int64_t n_heads, int64_t head_dim,
                 int64_t n_floats, const Body& body) {
   const int64_t n_blocks = head_dim / kDeltaColumns;
   const int64_t per_head = parts(n_blocks, kBlocks);
   const int64_t per_segment = n_heads * per_head;
-  const auto n_segments = static_cast<int64_t>(batch.segments.size());
   pool.parallel_for(
-      n_segments * per_segment, kStateCost * batch.n_rows() * n_floats,
+      std::ssize(rows.segments) * per_segment, kStateCost * rows.n * n_floats,
       [&](int, int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
           const auto head = static_cast<int32_t>(i % per_segment / per_head);
           const int64_t block = i % per_head * kBlocks;
-          body(Part{batch.segments[i / per_segment], head, head * head_dim + block * kDeltaColumns,
+          body(Part{rows.segments[i / per_segment], head, head * head_dim + block * kDeltaColumns,
                     std::min(kBlocks, n_blocks - block)});
         }
       });
 }
 
-}  // namespace
-
 void delta_net(const CpuKernels& kernels, ThreadPool& pool, const DeltaNet& layer,
-               const KvView& cache, const Batch& batch) {
-  const int64_t n_rows = batch.n_rows();
+               const KvView& cache, const Rows& rows) {
   const int64_t n_channels = layer.qkv.cols;
   const int64_t head_dim = layer.head_dim;
   const int64_t k_width = layer.n_k_heads * head_dim;
   const auto state = [&](const Segment& segment) { return cache.state(segment.sequence); };
 
-  for_channels(pool, batch, n_channels, [&](const Segment& segment, int64_t first, int64_t n) {
+  for_channels(pool, rows, n_channels, [&](const Segment& segment, int64_t first, int64_t n) {
     kernels.convolve({
         .x = layer.qkv.floats() + segment.row * n_channels + first,
         .before = state(segment) + layer.matrix_floats() + first,
@@ -86,9 +111,9 @@ void delta_net(const CpuKernels& kernels, ThreadPool& pool, const DeltaNet& laye
     });
   });
 
-  pool.parallel_for(n_rows, n_rows * n_channels, [&](int, int64_t begin, int64_t end) {
+  pool.parallel_for(rows.n, rows.n * n_channels, [&](int, int64_t begin, int64_t end) {
     const float q_length = 1 / std::sqrt(static_cast<float>(head_dim));
-    for (int64_t row = begin; row < end; ++row) {
+    for (int64_t row = rows.begin + begin; row < rows.begin + end; ++row) {
       float* const q = layer.qkv.floats() + row * n_channels;
       for (int64_t h = 0; h < 2 * layer.n_k_heads; ++h) {
         kernels.normalize(q + h * head_dim, head_dim, h < layer.n_k_heads ? q_length : 1);
@@ -102,7 +127,7 @@ void delta_net(const CpuKernels& kernels, ThreadPool& pool, const DeltaNet& laye
     }
   });
 
-  for_blocks(pool, batch, layer.n_v_heads, head_dim, layer.matrix_floats(), [&](const Part& part) {
+  for_blocks(pool, rows, layer.n_v_heads, head_dim, layer.matrix_floats(), [&](const Part& part) {
     const Segment& segment = part.segment;
     const float* const qkv = layer.qkv.floats() + segment.row * n_channels;
     const int64_t k_head = layer.k_head(part.head);
@@ -126,9 +151,9 @@ void delta_net(const CpuKernels& kernels, ThreadPool& pool, const DeltaNet& laye
 }
 
 void short_conv(const CpuKernels& kernels, ThreadPool& pool, const ShortConv& layer,
-                const KvView& cache, const Batch& batch) {
+                const KvView& cache, const Rows& rows) {
   const int64_t width = layer.out.cols;
-  for_channels(pool, batch, width, [&](const Segment& segment, int64_t first, int64_t n) {
+  for_channels(pool, rows, width, [&](const Segment& segment, int64_t first, int64_t n) {
     float* const out = layer.out.floats() + segment.row * width + first;
     const float* const b = layer.bcx.floats() + segment.row * 3 * width + first;
     for (int64_t row = 0; row < segment.n_rows; ++row) {
@@ -154,12 +179,12 @@ void short_conv(const CpuKernels& kernels, ThreadPool& pool, const ShortConv& la
 }
 
 void state_space(const CpuKernels& kernels, ThreadPool& pool, const StateSpace& layer,
-                 const KvView& cache, const Batch& batch) {
+                 const KvView& cache, const Rows& rows) {
   const int64_t n_channels = layer.xbc.cols, width = layer.out.cols;
   const int64_t d_state = layer.d_state, n_heads = layer.n_heads;
   const auto state = [&](const Segment& segment) { return cache.state(segment.sequence); };
 
-  for_channels(pool, batch, n_channels, [&](const Segment& segment, int64_t first, int64_t n) {
+  for_channels(pool, rows, n_channels, [&](const Segment& segment, int64_t first, int64_t n) {
     kernels.convolve({
         .x = layer.xbc.floats() + segment.row * n_channels + first,
         .before = state(segment) + layer.matrix_floats() + first,
@@ -174,16 +199,15 @@ void state_space(const CpuKernels& kernels, ThreadPool& pool, const StateSpace& 
   });
 
   constexpr int64_t kCost = 64;  // of a head of a row, in multiply-adds
-  pool.parallel_for(layer.dt.rows, kCost * layer.dt.rows * n_heads,
-                    [&](int, int64_t begin, int64_t end) {
-                      for (int64_t i = begin * n_heads; i < end * n_heads; ++i) {
-                        float& dt = layer.dt.floats()[i];
-                        dt = softplus(dt + layer.dt_bias.floats()[i % n_heads]);
-                        layer.decay.floats()[i] = std::exp(layer.a.floats()[i % n_heads] * dt);
-                      }
-                    });
+  pool.parallel_for(rows.n, kCost * rows.n * n_heads, [&](int, int64_t begin, int64_t end) {
+    for (int64_t i = (rows.begin + begin) * n_heads; i < (rows.begin + end) * n_heads; ++i) {
+      float& dt = layer.dt.floats()[i];
+      dt = softplus(dt + layer.dt_bias.floats()[i % n_heads]);
+      layer.decay.floats()[i] = std::exp(layer.a.floats()[i % n_heads] * dt);
+    }
+  });
 
-  for_blocks(pool, batch, n_heads, layer.head_dim, layer.matrix_floats(), [&](const Part& part) {
+  for_blocks(pool, rows, n_heads, layer.head_dim, layer.matrix_floats(), [&](const Part& part) {
     const Segment& segment = part.segment;
     const float* const x = layer.xbc.floats() + segment.row * n_channels;
     const int64_t group = part.head / (n_heads / layer.n_groups);
@@ -208,16 +232,36 @@ void state_space(const CpuKernels& kernels, ThreadPool& pool, const StateSpace& 
   });
 
   const int64_t n = width / layer.n_groups;
-  pool.parallel_for(layer.out.rows * layer.n_groups, layer.out.rows * width,
-                    [&](int, int64_t begin, int64_t end) {
-                      for (int64_t i = begin; i < end; ++i) {
-                        float* const out = layer.out.floats() + i * n;
-                        kernels.swiglu(out, layer.gate.floats() + i * n, n);
-                        if (!layer.norm) continue;
-                        const float* const norm = layer.norm.floats() + i % layer.n_groups * n;
-                        kernels.rms_norm(out, out, norm, n, layer.norm_eps);
-                      }
-                    });
+  const int64_t first_part = rows.begin * layer.n_groups;
+  pool.parallel_for(rows.n * layer.n_groups, rows.n * width, [&](int, int64_t begin, int64_t end) {
+    for (int64_t i = first_part + begin; i < first_part + end; ++i) {
+      float* const out = layer.out.floats() + i * n;
+      kernels.swiglu(out, layer.gate.floats() + i * n, n);
+      if (!layer.norm) continue;
+      const float* const norm = layer.norm.floats() + i % layer.n_groups * n;
+      kernels.rms_norm(out, out, norm, n, layer.norm_eps);
+    }
+  });
+}
+
+}  // namespace
+
+void delta_net(const CpuKernels& kernels, ThreadPool& pool, const DeltaNet& layer,
+               const KvView& cache, const Batch& batch) {
+  for_turns(pool, cache, batch,
+            [&](const Rows& rows) { delta_net(kernels, pool, layer, cache, rows); });
+}
+
+void short_conv(const CpuKernels& kernels, ThreadPool& pool, const ShortConv& layer,
+                const KvView& cache, const Batch& batch) {
+  for_turns(pool, cache, batch,
+            [&](const Rows& rows) { short_conv(kernels, pool, layer, cache, rows); });
+}
+
+void state_space(const CpuKernels& kernels, ThreadPool& pool, const StateSpace& layer,
+                 const KvView& cache, const Batch& batch) {
+  for_turns(pool, cache, batch,
+            [&](const Rows& rows) { state_space(kernels, pool, layer, cache, rows); });
 }
 
 }  // namespace h2o

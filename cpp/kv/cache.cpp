@@ -19,9 +19,11 @@ void visit_arrays(const KvView& view, const KvPolicy& policy, const KvShape& sha
                   const Visit& visit) {
   const int64_t heads = view.n_kv_heads;
   const int64_t slots = heads * view.slots;
-  visit(&KvView::k, slots * view.k_row_bytes);
-  if (!shape.shared_values) visit(&KvView::v, slots * view.v_row_bytes);
-  visit(&KvView::positions, slots * int64_t{sizeof(int32_t)});
+  if (!shape.borrows) {
+    visit(&KvView::k, slots * view.k_row_bytes);
+    if (!shape.shared_values) visit(&KvView::v, slots * view.v_row_bytes);
+    visit(&KvView::positions, slots * int64_t{sizeof(int32_t)});
+  }
   if (policy.keeps_scores()) visit(&KvView::scores, slots * int64_t{sizeof(float)});
   if (policy.weighs_values()) visit(&KvView::value_norms, slots * int64_t{sizeof(float)});
   if (shape.may_roll()) visit(&KvView::ranks, slots * int64_t{sizeof(int32_t)});
@@ -135,7 +137,6 @@ KvCache::KvCache(Backend& backend, std::span<const KvPolicy> policies, const KvS
   if (shape.max_drafts == 0) return;
   require(capabilities.drafts, backend.name(), " does not verify drafts; use device=cpu");
   require(archive_ == nullptr, "drafts are not supported with an archive: leave one of them out");
-  require(shape.state_floats.empty(), "drafts are not supported by layers with recurrent states");
   journal_.emplace(backend, layers_, shape.max_drafts);
 }
 
@@ -328,27 +329,56 @@ void KvCache::advance(const Batch& batch) {
 
 void KvCache::retract(const Batch& batch, int32_t sequence, int32_t n) {
   const auto belongs = [&](const Segment& segment) { return segment.sequence == sequence; };
-  int32_t& length = lengths_[sequence];
   for (int32_t turn = batch.n_turns() - 1; turn > 0 && n > 0; --turn) {
     const std::span<const Segment> segments = batch.turn(turn);
     const auto draft = std::ranges::find_if(segments, belongs);
     if (draft == segments.end()) continue;
-    backend_.parallel_for(shape_.n_layers, [&](int64_t layer) {
-      const KvView& view = layers_[layer];
-      for (int32_t h = 0; h < view.n_kv_heads; ++h) journal_->restore(view, *draft, h);
-    });
-    --length;
+    restore(*draft);
     --n;
   }
-  if (n == 0) return;
   // The others are in one segment: they filled free slots, in order.
-  length -= n;
+  if (n > 0) truncate(sequence, lengths_[sequence] - n);
+}
+
+void KvCache::retract_entries(int32_t sequence, int32_t begin, int32_t end) {
+  journal_->begin(0);
+  for (int32_t i = end; i-- > begin;) {
+    restore({.sequence = sequence, .position = 0, .row = i, .n_rows = 1, .rolling = false});
+  }
+}
+
+void KvCache::restore(const Segment& draft) {
+  backend_.parallel_for(shape_.n_layers,
+                        [&](int64_t layer) { journal_->restore(layers_[layer], draft); });
+  --lengths_[draft.sequence];
+}
+
+void KvCache::truncate(int32_t sequence, int32_t length) {
+  lengths_[sequence] = length;
   for (const KvView& view : layers_) {
     int32_t* const next_slot = view.next_slot + int64_t{sequence} * view.n_kv_heads;
     for (int32_t h = 0; h < view.n_kv_heads; ++h) {
       backend_.write(next_slot + h, &length, sizeof(length));
     }
   }
+}
+
+void KvCache::borrow(const KvCache& owner, int32_t sequence, int32_t length) {
+  require(length >= 0 && length <= owner.length(sequence), "the first ", length,
+          " tokens of sequence ", sequence, ", which has ", owner.length(sequence));
+  for (int32_t l = 0; l < shape_.n_layers; ++l) {
+    KvView& view = layers_[l];
+    const KvView& from = owner.layer(l);
+    require(view.slots == from.slots && view.k_dtype == from.k_dtype &&
+                view.v_dtype == from.v_dtype && !owner.policy(l, sequence).evicts(from.slots),
+            "layer ", l, " of sequence ", sequence, " does not have the same slots, or evicts");
+    const int64_t slot = int64_t{sequence} * from.n_kv_heads * from.slots;
+    view.k = from.k + slot * from.k_row_bytes;
+    view.v = from.v + slot * from.v_row_bytes;
+    view.positions = from.positions + slot;
+    std::fill_n(view.scores, int64_t{view.n_kv_heads} * view.slots, 0.0f);
+  }
+  truncate(0, length);
 }
 
 void KvCache::set_length(int32_t sequence, int32_t length) {

@@ -54,6 +54,16 @@ class KvCache {
   // from the last advance().
   void retract(const Batch& batch, int32_t sequence, int32_t n);
 
+  // The same for drafts of several batches, the journal's entries [begin, end), which are the
+  // sequence's last tokens.
+  void retract_entries(int32_t sequence, int32_t begin, int32_t end);
+
+  // Makes the first `length` tokens of another cache's sequence, which evicts nothing, the content
+  // of sequence 0, without copying them; scores begin at zero. Rows that are read are stored there,
+  // after these tokens. Requires shape().borrows, one sequence, scores in every layer, and host
+  // memory.
+  void borrow(const KvCache& owner, int32_t sequence, int32_t length);
+
   // Is needed for batches of several turns; nullptr unless shape().max_drafts > 0.
   KvJournal* journal() { return journal_ ? &*journal_ : nullptr; }
 
@@ -113,6 +123,8 @@ class KvCache {
   bool unlimited(int32_t layer, int32_t sequence) const;
   void check_policies(std::span<const KvPolicy> policies) const;
   void note_questions(int32_t layer);
+  void restore(const Segment& draft);               // what it has overwritten
+  void truncate(int32_t sequence, int32_t length);  // of a cache that evicts nothing
   Buffer allocate_rope_table(int64_t n_ranks) const;
   void copy(void* to, const void* from, int64_t n_bytes) const;
 

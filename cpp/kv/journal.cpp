@@ -28,6 +28,8 @@ int64_t entry_bytes(const KvView& layer) {
          (layer.ranks != nullptr ? layer.slots * int64_t{sizeof(int32_t)} : 0);
 }
 
+int64_t state_bytes(const KvView& layer) { return layer.state_floats * int64_t{sizeof(float)}; }
+
 }  // namespace
 
 KvJournal::KvJournal(Backend& backend, std::span<const KvView> layers, int32_t max_rows)
@@ -35,7 +37,9 @@ KvJournal::KvJournal(Backend& backend, std::span<const KvView> layers, int32_t m
   Layout layout;
   for (const KvView& layer : layers) {
     const int64_t bytes = entry_bytes(layer);
-    layers_.push_back({layout.place(bytes * layer.n_kv_heads * max_rows), bytes});
+    const int64_t n_entries = layer.slots > 0 ? int64_t{layer.n_kv_heads} * max_rows : 0;
+    const int64_t entries = layout.place(bytes * n_entries);
+    layers_.push_back({entries, bytes, layout.place(state_bytes(layer) * max_rows)});
   }
   storage_ = backend.allocate(layout.size());
 }
@@ -44,6 +48,21 @@ std::byte* KvJournal::entry(const KvView& layer, const Segment& draft, int32_t k
   const Layer& at = layers_[layer.layer];
   const int64_t i = int64_t{draft.row - first_row_} * layer.n_kv_heads + kv_head;
   return storage_.data() + at.offset + i * at.entry_bytes;
+}
+
+std::byte* KvJournal::state(const KvView& layer, const Segment& draft) const {
+  const int64_t i = draft.row - first_row_;
+  return storage_.data() + layers_[layer.layer].states + i * state_bytes(layer);
+}
+
+void KvJournal::record_state(const KvView& layer, const Segment& draft) const {
+  std::memcpy(state(layer, draft), layer.state(draft.sequence), state_bytes(layer));
+}
+
+void KvJournal::restore(const KvView& layer, const Segment& draft) const {
+  for (int32_t h = 0; layer.slots > 0 && h < layer.n_kv_heads; ++h) restore(layer, draft, h);
+  if (layer.states == nullptr) return;
+  std::memcpy(layer.state(draft.sequence), state(layer, draft), state_bytes(layer));
 }
 
 void KvJournal::record(const KvView& layer, const Segment& draft, int32_t kv_head) const {

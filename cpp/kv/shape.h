@@ -48,6 +48,7 @@ struct KvShape {
   std::vector<bool> attention_layers = {};
   ArchiveOptions archive = {};  // of evicted tokens; incompatible with rolling positions
   int32_t max_drafts = 0;       // rows of a batch that may be retracted
+  bool borrows = false;         // keys, values and positions are another's: KvCache::borrow()
 
   // The layer whose slots a layer reads.
   int32_t source(int32_t layer) const { return sources.empty() ? layer : sources[layer]; }

@@ -167,6 +167,8 @@ Activations shapes(const Config& c, int32_t n_rows, int32_t n_logits) {
   return {
       .x = matrix(n_rows, c.n_embd),
       .h = matrix(n_rows, c.n_embd),
+      .hidden = matrix(c.predicts ? n_rows : 0, c.n_embd),
+      .fused = matrix(c.predicts ? n_rows : 0, int64_t{2} * c.n_embd),
       .q = matrix(n_rows, q_width),
       .k = matrix(n_rows, kv_width),
       .v = matrix(c.latent.rank > 0 ? 0 : n_rows, kv_width),
@@ -197,6 +199,8 @@ std::vector<Tensor*> tensors_of(Activations& a) {
   StateSpaceActivations& s = a.state_space;
   return {&a.x,
           &a.h,
+          &a.hidden,
+          &a.fused,
           &a.q,
           &a.k,
           &a.v,
@@ -292,6 +296,8 @@ Activations first(const Activations& a, int64_t n_rows, int64_t n_logits) {
   return {
       .x = a.x.first(n_rows),
       .h = a.h.first(n_rows),
+      .hidden = rows(a.hidden),
+      .fused = rows(a.fused),
       .q = a.q.first(n_rows),
       .k = a.k.first(n_rows),
       .v = rows(a.v),

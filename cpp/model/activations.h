@@ -73,6 +73,8 @@ struct LayerEmbeddings {
 struct Activations {
   Tensor x;           // [n_rows, n_embd]  the residual stream
   Tensor h;           // [n_rows, n_embd]  normalized input of a block
+  Tensor hidden;      // [n_rows, n_embd] another model's, see Fusion; no rows without
+  Tensor fused;       // [n_rows, 2 * n_embd] input of its projection; the same
   Tensor q;           // [n_rows, n_heads * head_dim]
   Tensor k;           // [n_rows, n_kv_heads * head_dim]
   Tensor v;           // [n_rows, n_kv_heads * head_dim]; no rows if the values are the keys

@@ -103,6 +103,7 @@ struct Config {
   int32_t n_embd = 0;              // {a}.embedding_length
   int32_t n_layers = 0;            // {a}.block_count without n_unused_layers
   int32_t n_unused_layers = 0;     // {a}.nextn_predict_layers: the last ones, for speculation
+  bool predicts = false;           // is it one of them? See predictor.h
   int32_t n_ff = 0;                // {a}.feed_forward_length, see Family::ff_is_both
   int32_t n_heads = 0;             // {a}.attention.head_count
   int32_t n_kv_heads = 0;          // {a}.attention.head_count_kv, default n_heads

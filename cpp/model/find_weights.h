@@ -11,4 +11,8 @@ namespace h2o {
 // FormatError naming the tensor, its shape or type and the expected one; also for unused tensors.
 Weights find_weights(const GgufShards& model, const Config& config);
 
+// The weights of the first of the config's n_unused_layers, with its fusion and norm, and its own
+// embeddings and output, if it has any. Throws FormatError.
+Weights find_predictor(const GgufShards& model, const Config& config);
+
 }  // namespace h2o

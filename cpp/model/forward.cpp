@@ -169,6 +169,18 @@ Mixed mix(Backend& b, const Config& c, const Weights& w, int32_t l, const Batch&
   return {a.short_conv.out, layer.short_conv.output};
 }
 
+// Replaces the embeddings a.x by the projection of them and of the hidden states.
+void fuse(Backend& b, const Config& c, const Fusion& fusion, const Activations& a) {
+  norm(b, c, a.h, a.x, fusion.embd_norm);
+  norm(b, c, a.hidden, a.hidden, fusion.hidden_norm);
+  const Tensor halves{a.fused.data, a.fused.dtype, 2 * a.fused.rows, c.n_embd};
+  for (int64_t i = 0; i < a.fused.rows; ++i) {  // in host memory, as all drafts
+    b.write(halves.row(2 * i), a.h.row(i), c.n_embd * sizeof(float));
+    b.write(halves.row(2 * i + 1), a.hidden.row(i), c.n_embd * sizeof(float));
+  }
+  b.matmul(a.x, a.fused, fusion.projection);
+}
+
 }  // namespace
 
 void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
@@ -181,6 +193,7 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
   if (w.position_embd) b.add_positions(all.x, w.position_embd, batch);
   if (w.token_norm.weight) norm(b, c, all.x, all.x, w.token_norm);
   if (w.layer_embd) embed_for_layers(b, c, w, batch, all);
+  if (c.predicts) fuse(b, c, w.fusion, all);
   for (int32_t l = 0; l < c.n_layers; ++l) {
     const Layer& layer = w.layers[l];
     const Activations a = in_layer(all, c, l);

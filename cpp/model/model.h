@@ -27,12 +27,28 @@ struct Model {
         backend(std::move(on)),
         weights(load_weights(file, config, *backend, max_resident, progress)) {}
 
+  // A model on the back end of another one, whose weights it uses too.
+  Model(std::shared_ptr<Model> other, Config own, Weights some)
+      : whole(std::move(other)),
+        file(whole->file),
+        config(std::move(own)),
+        fingerprint(whole->fingerprint),
+        backend(whole->backend),
+        weights(std::move(some)),
+        mutex(whole->mutex) {}
+
+  std::shared_ptr<Model> whole;  // the other one; nullptr: none
   GgufShards file;
   Config config;
   uint64_t fingerprint;  // for snapshots
-  std::unique_ptr<Backend> backend;
+  std::shared_ptr<Backend> backend;
   Weights weights;
-  std::mutex mutex;  // a back end runs one forward pass at a time
+
+ private:
+  std::mutex own_mutex_;
+
+ public:
+  std::mutex& mutex = own_mutex_;  // a back end runs one forward pass at a time
 };
 
 }  // namespace h2o

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "kv/budget.h"
+#include "kv/fill.h"
 #include "kv/serialized_sequence.h"
 #include "model/forward.h"
 #include "model/layer_policies.h"
@@ -336,7 +337,70 @@ void Session::read_rows(std::span<const int32_t> rows, Values wanted, const Sink
 
 void Session::retract(int32_t sequence, int32_t n) {
   const std::lock_guard lock(model_->mutex);
-  cache_.retract(batch_, sequence, n);
+  if (n_ahead_ == 0) return cache_.retract(batch_, sequence, n);
+  cache_.retract_entries(sequence, n_ahead_ - n, n_ahead_);
+  n_ahead_ -= n;
+}
+
+void Session::fill(int32_t sequence, const Session& full, int32_t from,
+                   std::span<const int32_t> last) {
+  const std::lock_guard lock(model_->mutex);
+  require(full.model_ == model_ && full.is_plain_unlocked(from) && !last.empty(), "sequence ", from,
+          " does not keep all tokens of the same model, so no other can be filled from it");
+  const auto n = static_cast<int32_t>(last.size());
+  require(n <= std::min(options_.n_batch, full.cache_.length(from)), n,
+          " last tokens, expected 1 to ", options_.n_batch, ", of ", full.cache_.length(from));
+  Backend& b = *model_->backend;
+  if (!observer_) {
+    const KvPolicy scored{.heavy = full.options_.n_ctx, .recent = full.options_.n_ctx};
+    KvShape shape = full.cache_.shape();
+    shape.n_sequences = 1;
+    shape.max_rows = options_.n_batch;
+    shape.max_drafts = 0;
+    shape.borrows = true;
+    observer_.emplace(b, scored, shape);
+  }
+  observer_->borrow(full.cache_, from, full.cache_.length(from) - n);
+  batch_.clear();
+  batch_.add(0, observer_->length(0), last);
+  n_ahead_ = 0;
+  b.run(batch_,
+        [&] { forward(b, model_->config, model_->weights, batch_, *observer_, activations_); });
+  observer_->advance(batch_);
+  fill_sequence(cache_, sequence, *observer_);
+}
+
+void Session::read_hidden_states(int32_t sequence, std::vector<float>& to) {
+  const std::lock_guard lock(model_->mutex);
+  Backend& b = *model_->backend;
+  batch_.logits_rows.clear();
+  for (const Segment& segment : batch_.segments) {
+    for (int32_t i = 0; segment.sequence == sequence && i < segment.n_rows; ++i) {
+      batch_.logits_rows.push_back(segment.row + i);
+    }
+  }
+  const std::vector<int32_t> rows = batch_.logits_rows;
+  const auto width = static_cast<size_t>(model_->config.n_embd);
+  const size_t before = to.size();
+  to.resize(before + rows.size() * width);
+  for (size_t begin = 0; begin < rows.size(); begin += kLogitsRows) {
+    const size_t n = std::min<size_t>(kLogitsRows, rows.size() - begin);
+    batch_.logits_rows.assign(rows.begin() + begin, rows.begin() + begin + n);
+    b.run(batch_, [&] { read_hidden(b, model_->config, model_->weights, batch_, activations_); });
+    b.read(to.data() + before + begin * width, activations_.last.data, n * width * sizeof(float));
+  }
+}
+
+std::span<const float> Session::last_hidden() const {
+  return {activations_.last.floats(), static_cast<size_t>(model_->config.n_embd)};
+}
+
+void Session::set_hidden(std::span<const float> states) {
+  const std::lock_guard lock(model_->mutex);
+  const int64_t most = activations_.hidden.rows * activations_.hidden.cols;
+  require(std::ssize(states) <= most, states.size(), " numbers of hidden states, expected at most ",
+          most);
+  model_->backend->write(activations_.hidden.data, states.data(), states.size_bytes());
 }
 
 bool Session::replays() const {
@@ -465,7 +529,7 @@ void Session::check(std::span<const Input> inputs) const {
   size_t n_rows = 0;
   int64_t n_drafts = 0;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const auto& [sequence, tokens, drafts, one_by_one, second_part] = inputs[i];
+    const auto& [sequence, tokens, drafts, one_by_one, second_part, ahead] = inputs[i];
     require(!tokens.empty(), "no tokens for sequence ", sequence);
     require(!one_by_one || replays(), "tokens of sequence ", sequence,
             " are to be read one by one, which this model or device does not support");
@@ -477,7 +541,9 @@ void Session::check(std::span<const Input> inputs) const {
             " in one step, it can take ", chunk);
     require(drafts >= 0 && drafts < std::ssize(tokens), drafts, " drafts among ", tokens.size(),
             " tokens, expected fewer");
-    n_drafts += drafts;
+    n_drafts += ahead ? 1 + n_ahead_ : drafts;
+    require(!ahead || inputs.size() * tokens.size() == 1, tokens.size(), " tokens of ",
+            inputs.size(), " sequences, expected a single one that is ahead");
     for (size_t j = 0; j < i; ++j) {
       require(inputs[j].sequence != sequence, "sequence ", sequence, " appears twice");
     }
@@ -497,6 +563,8 @@ void Session::check(std::span<const Input> inputs) const {
 void Session::prepare(std::span<const Input> inputs) {
   check(inputs);
   batch_.clear();
+  if (inputs[0].ahead) return prepare_ahead(inputs[0]);
+  n_ahead_ = 0;
   size_t n_logits = 0;
   for (const Input& input : inputs) n_logits += input.n_logits();
   batch_.logits_rows.resize(n_logits);  // input by input
@@ -538,6 +606,21 @@ void Session::prepare(std::span<const Input> inputs) {
       logits += input.n_logits();
     }
   }
+}
+
+// A batch whose first turn is empty.
+void Session::prepare_ahead(const Input& input) {
+  if (cache_.length(input.sequence) >= model_->config.n_ctx_train &&
+      !cache_.rolling(input.sequence) && cache_.can_roll(input.sequence)) {
+    require(n_ahead_ == 0, "a sequence cannot begin to roll after ", n_ahead_,
+            " tokens that may be retracted");
+    cache_.roll(input.sequence);
+  }
+  cache_.journal()->begin(-n_ahead_++);
+  batch_.begin_turn();
+  batch_.add(input.sequence, cache_.length(input.sequence), input.tokens,
+             cache_.rolling(input.sequence));
+  batch_.want_last();
 }
 
 void Session::copy(int32_t from, int32_t to) {

@@ -51,6 +51,9 @@ struct Input {
   bool one_by_one = false;  // evict after each, as when they were generated; requires replays()
   // Where its second part begins, whose tokens are of the second type: encode() only.
   size_t second_part = SIZE_MAX;
+  // The step has this single token, which may be retracted, as may those that were ahead in the
+  // steps right before; max_drafts at most.
+  bool ahead = false;
 
   size_t n_logits() const { return 1 + static_cast<size_t>(n_drafts); }
 };
@@ -70,9 +73,16 @@ class Session {
   // An input then has n_drafts + 1 rows of logits: one before each draft and one after the last.
   std::span<const float> step(std::span<const Input> inputs);
 
-  // Removes the last `n` drafts of a sequence's last step, which no other step has followed. The
-  // sequence is, bit for bit, as if it had never read them.
+  // Removes the last `n` drafts of a sequence's last step, which no other step has followed, or
+  // tokens that were ahead. The sequence is, bit for bit, as if it had never read them.
   void retract(int32_t sequence, int32_t n);
+
+  // Replaces a sequence by what its policy keeps of all that a plain sequence of `full`, a session
+  // of the same model and types, has read: sinks, recent tokens, and those to which its last tokens
+  // attend most (after SnapKV, arXiv 2404.14469). It reads these, `last`, again, in one pass, which
+  // leaves `full` the same, bit for bit. Requires original positions, no archive, and a back end
+  // with drafts. Throws InvalidArgument, OutOfMemory without changing anything.
+  void fill(int32_t sequence, const Session& full, int32_t from, std::span<const int32_t> last);
 
   // Like step(), but returns only the most likely tokens: [n_inputs], with drafts one per row.
   std::span<const int32_t> greedy(std::span<const Input> inputs);
@@ -106,6 +116,17 @@ class Session {
   // Grows to `n` sequences, at most max_sequences; existing ones are kept. Throws OutOfMemory
   // without changing anything.
   void reserve_sequences(int32_t n);
+
+  // Appends the hidden states of a sequence's tokens in the last step, after the last norm
+  // [n, n_embd], in order. Must not be called between select() and selected_row().
+  void read_hidden_states(int32_t sequence, std::vector<float>& to);
+
+  // The same of the last step's first logits [n_embd], valid until the next.
+  std::span<const float> last_hidden() const;
+
+  // Sets the other model's hidden states for the next step, whose rows are those of one sequence
+  // [n, n_embd]. Requires Config::predicts.
+  void set_hidden(std::span<const float> states);
 
   // Can a step read tokens one by one, with the same results, bit for bit, as a step for each?
   bool replays() const;
@@ -179,6 +200,7 @@ class Session {
   void prepare(std::span<const Input> inputs);
   void place_token_types(std::span<const Input> texts);
   void read_rows(std::span<const int32_t> rows, Values wanted, const Sink& sink);
+  void prepare_ahead(const Input& input);
   void compute_logits(std::span<const Input> inputs, std::span<const float> temperatures,
                       std::unique_ptr<CapturedGraph>& graph, const std::function<void()>& then);
 
@@ -186,9 +208,11 @@ class Session {
   SessionOptions options_;
   Buffer output_gram_;  // see KvShape
   KvCache cache_;
+  std::optional<KvCache> observer_;  // of a full sequence, for fill()
   Buffer storage_;
   Activations activations_;
   Batch batch_;
+  int32_t n_ahead_ = 0;                    // tokens that may be retracted
   Buffer picks_;                           // [n_logits] of greedy(), on the back end
   Buffer largest_;                         // [n_logits] of select(), on the back end
   Buffer logits_;                          // [n_logits, the largest of Values] on the host

@@ -293,4 +293,28 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
   return w;
 }
 
+Weights load_predictor(const GgufShards& model, const Config& c, const Weights& others,
+                       Backend& backend) {
+  Weights w = find_predictor(model, c);
+  std::vector<Tensor*> tensors = tensors_of(w.layers[0]);
+  for (Affine* one : {&w.fusion.embd_norm, &w.fusion.hidden_norm, &w.fusion.projection,
+                      &w.output_norm, &w.output}) {
+    tensors.insert(tensors.end(), {&one->weight, &one->bias});
+  }
+  tensors.push_back(&w.token_embd);
+  const bool in_place = backend.capabilities().mapped_weights && !divisible(c);
+  for (Tensor* tensor : tensors) {
+    if (!*tensor) continue;
+    const std::span<const std::byte> host = tensor->memory();
+    *tensor = in_place ? backend.upload(*tensor, nullptr) : backend.upload(*tensor, w.owned);
+    if (tensor->data != host.data()) MappedFile::release(host);  // not twice in memory
+  }
+  if (!w.token_embd) w.token_embd = others.token_embd;
+  if (!w.output.weight) w.output = others.output;
+  if (!w.output_norm.weight) w.output_norm = others.output_norm;
+  w.rope = others.rope;
+  w.long_rope = others.long_rope;
+  return w;
+}
+
 }  // namespace h2o

@@ -115,6 +115,14 @@ struct Layer {
   StateSpaceLayer state_space;  // the same, or beside attn_*
 };
 
+// What a layer that predicts from another model's hidden states reads instead of embeddings: the
+// projection of both norms side by side.
+struct Fusion {
+  Affine embd_norm;    // nextn.enorm [n_embd], of the token's embedding
+  Affine hidden_norm;  // nextn.hnorm [n_embd], of the hidden state
+  Affine projection;   // nextn.eh_proj [n_embd, 2 * n_embd]
+};
+
 struct Weights {
   Tensor token_embd;     // [n_vocab, n_embd]
   Tensor position_embd;  // [n_ctx_train, n_embd] f32; empty with rotary positions
@@ -125,6 +133,7 @@ struct Weights {
   Tensor layer_embd;       // per_layer_token_embd [n_vocab, n]
   Affine layer_proj;       // per_layer_model_proj [n, n_embd]
   Tensor layer_proj_norm;  // per_layer_proj_norm [n_layer_embd]
+  Fusion fusion;           // if Config::predicts
   Affine token_norm;       // token_embd_norm [n_embd], if embeddings are normalized
   Rope rope;               // RopeLayout::none without rotary positions
   Rope long_rope;          // for contexts beyond the original one (LongRoPE), if different
@@ -157,5 +166,10 @@ using LoadProgress = std::function<void(size_t loaded, size_t total)>;
 // in the back end's memory, in bytes; 0 = none.
 Weights load_weights(const GgufShards& model, const Config& config, Backend& backend,
                      size_t max_resident, const LoadProgress& progress);
+
+// The weights of a layer that predicts from the hidden states of a model (see predictor.h), whose
+// weights the others are; they are valid as long as that model. Throws as load_weights() does.
+Weights load_predictor(const GgufShards& model, const Config& config, const Weights& others,
+                       Backend& backend);
 
 }  // namespace h2o

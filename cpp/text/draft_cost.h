@@ -14,9 +14,8 @@ class TypicalTime {
   double median() const { return median_; }  // 0: none yet
   void add(double seconds) { median_ = median_ == 0 ? seconds : toward(seconds, median_); }
 
-  static double toward(double now, double median) {
-    constexpr double kStride = 1.05;
-    return now > median ? median * kStride : median / kStride;
+  static double toward(double now, double median, double stride = 1.05) {
+    return now > median ? median * stride : median / stride;
   }
 
  private:
@@ -37,17 +36,22 @@ class DraftCost {
   // Adds a step that took `seconds` and had this many drafts, or none.
   void add(int32_t n_drafts, double seconds) {
     if (n_drafts == 0) {
+      const double before = step_.median();
       step_.add(seconds);
-      scale(scale_ + (1 - scale_) * kReturn);  // tries again after a while
+      // Drafts take as long as they took, though steps without them do not.
+      if (stride_ < kFirstStride) scale_ *= before / step_.median();
+      scale(std::min(scale_, scale_ + (1 - scale_) * kReturn));  // tries again after a while
     } else if (step_.median() > 0) {
       const double factor = (seconds / step_.median() - 1) / typical(n_drafts);
-      scale(std::max(kLeast, TypicalTime::toward(factor, scale_)));
+      scale(std::max(kLeast, TypicalTime::toward(factor, scale_, stride_)));
+      stride_ = std::max(kLeastStride, 1 + (stride_ - 1) * kSettle);
     }
   }
 
  private:
   static constexpr double kLeast = 0.01;
   static constexpr double kReturn = 0.002;  // per step without drafts
+  static constexpr double kFirstStride = 2, kLeastStride = 1.05, kSettle = 0.8;
 
   // The share that n drafts add to a step of a small model on Zen 4: the first costs most.
   static double typical(int32_t n) { return n == 0 ? 0 : 0.4 + 0.22 * n; }
@@ -59,6 +63,7 @@ class DraftCost {
 
   TypicalTime step_;
   double scale_ = 1;
+  double stride_ = kFirstStride;  // large at first, when little is known
   std::vector<double> shares_;
 };
 

@@ -9,12 +9,19 @@
 
 namespace h2o {
 
+class Sampler;
+class Session;
+
 // The step that verifies drafts.
 struct DraftStep {
   int32_t most;                   // drafts
   int32_t n_others;               // tokens that it generates for other texts
   std::span<const double> times;  // [most + 1] its duration with n drafts, compared with none
   double seconds = 0;             // its duration without drafts; 0: not known
+  // The sequence that verifies, which has read all tokens but the last one; -1: not known.
+  const Session* session = nullptr;
+  int32_t sequence = -1;
+  const Sampler* sampler = nullptr;  // of the next token; nullptr: the most likely one
 };
 
 // How often guesses are right; older observations count less.
@@ -49,6 +56,11 @@ class Drafter {
   // the next call.
   virtual std::span<const int32_t> propose(std::span<const int32_t> tokens,
                                            const DraftStep& step) = 0;
+
+  // Is called after each step of the text, before its drafts are retracted: `sequence` of `session`
+  // has read some of `tokens`, or all of them and drafts.
+  virtual void observe(std::span<const int32_t> /*tokens*/, Session& /*session*/,
+                       int32_t /*sequence*/) noexcept {}
 };
 
 // The number of drafts that promises the most tokens per second: 0, unless that is a gain.

@@ -325,7 +325,8 @@ StepRow Scheduler::with_drafts(const StepRow& row, int64_t n_rows, int64_t n_dra
   // Earlier texts of the step have the other drafts.
   const std::span<const double> times = draft_cost_.shares().subspan(max_drafts() - n_drafts);
   std::span<const int32_t> drafts = g.request_.drafter->propose(
-      g.tokens_, {static_cast<int32_t>(most), n_others, times, draft_cost_.seconds()});
+      g.tokens_, {static_cast<int32_t>(most), n_others, times, draft_cost_.seconds(), &session_,
+                  row.sequence, g.sampler_.get()});
   drafts = drafts.first(std::min(drafts.size(), static_cast<size_t>(most)));
   g.drafted_.assign(row.part.begin(), row.part.end());
   g.drafted_.insert(g.drafted_.end(), drafts.begin(), drafts.end());
@@ -382,6 +383,7 @@ void Scheduler::forward(std::span<const StepRow> batch) {
     return;
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
+  for (const StepRow& row : rows) observe(row);
   const auto reads_prompt = [](const StepRow& row) {
     return row.output->generation->reads_prompt();
   };
@@ -412,10 +414,19 @@ void Scheduler::score(StepRow& row) {
           }
           if (at + 1 == n_tokens) last.assign(logits.begin(), logits.end());
         });
+    observe(row);
     sample({&row, 1}, {{last}, {}});
   } catch (...) {
     row.output->error = std::current_exception();
     if (session_.tokens_seen(row.sequence) == begin) forget(*row.output->generation);
+  }
+}
+
+// Lets the drafter of a row see its step.
+void Scheduler::observe(const StepRow& row) {
+  const Generation& g = *row.output->generation;
+  if (g.request_.drafter != nullptr) {
+    g.request_.drafter->observe(g.tokens_, session_, row.sequence);
   }
 }
 

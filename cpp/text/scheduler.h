@@ -87,6 +87,7 @@ class Scheduler {
   void encode(std::span<StepRow> rows);
   void forward(std::span<const StepRow> rows);
   void score(StepRow& row);
+  void observe(const StepRow& row);
   void pool(Generation& g, const StepRow& row);
   void sample(std::span<StepRow> rows, const StepResults& results);
   void count_evictions(Generation& generation);

@@ -323,9 +323,13 @@ void register_engine(py::module_& m) {
       .def("set_disk", &set_disk, py::arg("directory"), py::arg("max_bytes"), py::arg("log"));
 
   py::class_<DraftModel, std::shared_ptr<DraftModel>>(
-      m, "DraftModel", "A smaller model that proposes what a larger one generates.")
+      m, "DraftModel", "A model that proposes what another one generates.")
       .def(py::init<std::shared_ptr<Model>, SessionOptions, int32_t>(),
-           py::arg("model").none(false), py::arg("options"), py::arg("n_vocab"));
+           py::arg("model").none(false), py::arg("options"), py::arg("n_vocab"))
+      .def_static("of_predictor", &DraftModel::of_predictor, py::arg("model").none(false),
+                  py::arg("options"))
+      .def_static("of_full_cache", &DraftModel::of_full_cache, py::arg("model").none(false),
+                  py::arg("options"));
 
   py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine", "Generates texts, many at once.")
       .def(py::init(&make_engine), py::arg("model").none(false), py::arg("tokenizer").none(false),

@@ -16,6 +16,7 @@
 #include "model/family.h"
 #include "model/file_kind.h"
 #include "model/importance.h"
+#include "model/predictor.h"
 #include "model/session.h"
 #include "register.h"
 
@@ -83,6 +84,14 @@ Tokens greedy(Session& session, const std::vector<std::pair<int32_t, Tokens>>& i
     tokens = session.greedy(spans);
   }
   return Tokens(std::ssize(tokens), tokens.data());
+}
+
+// Returns those of the last step [n, n_embd].
+Floats hidden_states(Session& session, int32_t sequence) {
+  std::vector<float> states;
+  session.read_hidden_states(sequence, states);
+  const py::ssize_t width = session.model().config.n_embd;
+  return Floats({std::ssize(states) / width, width}, states.data());
 }
 
 Floats score(Session& session, int32_t sequence, const Tokens& tokens) {
@@ -229,6 +238,7 @@ void register_session(py::module_& m) {
         return m.weights.residency ? m.weights.residency->n_read() : 0;
       });
   add_config(model, [](const Model& m) -> const Config& { return m.config; });
+  m.def("next_token_predictor", &next_token_predictor, py::arg("model").none(false));
 
   using O = SessionOptions;
   py::class_<O>(m, "SessionOptions", "How the caches of a session are set up.")
@@ -260,6 +270,13 @@ void register_session(py::module_& m) {
       .def("step", &step, py::arg("inputs"))
       .def("greedy", &greedy, py::arg("inputs"))
       .def("score", &score, py::arg("sequence"), py::arg("tokens"))
+      .def("hidden_states", &hidden_states, py::arg("sequence"))
+      .def(
+          "set_hidden",
+          [](Session& s, const Floats& states) {
+            s.set_hidden({states.data(), static_cast<size_t>(states.size())});
+          },
+          py::arg("states"))
       .def(
           "reset",
           [](Session& s, int32_t sequence, const std::vector<KvPolicy>& policies) {

@@ -110,11 +110,19 @@ class Generator(Closing):
             kernels and version.
         prefix_cache_disk_bytes: most bytes, or a size, in that directory; default: 4 GiB.
         draft: guess the next tokens, and verify the guesses in one forward pass: the output is the
-            same, bit for bit. "lookup": from earlier occurrences of the last tokens; otherwise by a
-            smaller model with the same vocabulary, as for `path`. Where no gain is expected,
-            nothing is guessed. CPU only; not with an archive or recurrent layers. None: no drafts.
-        draft_max: the most tokens that are guessed at once, for all sequences together.
+            same, bit for bit. "lookup": from earlier occurrences of the last tokens; "mtp": by the
+            file's layer for multi-token prediction; otherwise by a smaller model with the same
+            vocabulary, as for `path`. Where no gain is expected, nothing is guessed. CPU only; not
+            with an archive or layers that share a cache. None: no drafts.
+        draft_max: the most tokens that are guessed at once, for all sequences together; default:
+            16, or 4 if layers are recurrent.
         draft_tokens: how many tokens of each text the cache of a draft model keeps, as hh.
+        lossless: keep all tokens: the output is the full cache's, bit for bit. The budget (hh,
+            recent and policy; default: draft_tokens) is that of a second cache, with which the
+            model guesses the next tokens faster, so that the full cache is read once for several.
+            For long contexts, where reading it takes most of the time; elsewhere nothing is
+            guessed. CPU only; not with draft, an archive, or layers that are recurrent, share a
+            cache or have a window.
         prefix_ends: with a budget, also keep the states at the ends of outputs, as Chat does. An
             output then depends on whether such a state is still stored.
         archive: keep evicted tokens in host memory, in addition to the budget, in a type of

@@ -34,6 +34,8 @@ _log = visible_log("h2o_cpp")
 MAX_ROWS = 65536  # rows of an engine's batch
 USEFUL_SEQUENCES = 16  # more at once hardly increase the speed on a CPU
 _USEFUL_TEXTS = 64  # the same, of an encoder, which computes short texts whole
+_DRAFTS = 16
+_DRAFTS_WITH_STATES = 4
 _MOST_DRAFTS = 1024
 
 P = ParamSpec("P")
@@ -237,8 +239,9 @@ class EngineOptions(_Options):
     prefix_cache_disk_bytes: int | str | None = None
     prefix_ends: bool = False
     draft: str | os.PathLike[str] | None = None
-    draft_max: int = 16
+    draft_max: int | None = None
     draft_tokens: int = 512
+    lossless: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -257,19 +260,31 @@ class EngineOptions(_Options):
             )
         self.prefixes()
         if self.draft is not None and not isinstance(self.draft, str | os.PathLike):
-            raise TypeError(f"draft={self.draft!r}, expected 'lookup', a model or None")
-        check_int("draft_max", self.draft_max, 1, _MOST_DRAFTS)
+            raise TypeError(f"draft={self.draft!r}, expected 'lookup', 'mtp', a model or None")
+        if self.draft_max is not None:
+            check_int("draft_max", self.draft_max, 1, _MOST_DRAFTS)
         check_int("draft_tokens", self.draft_tokens, 1)
+        if check_bool("lossless", self.lossless) and self.draft is not None:
+            raise ValueError(
+                f"draft={self.draft!r} cannot be combined with lossless, which has its own drafts"
+            )
 
     @property
     def max_drafts(self) -> int:
-        """Rows of a step that may be drafts."""
-        return 0 if self.draft is None else self.draft_max
+        """Rows of a step that may be drafts, at most."""
+        if not self.lossless and self.draft is None:
+            return 0
+        return _DRAFTS if self.draft_max is None else self.draft_max
+
+    def max_drafts_of(self, file: ModelFile) -> int:
+        """The same for a model: by default fewer if each takes a copy of recurrent states."""
+        recurrent = self.draft_max is None and any(file.config.state_floats)
+        return min(self.max_drafts, _DRAFTS_WITH_STATES) if recurrent else self.max_drafts
 
     @property
     def draft_model(self) -> str | os.PathLike[str] | None:
         """The model that proposes drafts, if one does."""
-        return None if self.draft == "lookup" else self.draft
+        return None if self.draft in ("lookup", "mtp") else self.draft
 
     def sequences(self, each: int, n_batch: int) -> tuple[int, int]:
         """The most sequences at once, and how many of them are allocated at the beginning.
@@ -313,6 +328,9 @@ class GeneratorOptions(CacheOptions, MachineOptions, EngineOptions):
     def __post_init__(self) -> None:
         check_int("n_batch", self.n_batch, 1, MAX_ROWS)
         super().__post_init__()
+        budget = (self.hh, self.recent, self.cache_memory, self.policy)
+        if self.lossless and all(part is None for part in budget):
+            object.__setattr__(self, "hh", self.draft_tokens)
         check_int("n_batch", self.n_batch, 1, MAX_ROWS - self.max_drafts)
         most = _most_sequences(self.n_batch + self.max_drafts)
         if self.max_sequences is not None and self.max_sequences > most:

@@ -182,7 +182,8 @@ void check_drafts(const std::string& path, uint64_t seed, Counts& counts) {
 TEST_CASE("drafts leave the states and the logits of plain decoding") {
   if (on_cuda()) return;
   int64_t n_rolled = 0;
-  for (const char* name : {"llama_gqa2_tied", "gemma2", "bloom", "qwen3moe", "opt_odd_heads"}) {
+  for (const char* name : {"llama_gqa2_tied", "gemma2", "bloom", "qwen3moe", "opt_odd_heads",
+                           "qwen35_listed", "lfm2"}) {
     CAPTURE(name);
     Counts counts;
     for (uint64_t seed = 0; seed < 20; ++seed) {

@@ -14,7 +14,8 @@ const std::vector<double> kSame(kMost + 1, 1.0);
 
 DraftStep free_step(int32_t most) { return {most, 0, std::span(kSame).first(most + 1), 1e9}; }
 
-std::shared_ptr<DraftModel> draft_model(const SessionOptions& options, int32_t n_vocab = kVocab) {
+std::shared_ptr<DraftModel> draft_model(SessionOptions options, int32_t n_vocab = kVocab) {
+  options.max_drafts = kMost;
   return std::make_shared<DraftModel>(rotary_model(), options, n_vocab);
 }
 

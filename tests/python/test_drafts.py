@@ -13,43 +13,13 @@ from hypothesis import strategies as st
 
 from h2o_cpp import BUNDLED_MODEL, Generator, Policy
 from h2o_cpp.cli import main
-from h2o_cpp.generation.stats import LayerStats
+from support.outputs import N_VOCAB, OPTION_SETS, left
 from support.random_search import examples
 from support.random_texts import OPTIONS, POLICIES, PROTECTED
 
 LLAMA = Path(__file__).parents[1] / "data" / "golden" / "llama_gqa2_tied.gguf"
-N_VOCAB = 61
 N_CTX = 40
 PROMPT = "the cat sat on the mat. the cat sat on the mat. the cat sat on"
-
-
-def only_some(tokens: Any, mask: Any) -> None:
-    """Allows every second token, in turns, so that outputs repeat."""
-    mask[:] = 0x55555555 << len(tokens) % 2
-
-
-OPTION_SETS = st.fixed_dictionaries(
-    {
-        "temperature": st.sampled_from([0.0, 0.3, 1.0]),
-        "seed": st.integers(0, 99),
-        "max_tokens": st.integers(1, 60),
-        "ignore_eos": st.booleans(),
-    },
-    optional={
-        "stop": st.just(["aba", "bb b"]),
-        "constraint": st.just(only_some),
-        "repeat_penalty": st.just(1.2),
-    },
-)
-
-
-def left(generator: Generator, prompt: list[int], options: dict[str, Any]) -> tuple[Any, ...]:
-    """Everything that an output leaves: its pieces, its end, its snapshot and the cache."""
-    stream = generator.stream(prompt, **options)
-    pieces = list(stream)
-    layers: tuple[LayerStats, ...] = generator.stats(layers=True).layers
-    kept = [array.tobytes() for layer in range(len(layers)) for array in generator.kept(layer, 1)]
-    return pieces, stream.tokens, stream.finish_reason, stream.save().data, layers, kept
 
 
 @settings(max_examples=examples(60))

@@ -34,6 +34,8 @@ GOLDEN = [
     "bloom",
     "gemma4",
     "gemma4_shared",
+    "qwen35_listed",
+    "lfm2",
 ]
 
 

@@ -47,8 +47,8 @@ def protected(text: str) -> str | int | tuple[int, int]:
 
 
 def draft_source(text: str) -> str | None:
-    """The source of drafts: "lookup", or llama.cpp's name of it; a model; "none"."""
-    return {"ngram-simple": "lookup", "none": None}.get(text, text)
+    """The source of drafts: "lookup" or "mtp", or llama.cpp's names of them; a model; "none"."""
+    return {"ngram-simple": "lookup", "draft-mtp": "mtp", "none": None}.get(text, text)
 
 
 def gguf_output(text: str) -> Path:

@@ -85,18 +85,17 @@ def add_drafts(parser: Parser) -> None:
         "--model-draft",
         type=draft_source,
         metavar="MODEL",
-        help="guess the next tokens by a smaller model with the same vocabulary, or from earlier "
-        "occurrences of the last ones (lookup), and verify them at once, with the same output "
-        "(default: none)",
+        help="guess the next tokens by a smaller model with the same vocabulary, by the file's "
+        "layer for multi-token prediction (mtp), or from earlier occurrences of the last ones "
+        "(lookup), and verify them at once, with the same output (default: none)",
     )
     drafts.add_argument(
         "--draft-max",
         "--draft-n",
         "--spec-draft-n-max",
         type=integer,
-        default=16,
         metavar="N",
-        help="guess at most N tokens at once (default: %(default)s)",
+        help="guess at most N tokens at once (default: 16; 4 if layers are recurrent)",
     )
     drafts.add_argument(
         "--draft-tokens",
@@ -104,6 +103,13 @@ def add_drafts(parser: Parser) -> None:
         default=512,
         metavar="N",
         help="tokens that the cache of the draft model keeps (default: %(default)s)",
+    )
+    drafts.add_argument(
+        "--lossless",
+        action="store_true",
+        help="keep all tokens, and guess the next ones with a second cache that keeps --hh "
+        "(default: --draft-tokens) of them: faster than the full cache if the context is long, "
+        "with the same output (default: keep only --hh)",
     )
 
 

@@ -1,4 +1,4 @@
-"""A smaller model that proposes what a larger one generates."""
+"""Models that propose what others generate."""
 
 from __future__ import annotations
 
@@ -25,10 +25,44 @@ def open_draft_model(
     _check_vocabulary(file, larger)
     model = open_model(file, device=device, threads=options.threads)
     n_ctx = min(n_ctx, file.config.n_ctx_train)
+    session = _draft_session(file, options, n_ctx, n_texts)
+    return _core.DraftModel(model, session, larger.config.n_vocab)
+
+
+def open_predictor(
+    model: _core.Model, file: ModelFile, options: GeneratorOptions, *, n_ctx: int, n_texts: int
+) -> _core.DraftModel:
+    """The file's layer for multi-token prediction, with a cache as that of a draft model.
+
+    Raises ValueError if it has none, or one that is not supported.
+    """
+    return _core.DraftModel.of_predictor(model, _draft_session(file, options, n_ctx, n_texts))
+
+
+def open_lossless_drafts(
+    model: _core.Model, cache: CacheOptions, *, n_texts: int, max_drafts: int
+) -> _core.DraftModel:
+    """The model itself, which proposes with the budget of `cache` what it generates with a full
+    cache.
+
+    cache: after for_model().
+
+    Raises ValueError for a model or options that this does not support.
+    """
+    session = cache.core()
+    session.max_sequences = n_texts
+    session.max_drafts = max_drafts
+    return _core.DraftModel.of_full_cache(model, session)
+
+
+def _draft_session(
+    file: ModelFile, options: GeneratorOptions, n_ctx: int, n_texts: int
+) -> _core.SessionOptions:
     cache = CacheOptions(hh=min(options.draft_tokens, n_ctx), n_ctx=n_ctx, n_batch=options.n_batch)
     session = cache.resolve(file)
     session.max_sequences = n_texts
-    return _core.DraftModel(model, session, larger.config.n_vocab)
+    session.max_drafts = options.max_drafts
+    return session
 
 
 def _check_vocabulary(file: ModelFile, larger: ModelFile) -> None:

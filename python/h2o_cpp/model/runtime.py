@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from h2o_cpp import _core
 from h2o_cpp.budget.policy import Policy
 from h2o_cpp.files.model_file import ModelFile
 from h2o_cpp.model.device import model_and_cache_bytes, open_on_device
-from h2o_cpp.model.draft_model import open_draft_model
+from h2o_cpp.model.draft_model import open_draft_model, open_lossless_drafts, open_predictor
 from h2o_cpp.model.session import open_model
 from h2o_cpp.model.tokenizer import Tokenizer
 from h2o_cpp.options import GeneratorOptions
@@ -44,14 +45,24 @@ def _open_on(device: str, file: ModelFile, options: GeneratorOptions) -> Runtime
         max_resident=options.max_resident,
         exact=options.exact,
     )
-    cache = options.for_model(file)
+    cache = drafting = options.for_model(file)
+    each = cache.slab_bytes(file)
+    if options.lossless:
+        cache = replace(cache, policy=Policy.full())
+        each += cache.slab_bytes(file)
     session = cache.core()
-    n_sequences, session.n_sequences = options.sequences(cache.slab_bytes(file), options.n_batch)
+    n_sequences, session.n_sequences = options.sequences(each, options.n_batch)
     session.max_sequences = n_sequences
-    session.max_drafts = options.max_drafts
+    session.max_drafts = options.max_drafts_of(file)
     tokenizer = Tokenizer.of_model(model)
     drafts = None
-    if options.draft_model is not None:
+    if options.lossless:
+        drafts = open_lossless_drafts(
+            model, drafting, n_texts=n_sequences, max_drafts=session.max_drafts
+        )
+    elif options.draft == "mtp":
+        drafts = open_predictor(model, file, options, n_ctx=cache.context, n_texts=n_sequences)
+    elif options.draft_model is not None:
         drafts = open_draft_model(file, device, options, n_ctx=cache.context, n_texts=n_sequences)
     engine = _core.Engine(model, tokenizer.core, session, options.prefixes(), drafts)
     architecture = file.metadata["general.architecture"]
