@@ -53,7 +53,9 @@ class TokenCount(BaseModel):
     input_tokens: int
 
 
-_SAME_IN_CHATS = {"max_tokens", "stream", "temperature", "top_k", "top_p", "truncation"}
+_SAME_IN_CHATS = {
+    *("draft", "max_tokens", "stream", "temperature", "top_k", "top_p", "truncation"),
+}
 
 
 @post(router, "/v1/messages/count_tokens", CountRequest, response_model=TokenCount, quick=False)

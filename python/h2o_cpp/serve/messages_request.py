@@ -12,7 +12,7 @@ from h2o_cpp.model.truncation import Truncation
 from h2o_cpp.serve.chat_messages import tool_call, without_images
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.openai_requests import ChatRequest, ModelRequest
-from h2o_cpp.serve.sampling import StopStrings, TopP
+from h2o_cpp.serve.sampling import Draft, StopStrings, TopP
 from h2o_cpp.serve.schema import (
     ByType,
     Empty,
@@ -240,6 +240,7 @@ class MessagesRequest(Conversation):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: TopP | None = None
     top_k: int | None = Field(None, ge=0, lt=2**31)
+    draft: Draft = True
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = Field(
         None, description="the older name of output_config.format"

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from h2o_cpp.serve.chat_messages import IMAGE_NOTE, FunctionDefinition, tool_call
 from h2o_cpp.serve.openai_requests import ModelRequest, Token
-from h2o_cpp.serve.sampling import Sampling, TopLogprobs
+from h2o_cpp.serve.sampling import Draft, Sampling, TopLogprobs
 from h2o_cpp.serve.schema import Empty, ListOf, NoText, Tolerant
 
 
@@ -56,6 +56,7 @@ class OllamaRequest(OllamaModelRequest):
     )
     stream: bool = Field(True, description="a line of JSON for each piece")
     options: Options | None = None
+    draft: Draft = True
     truncate: bool | None = Field(
         None, description="true: as truncation auto in /v1/chat/completions; false: as error"
     )
@@ -86,7 +87,7 @@ class OllamaRequest(OllamaModelRequest):
     def generation(self) -> dict[str, Any]:
         """The equivalent fields of a GenerationRequest."""
         fields: dict[str, Any] = {} if self.options is None else self.options.generation()
-        fields["stream"] = self.stream
+        fields |= {"stream": self.stream, "draft": self.draft}
         if self.truncate is not None:
             fields["truncation"] = "auto" if self.truncate else "error"
         if self.format:

@@ -18,7 +18,7 @@ from h2o_cpp.serve.chat_messages import (
     NamedTool,
     ToolDefinition,
 )
-from h2o_cpp.serve.sampling import Sampling, TopLogprobs
+from h2o_cpp.serve.sampling import Draft, Sampling, TopLogprobs
 from h2o_cpp.serve.schema import ByType, Empty, ListOf, NonEmptyList, NonEmptyText, Schema
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
@@ -171,7 +171,7 @@ class GenerationRequest(ModelRequest, Sampling):
         "tokens; error: status 400; default: the server's",
     )
     n_keep: int = Field(0, ge=-1, description="the first tokens that a text keeps; -1: most")
-    draft: bool = Field(True, description="false: without the drafts that the model is served with")
+    draft: Draft = True
     return_progress: bool = Field(
         False,
         description="in a stream, how much of the prompt was read, every two seconds, as "

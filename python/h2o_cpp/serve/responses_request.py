@@ -26,7 +26,7 @@ from h2o_cpp.serve.openai_requests import (
     ModelRequest,
     TextFormat,
 )
-from h2o_cpp.serve.sampling import TopLogprobs, TopP
+from h2o_cpp.serve.sampling import Draft, TopLogprobs, TopP
 from h2o_cpp.serve.schema import ByType, ListOf, NonEmptyList, NonEmptyText, Schema, Tolerant, check
 from h2o_cpp.serve.stored_responses import StoredResponses
 
@@ -196,7 +196,8 @@ class TextSettings(Schema):
 _log = visible_log("uvicorn.error")  # the server's log
 
 _SAME_IN_CHATS = {
-    *("parallel_tool_calls", "stream", "temperature", "top_logprobs", "top_p", "truncation")
+    *("draft", "parallel_tool_calls", "stream", "temperature", "top_logprobs", "top_p"),
+    "truncation",
 }
 _LOGPROBS = "message.output_text.logprobs"
 Included = Literal[
@@ -255,6 +256,7 @@ class ResponsesRequest(ModelRequest):
         None, description=f"only {_LOGPROBS} has an effect: log-probabilities of the text"
     )
     top_logprobs: TopLogprobs = None
+    draft: Draft = True
     _stored: StoredResponses = PrivateAttr(default_factory=lambda: _NOTHING)
 
     def refer_to(self, stored: StoredResponses) -> None:

@@ -18,6 +18,9 @@ TopLogprobs = Annotated[
     Field(ge=0, le=20, description="also for the N most likely tokens at each position"),
 ]
 StopStrings = Annotated[list[NonEmptyText], Field(max_length=16)]
+Draft = Annotated[
+    bool, Field(description="false: without the drafts that the model is served with")
+]
 Seed = Annotated[
     int, Field(ge=-(2**63), lt=2**63), AfterValidator(lambda seed: None if seed == -1 else seed)
 ]
