@@ -39,7 +39,7 @@ from h2o_cpp.convert.checkpoint import SourceTensor, open_tensors, read_json, re
 from h2o_cpp.convert.config import Config, Value, dimension
 from h2o_cpp.convert.family import Family
 from h2o_cpp.convert.quantized import dequantized, quantization_of
-from h2o_cpp.convert.tensors import PlannedTensor, plan_tensors
+from h2o_cpp.convert.tensors import PlannedTensor, plan_tensors, predictor_of
 from h2o_cpp.convert.vocabulary import read_vocabulary
 from h2o_cpp.files.atomic import atomic_output, check_output
 
@@ -162,6 +162,8 @@ def convert(
         config = {**config, family.tied_keys[0]: True}
         notes.append("the checkpoint has no head, so logits are those of the embedding")
     metadata |= family.of_weights(source, family.sizes(config)["layers"])
+    if (predictor := predictor_of(family, source)) is not None:
+        metadata |= predictor.metadata(metadata, family.sizes(config)["layers"])
     tensors = plan_tensors(family, config, source, weight_type)
     vocabulary = read_vocabulary(
         checkpoint,

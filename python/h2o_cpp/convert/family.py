@@ -16,7 +16,16 @@ from h2o_cpp.convert.config import (
     number,
     refuse,
 )
-from h2o_cpp.convert.modules import EMBEDDING, HEAD, OUTPUT_NORM, Mixture, Module, Sizes, TensorSpec
+from h2o_cpp.convert.modules import (
+    EMBEDDING,
+    HEAD,
+    OUTPUT_NORM,
+    Mixture,
+    Module,
+    Predictor,
+    Sizes,
+    TensorSpec,
+)
 from h2o_cpp.convert.rope import rope_metadata, rope_tensors
 
 # size -> keys in config.json
@@ -116,6 +125,9 @@ class Family:
     )
     """config.json, index, sizes -> tensors of a layer that do not belong to a module."""
 
+    predictor: Predictor | None = None
+    """The layer for multi-token prediction, if it is written where a checkpoint has one."""
+
     # Old checkpoints have frequencies.
     ignored: re.Pattern[str] = re.compile(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
     """Names of tensors that a checkpoint may have and that are not written; see ignores()."""
@@ -165,6 +177,7 @@ class Family:
             "kv": kv,
             "q_and_k": q + kv,
             "qkv": q + 2 * kv,
+            "two_embd": 2 * embd,
             "none": 0,
             "one": 1,
         }

@@ -99,6 +99,23 @@ class Module(NamedTuple):
         return None if reorder is None else lambda values: reorder(values, sizes["head"])
 
 
+class Predictor(NamedTuple):
+    """A layer for multi-token prediction behind the others."""
+
+    projection: str
+    """The HF name of nextn.eh_proj; a checkpoint without it has no such layer."""
+    modules: Callable[[int], Iterator[Module]]
+    """The layer's number -> its modules."""
+
+    def metadata(self, known: Metadata, n_layers: int) -> Metadata:
+        """What changes in the metadata of a model."""
+        changed: Metadata = {"block_count": n_layers + 1, "nextn_predict_layers": 1}
+        recurrent = known.get("attention.recurrent_layers")
+        if isinstance(recurrent, list):
+            changed["attention.recurrent_layers"] = [*map(bool, recurrent), False]
+        return changed
+
+
 def transposed(values: Values) -> Values:
     """The values with rows and columns exchanged, of each matrix if there are several."""
     return np.ascontiguousarray(values.swapaxes(-1, -2))

@@ -19,6 +19,7 @@ from h2o_cpp.convert.modules import (
     SHARED_EXPERT,
     Mixture,
     Module,
+    Predictor,
     Sizes,
     TensorSpec,
     gated_mlp,
@@ -192,6 +193,27 @@ def _layer(
     yield from mlp
 
 
+def _predictor(index: int) -> Iterator[Module]:
+    """The layer for multi-token prediction, which has attention."""
+
+    def named(gguf: str, hf: str, module: Module) -> Module:
+        return module._replace(gguf=f"blk.{index}.{gguf}", hf=f"mtp.{hf}")
+
+    for hf, gguf in (
+        ("pre_fc_norm_embedding", "enorm"),
+        ("pre_fc_norm_hidden", "hnorm"),
+        ("norm", "shared_head_norm"),
+    ):
+        yield named(f"nextn.{gguf}", hf, _norm("", "", ("embd",)))
+    yield named("nextn.eh_proj", "fc", Module("", "", ("embd", "two_embd")))
+    norms = (
+        _norm("attn_norm", "input_layernorm", ("embd",)),
+        _norm("post_attention_norm", "post_attention_layernorm", ("embd",)),
+    )
+    for module in (*_ATTENTION, *norms, *_MLP):
+        yield named(module.gguf, f"layers.0.{module.hf}", module)
+
+
 QWEN35 = Family(
     architecture=_NAME,
     layer=lambda config, index: _layer(config, index, _delta_net(config), _MLP),
@@ -207,7 +229,8 @@ QWEN35 = Family(
     output_norm=_norm("output_norm", "norm", ("embd",)),
     more_sizes=lambda config: _Heads.of(config).sizes(),
     more_tensors=_delta_net_parameters,
-    ignored=re.compile(r"mtp\..*"),  # MTP: a block that predicts further tokens
+    predictor=Predictor("mtp.fc", _predictor),
+    ignored=re.compile(r"mtp\..*"),  # further layers, and that of mixtures
     absent={
         "head_dim": 256,
         "num_key_value_heads": 4,
@@ -231,6 +254,7 @@ QWEN35_MOE = replace(
     fixed=(*QWEN35.fixed, *EVERY_LAYER),
     layer=lambda config, index: _layer(config, index, _delta_net(config), _SHARED),
     has_mlp=False,
+    predictor=None,
     more_tensors=_all_tensors,
     mixture=Mixture(says_normalized=False, shared=True),  # always normalized
     absent={

@@ -1,6 +1,6 @@
 """The tensors of a GGUF file, their types, and reading and encoding their values."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -13,7 +13,7 @@ from gguf.quants import quantize
 from h2o_cpp.convert.checkpoint import Bytes, SourceTensor, Values
 from h2o_cpp.convert.config import Config
 from h2o_cpp.convert.family import Family
-from h2o_cpp.convert.modules import TensorSpec
+from h2o_cpp.convert.modules import Predictor, TensorSpec
 from h2o_cpp.convert.other_names import other_specs
 
 # Largest values of types with less range than float32; block scales are f16.
@@ -93,7 +93,12 @@ def plan_tensors(
     if family.is_tied(config) and _has_own_head(family, names, tensors):
         config = {**config, family.tied_keys[0]: False}
     names = _with_tied_embedding(family, config, names)
-    for spec in family.tensors(config):
+    specs = [*family.tensors(config)]
+    if (predictor := predictor_of(family, names)) is not None:
+        sizes = family.sizes(config)
+        for module in predictor.modules(sizes["layers"]):
+            specs += module.tensors(sizes)
+    for spec in specs:
         if spec.sources()[0] not in names:
             others = (other for other in other_specs(spec) if other.sources()[0] in names)
             spec = next(others, spec)
@@ -116,6 +121,13 @@ def plan_tensors(
     for gguf, values in family.computed(config).items():
         plan.append(_computed(gguf, values))
     return plan
+
+
+def predictor_of(family: Family, names: Container[str]) -> Predictor | None:
+    """The layer for multi-token prediction, if the checkpoint has one."""
+    predictor = family.predictor
+    has_it = predictor is not None and f"{predictor.projection}.weight" in names
+    return predictor if has_it else None
 
 
 def _with_tied_embedding(
