@@ -98,7 +98,7 @@ struct Family {
   std::string_view ffn_norm = "ffn_norm";        // its name in the file
   std::string_view output_norm = "output_norm";  // the same
   bool predicts = false;  // nextn_predict_layers are full layers of the family, see predictor.h
-  bool experts = false;             // the feed-forward block may be a mixture of experts
+  bool experts = false;   // the feed-forward block may be a mixture of experts
   bool experts_normalized = true;   // whose weights sum to 1, overridden by {a}.expert_weights_norm
   bool experts_beside_mlp = false;  // a layer has an MLP too, whose output is added
   bool experts_sigmoid = false;     // the default of {a}.expert_gating_func; otherwise softmax

@@ -42,6 +42,7 @@ SMALL = {
     "gpu": "--quick --device cpu --sections machine,grid,prefill,scores,long,paper",
     "grammar": "--outputs 1 --step 0 --kinds formats",
     "kvpress": "MODEL -c 200 --samples 1 --tasks needle --threads 1",
+    "lossless": "--shape small --layers 1 --tokens 40 --decoded 8 --slots 8 --rounds 1 --threads 1",
     "mix": "--clients 12 --seconds 0.1 --sequences 4",
     "page": "--rate 1000 --tokens 60 --rounds 1 --loads 1",
     "quantize": "--rows 2",

@@ -6,7 +6,8 @@
 namespace h2o {
 namespace {
 
-constexpr std::string_view kPrompt = "It was a dark night, and the old man. It was a dark night, and";
+constexpr std::string_view kPrompt =
+    "It was a dark night, and the old man. It was a dark night, and";
 
 TEST_CASE("drafts of each source change no text") {
   if (on_cuda()) return;
