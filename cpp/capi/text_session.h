@@ -17,7 +17,7 @@
 
 namespace h2o::capi {
 
-// What an engine is opened with.
+// The parts of an engine.
 struct EngineParts {
   std::shared_ptr<TextModel> model;
   SessionOptions session;

@@ -115,7 +115,7 @@ struct Layer {
   StateSpaceLayer state_space;  // the same, or beside attn_*
 };
 
-// What a layer that predicts from another model's hidden states reads instead of embeddings: the
+// A layer that predicts from another model's hidden states reads this instead of embeddings: the
 // projection of both norms side by side.
 struct Fusion {
   Affine embd_norm;    // nextn.enorm [n_embd], of the token's embedding

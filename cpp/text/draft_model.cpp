@@ -263,7 +263,7 @@ class ModelDrafter final : public Drafter {
   std::vector<int32_t> draft_;
   size_t n_seen_ = 0;     // tokens before the draft
   size_t filled_at_ = 0;  // tokens when the sequence was filled
-  // Of a predictor: the verifying model's hidden states of tokens from first_hidden_ on, each of
+  // A predictor has the verifying model's hidden states of tokens from first_hidden_ on, each of
   // which is read with the token after it.
   std::vector<float> hidden_;
   size_t first_hidden_ = 0;

@@ -108,7 +108,7 @@ class Predictor(NamedTuple):
     """The layer's number -> its modules."""
 
     def metadata(self, known: Metadata, n_layers: int) -> Metadata:
-        """What changes in the metadata of a model."""
+        """The changes in the metadata of a model."""
         changed: Metadata = {"block_count": n_layers + 1, "nextn_predict_layers": 1}
         recurrent = known.get("attention.recurrent_layers")
         if isinstance(recurrent, list):
