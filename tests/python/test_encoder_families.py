@@ -17,6 +17,7 @@ from h2o_cpp import Generator
 from h2o_cpp.convert import convert
 from support import encoders
 from support.opt_checkpoint import read_metadata, read_tensors, write_json, write_safetensors
+from support.scripted_opt import VISIBLE
 
 N_VOCAB = len(encoders.WORD_PIECES)
 SIZES = {
@@ -219,3 +220,30 @@ def test_bge_reranker_scores_equal_transformers(tmp_path: Path) -> None:
             result = engine.submit(text, pooling="rank")
             result.result()
             np.testing.assert_allclose(result.embedding, logits, rtol=0, atol=TOLERANCE)
+
+
+def test_roberta_reads_pairs_with_two_separators(tmp_path: Path) -> None:
+    """With its byte-level BPE, as cross-encoders of RoBERTa have it."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    tokens = [*special[:4], *VISIBLE, "ab", "Ġa", special[4]]
+    merges = [("a", "b"), ("Ġ", "a")]
+    original = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    original.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    original.add_special_tokens(special)
+    original.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    original.save(str(tmp_path / "tokenizer.json"))
+    options = {**SIZES, **RECIPES["xlm-roberta"][1], "vocab_size": len(tokens), "num_labels": 1}
+    options |= {"bos_token_id": 0, "eos_token_id": 2}
+    model = encoders.make("RobertaForSequenceClassification", **options)
+    encoders.save(model, tmp_path)
+    convert(tmp_path, tmp_path / "model.gguf", "f32")
+    with Generator(tmp_path / "model.gguf", threads=1) as generator:
+        pair = generator.tokenizer.encode_pair("ab", "a x")
+        assert pair == original.encode("ab", "a x").ids
+        [found] = generator.rerank("ab", ["a x"])
+    with torch.no_grad():
+        logit = model.double()(torch.tensor([pair])).logits.item()
+    assert found == pytest.approx(1 / (1 + np.exp(-logit)), abs=TOLERANCE)
