@@ -95,11 +95,11 @@ class ModelDrafter final : public Drafter {
     const size_t n_unread = this->n_unread(tokens);
     read_ahead(tokens.last(n_unread), n, step.sampler);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
-    if (n_unread <= kFewTokens) {
-      model_->seconds_.add(seconds.count() /
-                           static_cast<double>(std::max<size_t>(1, draft_.size())));
-      pause_length_ = kFirstPause;
-    }
+    if (n_unread > kFewTokens) return;
+    pause_length_ = kFirstPause;
+    if (model_->n_untimed_-- > 0) return;
+    model_->n_untimed_ = 0;
+    model_->seconds_.add(seconds.count() / static_cast<double>(std::max<size_t>(1, draft_.size())));
   }
 
   bool predicts() const { return model_->session_.model().config.predicts; }

@@ -56,7 +56,10 @@ class DraftModel : public std::enable_shared_from_this<DraftModel> {
   const int32_t max_drafts_;
   const bool retracts_;
   Session session_;
-  TypicalTime seconds_;        // of a proposed token; used by the computing thread
+  // Used by the computing thread: the time of a proposed token, and how many of the first proposals
+  // are not timed, because they are the first to touch memory.
+  TypicalTime seconds_;
+  int32_t n_untimed_ = 3;
   std::mutex mutex_;           // guards free_: texts may end on any thread
   std::vector<int32_t> free_;  // sequences
 };

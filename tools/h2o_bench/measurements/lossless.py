@@ -1,7 +1,8 @@
 """Decode of a long text with a full cache, and with a smaller one that proposes what it generates.
 
-Layers of a real model's shape with random weights read a text of random tokens and continue it. The
-runs take turns, and their outputs must be equal.
+Layers of a real model's shape with random weights read a text of random tokens, once, and continue
+it. Attention with random weights says nothing about which tokens matter, so its output is scaled:
+the smaller, the more guesses are right. The runs take turns, and their outputs must be equal.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gguf import GGUFReader
 
 from h2o_bench.results import Row
 from h2o_cpp import Generator
@@ -29,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=32_768, help="that are read")
     parser.add_argument("--decoded", type=int, default=400, help="after that")
     parser.add_argument("--slots", type=int, default=1024, help="of the cache that proposes")
+    parser.add_argument("--scale", type=float, default=0.1, help="of the output of attention")
     parser.add_argument("--temperatures", type=fractions, default=[0.0, 0.8], metavar="X,...")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
@@ -37,10 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     n_ctx = args.tokens + args.decoded
     sizes = {"num_hidden_layers": args.layers, "vocab_size": _VOCABULARY}
-    common: Any = {"n_ctx": n_ctx, "threads": args.threads, "max_sequences": 1, "prefix_cache": 0}
+    common: Any = {"n_ctx": n_ctx, "threads": args.threads, "max_sequences": 1}
+    common["prefix_cache"] = "16GiB"
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "model.gguf"
         write_model(path, config(args.shape, **sizes, max_position_embeddings=n_ctx), "Q8_0")
+        _scale_attention(path, args.scale)
         generators = [
             Generator(path, **common),
             Generator(path, **common, lossless=True, hh=args.slots),
@@ -73,3 +78,12 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
             "tokens per pass": passes,
             "accepted": accepted,
         }
+
+
+def _scale_attention(path: Path, factor: float) -> None:
+    """Multiply the output matrices of attention, in Q8_0, by a factor."""
+    for tensor in GGUFReader(path, "r+").tensors:
+        if tensor.name.endswith("attn_output.weight"):
+            blocks = tensor.data.reshape(-1, 34)  # each begins with its scale
+            scales = np.ascontiguousarray(blocks[:, :2]).view(np.float16)
+            blocks[:, :2] = (scales * np.float16(factor)).view(np.uint8)
