@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -43,6 +44,29 @@ KINDS["few bytes"] = {
     "tokenizer.ggml.token_type": [1, 1, 1, 3],
     "tokenizer.ggml.merges": ["a b"],
 }
+KINDS["word pieces"] = {
+    "tokenizer.ggml.model": "bert",
+    "tokenizer.ggml.tokens": ["[UNK]", "[CLS]", "[SEP]", "▁a", "▁ab", "b", "ba", "▁ba", "e"],
+    "tokenizer.ggml.token_type": [3, 3, 3, 1, 1, 1, 1, 1, 1],
+    **{f"tokenizer.ggml.{name}_token_id": i for i, name in enumerate(["unknown", "cls", "eos"])},
+    "tokenizer.ggml.seperator_token_id": 2,
+}
+
+
+def unigram(*more: str) -> dict[str, Any]:
+    """Scores whose sums are exact."""
+    tokens = ["<unk>", "<s>", "</s>", "▁", "▁a", "a", "b", "▁ab", "ba", "éa", *more]
+    return {
+        "tokenizer.ggml.model": "t5",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [2, 3, 3, *[1] * (len(tokens) - 3)],
+        "tokenizer.ggml.scores": [-float(i) for i in range(10)] + [-1.0] * len(more),
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+
+
+KINDS["unigram"] = unigram()
+KINDS["unigram whole"] = unigram("▁q▁q")  # which crosses spaces: texts are not divided
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -75,7 +99,7 @@ def test_most_in_encode_parts() -> None:
             t.encode_parts(parts, most=most)
 
 
-@pytest.mark.parametrize("kind", ["bytes", "composed", "pieces"])
+@pytest.mark.parametrize("kind", ["bytes", "composed", "pieces", "word pieces", "unigram"])
 def test_long_texts_are_rejected_early(kind: str) -> None:
     """CPU time of rejecting a text, compared with tokenizing it."""
     t = tokenizer_of(KINDS[kind])
@@ -86,6 +110,22 @@ def test_long_texts_are_rejected_early(kind: str) -> None:
             t.encode(text, most=1000)
 
     assert min_seconds(reject) < min_seconds(lambda: t.encode(text)) / 4
+
+
+@pytest.mark.parametrize("one_space", [True, False])
+def test_parts_of_long_texts_are_as_the_whole(one_space: bool) -> None:
+    key = "tokenizer.ggml.remove_extra_whitespaces"
+    parts, whole = (
+        tokenizer_of({**KINDS[k], key: one_space}) for k in ("unigram", "unigram whole")
+    )
+    rng = random.Random(0)
+    for n in (4000, 4096, 9000, 30_000):
+        for letters in ("ab ", "aéb  ▁", "xyz ab", "▁ "):
+            text = "".join(rng.choices(letters, k=n)) + rng.choice(["", " ", "▁ ▁  "])
+            assert parts.encode(text) == whole.encode(text)
+    texts = ["a" * 20_000, "x" * 5000 + " " + "y" * 5000, " " * 20_000, "ab" + " " * 9000 + "x"]
+    for text in texts:
+        assert parts.encode(text) == whole.encode(text)
 
 
 def min_seconds(call: Callable[[], object]) -> float:

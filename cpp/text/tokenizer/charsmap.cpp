@@ -1,5 +1,6 @@
 #include "text/tokenizer/charsmap.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/error.h"
@@ -9,6 +10,10 @@ namespace h2o {
 namespace {
 
 constexpr std::string_view kKey = "tokenizer.ggml.precompiled_charsmap";
+
+// Bytes of a string in the map and of its replacement, so that a damaged trie, which may have
+// cycles, costs no more. Strings of a few characters become at most 33 bytes in Unicode's NFKC.
+constexpr size_t kMostString = 64, kMostReplacement = 256;
 
 // The parts of a unit of the trie.
 constexpr bool has_leaf(uint32_t unit) { return (unit >> 8 & 1) != 0; }
@@ -42,7 +47,7 @@ Charsmap::Prefix Charsmap::replace(std::string_view text) const {
   Prefix found{text.substr(0, read_utf8(text).n_bytes), read_utf8(text).n_bytes};
   if (units_.empty()) return found;
   uint32_t at = offset(unit(0));
-  for (size_t i = 0; i < text.size(); ++i) {
+  for (size_t i = 0; i < std::min(text.size(), kMostString); ++i) {
     const auto byte = static_cast<unsigned char>(text[i]);
     at ^= byte;
     if (byte == 0 || label(unit(at)) != byte) break;
@@ -51,8 +56,10 @@ Charsmap::Prefix Charsmap::replace(std::string_view text) const {
     if (!ends) continue;
     const size_t begin = value(unit(at));
     if (begin >= replacements_.size()) continue;
-    const std::string_view rest = std::string_view(replacements_).substr(begin);
-    found = {rest.substr(0, rest.find('\0')), i + 1};
+    const std::string_view rest =
+        std::string_view(replacements_).substr(begin, kMostReplacement + 1);
+    const size_t n_bytes = rest.find('\0');
+    if (n_bytes <= kMostReplacement) found = {rest.substr(0, n_bytes), i + 1};
   }
   return found;
 }

@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::string_view kSpace = "\u2581";  // SentencePiece's space
 constexpr double kUnknownPenalty = 10;         // below the worst piece
+constexpr size_t kPart = 4096;                 // bytes of a text that are divided at once
 
 std::vector<double> read_scores(const GgufFile& file, int32_t n_vocab) {
   constexpr std::string_view kKey = "tokenizer.ggml.scores";
@@ -27,6 +28,13 @@ std::vector<double> read_scores(const GgufFile& file, int32_t n_vocab) {
   return scores;
 }
 
+// Where the last word begins, with its space.
+size_t last_word(std::string_view text) {
+  while (text.ends_with(kSpace)) text.remove_suffix(kSpace.size());
+  const size_t at = text.rfind(kSpace);
+  return at == std::string_view::npos ? 0 : at;
+}
+
 }  // namespace
 
 Unigram::Unigram(const GgufFile& file, int32_t n_vocab)
@@ -39,7 +47,7 @@ Unigram::Unigram(const GgufFile& file, int32_t n_vocab)
   add_eos = true;
   begins_with_space = file.boolean_or("tokenizer.ggml.add_space_prefix", true);
   std::vector<TokenTable::Entry> pieces, added;
-  double least = 0, largest = -std::numeric_limits<double>::max();
+  double least = 0;
   for (int32_t i = 0; i < n_vocab; ++i) {
     const std::string_view piece = vocabulary.tokens[i];
     if (!is_utf8(piece)) {
@@ -54,7 +62,7 @@ Unigram::Unigram(const GgufFile& file, int32_t n_vocab)
     }
     if (vocabulary.types[i] == TokenType::normal) {
       least = std::min(least, scores_[i]);
-      largest = std::max(largest, scores_[i]);
+      divides_ = divides_ && piece.find(kSpace, 1) == std::string_view::npos;
       pieces.push_back({piece, i});
     } else if (vocabulary.types[i] == TokenType::user_defined) {
       added.push_back({piece, i});
@@ -68,7 +76,7 @@ Unigram::Unigram(const GgufFile& file, int32_t n_vocab)
 bool Unigram::encode(std::string_view text, bool begins, size_t max_tokens,
                      std::vector<int32_t>& tokens) const {
   const auto on_text = [&](std::string_view part) {
-    encode_pieces(normalized(part, begins), tokens);
+    if (tokens.size() <= max_tokens) encode_text(part, begins, max_tokens, tokens);
     begins = false;
   };
   const auto on_token = [&](int32_t token) {
@@ -79,11 +87,13 @@ bool Unigram::encode(std::string_view text, bool begins, size_t max_tokens,
   return tokens.size() <= max_tokens;
 }
 
-// Does as SentencePiece's normalizer.
-std::string Unigram::normalized(std::string_view text, bool begins) const {
+// Normalizes as SentencePiece. A long text is encoded in parts, so that it takes little memory.
+void Unigram::encode_text(std::string_view text, bool begins, size_t max_tokens,
+                          std::vector<int32_t>& tokens) const {
+  const size_t first = tokens.size();
   std::string out;
   if (begins && begins_with_space) out += kSpace;
-  const size_t n_prefix = out.size();
+  size_t n_prefix = out.size(), n_part = kPart;
   bool after_space = one_space_;
   while (!text.empty()) {
     const auto [with, n_bytes] = charsmap_.replace(text);
@@ -96,18 +106,28 @@ std::string Unigram::normalized(std::string_view text, bool begins) const {
       after_space = one_space_ && c == ' ';
     }
     text.remove_prefix(n_bytes);
+    if (out.size() < n_part || !divides_) continue;
+    if (const size_t end = last_word(out); end > 0) {
+      encode_pieces(std::string_view(out).substr(0, end), first, tokens);
+      if (tokens.size() > max_tokens) return;
+      out.erase(0, end);
+      n_prefix = 0;
+    }
+    n_part = std::max(kPart, 2 * out.size());
   }
   while (one_space_ && out.size() > n_prefix && out.ends_with(kSpace)) {
     out.resize(out.size() - kSpace.size());
   }
-  return out.size() == n_prefix ? "" : out;
+  if (out.size() > n_prefix) encode_pieces(out, first, tokens);
 }
 
-// Viterbi's algorithm over the characters of a text. Neighboring unknown characters are one token.
-void Unigram::encode_pieces(std::string_view text, std::vector<int32_t>& tokens) const {
+// Viterbi's algorithm over the characters of a text, a part of the one whose tokens begin at
+// `first`. Neighboring unknown characters are one token.
+void Unigram::encode_pieces(std::string_view text, size_t first,
+                            std::vector<int32_t>& tokens) const {
   struct Best {
     double score = -std::numeric_limits<double>::infinity();
-    size_t begin = 0;  // of the last piece
+    uint32_t n_bytes = 0;  // of the last piece
     int32_t token = -1;
   };
   std::vector<Best> best(text.size() + 1);  // of the pieces that end at each byte
@@ -117,7 +137,7 @@ void Unigram::encode_pieces(std::string_view text, std::vector<int32_t>& tokens)
     const auto consider = [&](size_t length, int32_t token, double score) {
       Best& end = best[at + length];
       const double sum = best[at].score + score;
-      if (sum > end.score) end = {sum, at, token};
+      if (sum > end.score) end = {sum, static_cast<uint32_t>(length), token};
     };
     bool has_character = false;
     pieces_.for_prefixes(text.substr(at), [&](const TokenTable::Entry& piece) {
@@ -127,13 +147,15 @@ void Unigram::encode_pieces(std::string_view text, std::vector<int32_t>& tokens)
     if (!has_character) consider(n_bytes, unknown_, unknown_score_);
     at += n_bytes;
   }
-  const auto first = static_cast<ptrdiff_t>(tokens.size());
-  for (size_t at = text.size(); at > 0; at = best[at].begin) {
+  const size_t before = tokens.size();
+  for (size_t at = text.size(); at > 0; at -= best[at].n_bytes) {
     const bool repeats =
-        best[at].token == unknown_ && std::ssize(tokens) > first && tokens.back() == unknown_;
+        best[at].token == unknown_ && tokens.size() > before && tokens.back() == unknown_;
     if (!repeats) tokens.push_back(best[at].token);
   }
-  std::reverse(tokens.begin() + first, tokens.end());
+  const bool continues = before > first && tokens[before - 1] == unknown_;
+  if (continues && tokens.back() == unknown_) tokens.pop_back();
+  std::reverse(tokens.begin() + static_cast<ptrdiff_t>(before), tokens.end());
 }
 
 }  // namespace h2o

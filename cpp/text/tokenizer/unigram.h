@@ -17,11 +17,13 @@ class Unigram final : public TokenizerModel {
               std::vector<int32_t>& tokens) const override;
 
  private:
-  std::string normalized(std::string_view text, bool begins) const;
-  void encode_pieces(std::string_view text, std::vector<int32_t>& tokens) const;
+  void encode_text(std::string_view text, bool begins, size_t max_tokens,
+                   std::vector<int32_t>& tokens) const;
+  void encode_pieces(std::string_view text, size_t first, std::vector<int32_t>& tokens) const;
 
   Charsmap charsmap_;
-  bool one_space_;  // collapse runs of spaces and strip the ends
+  bool one_space_;       // collapse runs of spaces and strip the ends
+  bool divides_ = true;  // whether pieces have a space at their beginning only
   int32_t unknown_;
   double unknown_score_;
   std::vector<double> scores_;

@@ -10,6 +10,8 @@ namespace {
 constexpr std::string_view kSpace = "\u2581";  // begins a word
 constexpr size_t kMostCharacters = 100;        // of a word; longer ones are unknown
 
+constexpr size_t kPart = 4096;  // least bytes of a text that are normalized at once
+
 // The ids of BERT's own vocabulary, for old files that name none.
 constexpr int32_t kUnknown = 100, kClassification = 101, kSeparator = 102;
 
@@ -18,6 +20,18 @@ int32_t unnamed(const GgufFile& file, const char* name, const char* other, int32
                 int32_t fallback) {
   if (file.find(concat("tokenizer.ggml.", name, "_token_id")) != nullptr) return -1;
   return token_id(file, other, n_vocab, fallback);
+}
+
+// The bytes of the first part of a text: parts begin where a word does, whatever is normalized.
+size_t first_part(std::string_view text) {
+  for (size_t at = 0; at < text.size();) {
+    const Utf8 next = read_utf8(text.substr(at));
+    const CodePoint c = {next.code, 0, 0, CodePoint::other};
+    const bool begins = c.code == U' ' || c.code == U'\n' || c.is_ideograph();
+    if (at >= kPart && begins) return at;
+    at += next.n_bytes;
+  }
+  return text.size();
 }
 
 }  // namespace
@@ -56,8 +70,18 @@ bool WordPieces::encode(std::string_view text, bool /*begins*/, size_t max_token
   return tokens.size() <= max_tokens;
 }
 
-// Divides a text at white space and around each punctuation mark.
+// Reads a text in parts, so that a long one takes little memory.
 void WordPieces::encode_text(std::string_view text, size_t max_tokens,
+                             std::vector<int32_t>& tokens) const {
+  while (!text.empty() && tokens.size() <= max_tokens) {
+    const size_t n_bytes = first_part(text);
+    encode_part(text.substr(0, n_bytes), max_tokens, tokens);
+    text.remove_prefix(n_bytes);
+  }
+}
+
+// Divides a text at white space and around each punctuation mark.
+void WordPieces::encode_part(std::string_view text, size_t max_tokens,
                              std::vector<int32_t>& tokens) const {
   const std::string normal = normalized(text);
   const std::vector<CodePoint> all = code_points(normal);

@@ -16,6 +16,7 @@ class WordPieces final : public TokenizerModel {
 
  private:
   void encode_text(std::string_view text, size_t max_tokens, std::vector<int32_t>& tokens) const;
+  void encode_part(std::string_view text, size_t max_tokens, std::vector<int32_t>& tokens) const;
   void encode_word(std::string_view word, std::vector<int32_t>& tokens) const;
   std::string normalized(std::string_view text) const;
 
