@@ -12,6 +12,8 @@
 namespace h2o {
 namespace {
 
+constexpr int32_t kMostTokenTypes = 1024;  // of an encoder, which uses two
+
 // Keys of state-space layers, which files of Granite 4 have without such layers.
 constexpr const char* kStateSpace[] = {"ssm.conv_kernel", "ssm.state_size", "ssm.group_count",
                                        "ssm.inner_size", "ssm.time_step_rank"};
@@ -608,6 +610,10 @@ Config read_config(const GgufShards& model) {
     c.n_dense_2 = rows("dense_2");
     c.n_dense_3 = rows("dense_3");
     c.n_token_types = rows("token_types");
+    if (c.n_token_types > kMostTokenTypes) {
+      keys.fail("token_types.weight has ", c.n_token_types, " rows, expected at most ",
+                kMostTokenTypes);
+    }
   }
   if (labels) c.n_labels = keys.in_range("classifier.output_labels", labels.rows);
   keys.expect_all_used();

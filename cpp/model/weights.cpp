@@ -188,11 +188,12 @@ void complete_norms(Weights& w, const Config& c, Backend& backend) {
 }
 
 // Adds the embeddings of types to those of positions: see Weights::token_types. Without learned
-// positions, those of types remain.
+// positions, those of types remain. Texts have two types at most.
 void add_token_types(Weights& w, Backend& backend) {
   const Tensor& types = w.token_types;
   const int64_t n = w.position_embd ? w.position_embd.rows : 1;
-  std::vector<float> positions(n * types.cols), sums(types.rows * positions.size());
+  const int64_t n_types = std::min<int64_t>(types.rows, 2);
+  std::vector<float> positions(n * types.cols), sums(n_types * positions.size());
   std::vector<float> rows(types.rows * types.cols);
   if (w.position_embd)
     backend.read(positions.data(), w.position_embd.data, w.position_embd.bytes());
@@ -202,7 +203,7 @@ void add_token_types(Weights& w, Backend& backend) {
     sums[i] = positions[i % positions.size()] + rows[type * types.cols + column];
   }
   const Tensor all = upload_floats(sums, backend, w.owned);
-  w.position_embd = {all.data, DType::f32, types.rows * n, types.cols};
+  w.position_embd = {all.data, DType::f32, n_types * n, types.cols};
 }
 
 // One allocation for copies of all tensors, so that small ones share huge pages.

@@ -127,7 +127,7 @@ struct Weights {
   Tensor token_embd;     // [n_vocab, n_embd]
   Tensor position_embd;  // [n_ctx_train, n_embd] f32; empty with rotary positions
   // token_types [n_types, n_embd] f32 of an encoder; empty: none. Once loaded, position_embd has
-  // the sums [n_types * n_ctx_train, n_embd]: for each type, all positions.
+  // the sums [min(n_types, 2) * n_ctx_train, n_embd]: for each type, all positions.
   Tensor token_types;
   // Embeddings for each layer, if Config::n_layer_embd; n = n_layers * n_layer_embd
   Tensor layer_embd;       // per_layer_token_embd [n_vocab, n]

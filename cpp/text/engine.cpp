@@ -93,6 +93,13 @@ void Engine::check(Request& request, Generation& generation) const {
   const Family& family = *session_->model().config.family;
   require(request.pooling != Pooling::none || !family.encoder, family.architecture,
           " is an encoder, which gives embeddings or scores of texts but generates none");
+  constexpr const char* kNoCache = " is an encoder, which has no cache: leave out ";
+  require(request.policies.empty() || !family.encoder, family.architecture, kNoCache,
+          "the budget and the policy");
+  require((request.protect.first == 0 && request.protect.last == 0) || !family.encoder,
+          family.architecture, kNoCache, "protect");
+  require(request.trace == nullptr || !family.encoder, family.architecture, kNoCache,
+          "the record of kept tokens");
   require(request.pooling != Pooling::rank || session_->model().config.n_labels > 0,
           "pooling is 'rank', but the model scores no texts: its file has no cls.output");
   size_t n_read = 0;

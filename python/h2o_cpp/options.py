@@ -130,6 +130,10 @@ class CacheOptions(ArchiveOptions):
         if options.archive is not None and positions == "auto":
             positions = "original"  # as the core does with an archive
         policy: Policy | Sequence[Policy]
+        if self.cache_memory is not None and file.config.is_encoder:
+            raise ValueError(
+                f"cache_memory={self.cache_memory!r} is for caches, and an encoder has none"
+            )
         if self.cache_memory is not None:
             policy, kv_dtype = fit_cache(
                 ModelShape.of(file.config),

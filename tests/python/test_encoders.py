@@ -8,28 +8,32 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
 from numpy.typing import NDArray
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from h2o_cpp import Generator
+from h2o_cpp import Generator, Policy, Record
 from h2o_cpp.cli import main
 from h2o_cpp.convert import convert
 from h2o_cpp.generation.request import Pooling
 from h2o_cpp.options import capacity
 from support import encoders
+from support.changed_gguf import changed
 from support.needs import packages
 from support.opt_checkpoint import read_metadata
 
 TEXTS = encoders.TEXTS
 BERT = {
-    "vocab_size": len(encoders.WORD_PIECES), "hidden_size": 48, "num_hidden_layers": 3,
-    "num_attention_heads": 3, "intermediate_size": 80, "max_position_embeddings": 600,
+    "vocab_size": len(encoders.WORD_PIECES), "hidden_size": 64, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "intermediate_size": 96, "max_position_embeddings": 600,
     "type_vocab_size": 2,
 }  # fmt: skip
 
-# Sums of up to 80 products of numbers near 1 in float32, in 3 layers with norms between.
+MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")
+
+# Sums of up to 96 products of numbers near 1 in float32, in 3 layers with norms between.
 TOLERANCE = 2e-5
 
 
@@ -79,11 +83,12 @@ def test_batched_embeddings_equal_single_ones(generator: Generator) -> None:
 
 @pytest.mark.parametrize(("outtype", "least"), [("f16", 0.9999), ("bf16", 0.999), ("q8_0", 0.999)])
 def test_rounded_weights(bert: Any, tmp_path: Path, outtype: str, least: float) -> None:
-    """The cosine with the embedding of float32; hidden sizes are multiples of 16, so q8_0 rounds
-    some matrices only."""
+    """The cosine with the embedding of float32."""
     tokens = [2, 5, 6, 7, 3]
     expected = encoders.hidden_states(bert, tokens)[0]
     path = converted(bert, tmp_path, outtype, "cls_token")
+    types = {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(path).tensors}
+    assert {types[f"blk.1.{name}.weight"] for name in MATRICES} == {outtype.upper()}
     with Generator(path, threads=1) as generator:
         found = generator.embed(tokens)
     assert found @ expected / np.linalg.norm(expected) > least
@@ -127,11 +132,46 @@ def test_an_encoder_has_no_cache(generator: Generator) -> None:
         Generator(path, policy="window", hh=8)
     with pytest.raises(ValueError, match="an encoder has none"):
         Generator(path, memory="1MB")
+    with pytest.raises(ValueError, match="cache_memory='1MB' is for caches, and an encoder has"):
+        Generator(path, cache_memory="1MB")
     with pytest.raises(ValueError, match="leave out draft"):
         Generator(path, draft="lookup")
     generator.embed(TEXTS)
     stats = generator.stats(layers=False)
     assert (stats.cache_bytes, stats.evictions) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"policy": Policy.window(2)}, "the budget and the policy"),
+        ({"protect": 1}, "protect"),
+        ({"record": Record()}, "the record of kept tokens"),
+    ],
+)
+def test_texts_have_no_cache(generator: Generator, options: Any, what: str) -> None:
+    with (
+        generator.engine() as engine,
+        pytest.raises(
+            ValueError, match=f"bert is an encoder, which has no cache: leave out {what}"
+        ),
+    ):
+        engine.submit([2, 5, 3], pooling="mean", **options)
+
+
+def test_token_types(generator: Generator, tmp_path: Path) -> None:
+    """Those after the second one are not read; absurdly many are refused."""
+    [types] = [t.data for t in GGUFReader(generator.path).tensors if t.name == "token_types.weight"]
+    more = {"token_types.weight": np.concatenate([types, np.full((5, 64), np.nan, np.float32)])}
+    with Generator(changed(generator.path, tmp_path / "7.gguf", {}, more), threads=2) as other:
+        np.testing.assert_array_equal(other.embed(TEXTS), generator.embed(TEXTS))
+        pair = generator.tokenizer.encode_pair(*TEXTS[:2])
+        np.testing.assert_array_equal(other.embed(pair), generator.embed(pair))
+    absurd = {"token_types.weight": np.zeros((1025, 64), np.float32)}
+    with pytest.raises(
+        ValueError, match=r"token_types\.weight has 1025 rows, expected at most 1024"
+    ):
+        Generator(changed(generator.path, tmp_path / "1025.gguf", {}, absurd))
 
 
 def test_texts_longer_than_the_context(generator: Generator) -> None:
@@ -171,7 +211,7 @@ QUERY, DOCUMENTS = "the old man", ["to the sea", "a [SEP] is", "naïve!"]
 
 @pytest.mark.parametrize("n_labels", [1, 3])
 def test_scores_equal_transformers(tmp_path: Path, n_labels: int) -> None:
-    """The second text's tokens have the second type."""
+    """The second text's tokens have the second type. None of several labels is the relevance."""
     import torch
 
     model = encoders.make("BertForSequenceClassification", **BERT, num_labels=n_labels)
@@ -194,11 +234,15 @@ def test_scores_equal_transformers(tmp_path: Path, n_labels: int) -> None:
                 result.result()
                 found.append(result.embedding)
         np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
-        scores = generator.rerank(QUERY, DOCUMENTS)
         with pytest.raises(ValueError, match="pooling_type is rank"):
             generator.embed("a")
-    exps = np.exp(np.concatenate([expected, np.zeros((3, int(n_labels == 1)))], axis=1))
-    np.testing.assert_allclose(scores, exps[:, 0] / exps.sum(1), rtol=0, atol=TOLERANCE)
+        if n_labels > 1:
+            with pytest.raises(ValueError, match="the model has 3 labels, expected 1"):
+                generator.rerank(QUERY, DOCUMENTS)
+            return
+        scores = generator.rerank(QUERY, DOCUMENTS)
+    shares = 1 / (1 + np.exp(-np.concatenate(expected)))
+    np.testing.assert_allclose(scores, shares, rtol=0, atol=TOLERANCE)
 
 
 def test_models_without_labels_score_nothing(generator: Generator) -> None:
