@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
+from tokenizers import Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as HuggingFace
-from tokenizers import models, normalizers, pre_tokenizers
 
 from h2o_cpp.convert.tokens import read_tokens
 from h2o_cpp.convert.vocabulary import read_vocabulary
+from h2o_cpp.generation.request import ContextFullError
 from h2o_cpp.model.tokenizer import Tokenizer
 from support import encoders
 from support.opt_checkpoint import write_json
@@ -112,6 +113,48 @@ def test_special_tokens_are_around_a_text() -> None:
     assert (ours.bos, ours.eos) == (2, 3)
     assert ours.encode_pair("the", "old") == [2, the, 3, old, 3]
     assert ours.decode(ours.encode("the NAÏVE teas xyz")) == "the naive teas"  # and an unknown one
+
+
+def test_pairs_stop_at_the_first_that_is_too_long() -> None:
+    ours = word_pieces(encoders.WORD_PIECES)
+    documents = iter(["old", "the " * 5, "sea"])
+    pairs = ours.encode_pairs("the", documents, most=7)
+    assert next(pairs) == ours.encode_pair("the", "old")
+    with pytest.raises(ContextFullError):
+        next(pairs)
+    assert next(documents) == "sea"
+    for query in ("the", "the " * 9):
+        pair = ours.encode_pair(query, "old sea")
+        assert [*ours.encode_pairs(query, ["old sea"], most=len(pair))] == [pair]
+        for most in (0, len(pair) - 1):
+            with pytest.raises(ContextFullError):
+                next(ours.encode_pairs(query, ["old sea"], most=most))
+
+
+@pytest.mark.parametrize(("key", "where"), [("add_bos", "before"), ("add_eos", "after")])
+def test_pairs_need_separators(key: str, where: str) -> None:
+    with pytest.raises(ValueError, match=f"puts no token {where} a text"):
+        tokenizer_of(
+            {
+                **_SMALL,
+                "tokenizer.ggml.add_bos_token": True,
+                "tokenizer.ggml.bos_token_id": 0,
+                f"tokenizer.ggml.{key}_token": False,
+            }
+        ).encode_pair("a", "a")
+
+
+def test_long_texts_are_read_in_parts(pair: tuple[Tokenizer, HuggingFace]) -> None:
+    """A part may begin at a space or an ideograph, and nowhere else."""
+    for part in (
+        "東京naïve e\u0301\u0323 x",
+        "hello\u0301",
+        "東\u0301\u0300",
+        " \u0301a\n\u0323",
+        "각\t",
+    ):
+        check(pair, part * 3000)
+    check(pair, "".join(TEXTS) * 50)
 
 
 def test_limit_of_tokens() -> None:
@@ -237,6 +280,12 @@ def test_unigram(originals: Originals, unigram: Tokenizer) -> None:
         assert unigram.encode(text) == [1, *ids, 2]
 
 
+def test_long_unigram_texts(original: HuggingFace, unigram: Tokenizer) -> None:
+    """Parts of words are summed as by tokenizers, which divides texts at white space too."""
+    text = "the old man and  the sea \n naïve ﬁ ① 我想 🦙🦙 " * 500
+    assert unigram.encode(text, add_special=False) == original.encode(text).ids
+
+
 @given(text=st.text("thesaodmn '\n\t.,0é我🦙\u3000\u00a0ﬁ①▁"))
 @settings(max_examples=examples(100))
 def test_unigram_of_any_text(originals: Originals, unigram: Tokenizer, text: str) -> None:
@@ -287,6 +336,49 @@ def test_converted_unigram(checkpoint: tuple[Path, HuggingFace]) -> None:
     assert ours.encode_pair(texts[0], texts[1]) == pair.ids
 
 
+@pytest.mark.parametrize("content", [" ", "▁"])
+def test_steps_of_a_converted_sentencepiece_model(
+    checkpoint: tuple[Path, HuggingFace], sentencepiece: SentencePieceProcessor, tmp_path: Path,
+    content: str,
+) -> None:  # fmt: skip
+    """transformers' SpmConverter strips the end of a text and replaces runs of spaces."""
+    original = HuggingFace.from_file(str(checkpoint[0] / "tokenizer.json"))
+    original.normalizer = normalizers.Sequence(
+        [
+            normalizers.Precompiled(charsmap(sentencepiece)),
+            normalizers.Strip(left=False, right=True),
+            normalizers.Replace(Regex(" {2,}"), content),
+        ]
+    )
+    original.pre_tokenizer = pre_tokenizers.Metaspace()
+    original.save(str(tmp_path / "tokenizer.json"))
+    ours = converted(tmp_path)
+    for text in ("the old man", " the  sea ", "   a\tb \n", "naïve ﬁ   ①", "", " ", "a "):
+        assert ours.encode(text) == original.encode(text).ids, text
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [],
+        [normalizers.Replace(Regex(" {2,}"), " ")],
+        [normalizers.Strip(left=False, right=True)],
+        [normalizers.Replace(Regex(" {2,}"), "▁"), normalizers.Strip(left=False, right=True)],
+        [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")],
+    ],
+)
+def test_other_unigram_steps_are_refused(
+    checkpoint: tuple[Path, HuggingFace], tmp_path: Path, steps: list[Any]
+) -> None:
+    """They keep spaces that we remove."""
+    original = HuggingFace.from_file(str(checkpoint[0] / "tokenizer.json"))
+    original.normalizer = normalizers.Sequence(steps)
+    original.pre_tokenizer = pre_tokenizers.Metaspace()
+    original.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ValueError, match=r"no name for normalizer .* of a unigram model"):
+        read_tokens(tmp_path)
+
+
 # ---- Damaged files ----
 
 _SMALL: dict[str, Any] = {
@@ -313,6 +405,23 @@ def test_damaged_charsmaps() -> None:
         trie = pattern * 300
         damaged = tokenizer_of({**_SMALL, key: [*len(trie).to_bytes(4, "little"), *trie, 97, 0]})
         assert damaged.encode("abc the old man 東京")[-1] == 1
+
+
+def test_limits_of_charsmaps() -> None:
+    """A trie may have cycles: each of these units is followed by another for the letter a."""
+    key = "tokenizer.ggml.precompiled_charsmap"
+    trie = (1 << 10 | 1 << 8 | ord("a")).to_bytes(4, "little") * 256
+    at = 1 << 10 | 1 << 8 | ord("a")  # of the replacement of any number of letters
+
+    def encode(text: str, replacement: bytes) -> list[int]:
+        data = len(trie).to_bytes(4, "little") + trie + b"b" * at + replacement + b"\0"
+        return tokenizer_of({**_SMALL, key: [*data]}).encode(text)
+
+    assert encode("a" * 64, b"aaa") == [5, 4, 4, 1]
+    assert encode("a" * 65, b"aaa") == [5, 4, 4, 4, 4, 4, 1]
+    assert encode("a" * 64, b"a" * 256) == [5, *[4] * 255, 1]
+    assert encode("a" * 64, b"a" * 257) == [5, *[4] * 63, 1]
+    assert encode("a" * 500_000, b"a" * 257) == [5, *[4] * 499_999, 1]
 
 
 def test_damaged_scores() -> None:

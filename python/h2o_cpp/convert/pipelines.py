@@ -189,7 +189,19 @@ def normalizer_flags(path: Path, normalizer: Mapping[str, Any]) -> dict[str, boo
 
 
 _SPACES_TO_ONE: _Step = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
+_SPACES_TO_MARK: _Step = _SPACES_TO_ONE | {"content": "▁"}
 _STRIP_RIGHT: _Step = {"type": "Strip", "strip_left": False, "strip_right": True}
+
+# After a charsmap; each leaves one space between words, and none at the end of a text.
+_STRIPPED: tuple[list[_Step], ...] = (
+    [_STRIP_RIGHT, _SPACES_TO_ONE],
+    [_SPACES_TO_ONE, _STRIP_RIGHT],
+    [_STRIP_RIGHT, _SPACES_TO_MARK],  # transformers' converter of SentencePiece's models
+)
+_SPLIT_LATER: tuple[list[_Step], ...] = (  # WhitespaceSplit leaves none either
+    *([], [_SPACES_TO_ONE], [_STRIP_RIGHT]),
+    *_STRIPPED,
+)
 
 
 def unigram_steps(path: Path, tokenizer: Mapping[str, Any]) -> tuple[bytes, dict[str, bool]]:
@@ -199,9 +211,10 @@ def unigram_steps(path: Path, tokenizer: Mapping[str, Any]) -> tuple[bytes, dict
     if normalizer and normalizer[0].get("type") == "Precompiled":
         charsmap = b64decode(normalizer[0].get("precompiled_charsmap") or "")
         normalizer = normalizer[1:]
-    known = all(step in (_SPACES_TO_ONE, _STRIP_RIGHT) for step in normalizer)
+    known = normalizer in _STRIPPED
     if pre_tokenizer and pre_tokenizer[0] == {"type": "WhitespaceSplit"}:
         pre_tokenizer = pre_tokenizer[1:]
+        known = normalizer in _SPLIT_LATER
     match pre_tokenizer:
         case [{"type": "Metaspace", "replacement": "▁", **rest}] if known:
             scheme = rest.get("prepend_scheme", "always")

@@ -41,17 +41,29 @@ class Scorer(Protocol):
 
 
 def pair_prompts(
-    tokenizer: Tokenizer, model: Scorer, query: str, documents: Iterable[str]
+    tokenizer: Tokenizer,
+    model: Scorer,
+    query: str,
+    documents: Iterable[str],
+    *,
+    most: int | None = None,
 ) -> list[list[int]]:
     """The prompts for which a model scores the query with each document.
 
-    Special tokens in these texts are ordinary text. Raises ValueError for another kind of model.
+    most: raise ContextFullError at the first prompt of more tokens.
+
+    Special tokens in these texts are ordinary text. Raises ValueError for another kind of model,
+    and for an encoder of several labels, of which none is known to be the relevance.
     """
     if model.n_labels == 0:
         raise ValueError("the model scores no pairs of texts: its file has no cls.output")
     template = tokenizer.named_templates.get("rerank")
     if template is None and model.is_encoder:
-        return [tokenizer.encode_pair(query, document) for document in documents]
+        if model.n_labels > 1:
+            raise ValueError(
+                f"the model has {model.n_labels} labels, expected 1: it classifies texts"
+            )
+        return list(tokenizer.encode_pairs(query, documents, most=most))
     if template is None:
         raise ValueError("the file has no template `rerank` for a query and a document")
     special = tokenizer.special_texts
@@ -65,9 +77,10 @@ def pair_prompts(
             r"\{(query|document)\}", lambda found: escape.escape(texts[found[1]]), template
         )
         parts = tokenizer.split_special(whole)
-        return tokenizer.encode_parts(
+        texts_and_tokens = (
             escape.unescape(part) if isinstance(part, str) else part for part in parts
         )
+        return tokenizer.encode_parts(texts_and_tokens, most=most)
 
     return [prompt(document) for document in documents]
 

@@ -99,11 +99,24 @@ class Tokenizer:
         """Tokens of two texts as BERT reads them: [CLS] first [SEP] second [SEP].
 
         RoBERTa's tokenizers, whose texts begin with <s>, have two separators between them.
+        Raises ValueError for a tokenizer that puts no tokens around a text.
         """
-        before, after = self.encode(first), self.encode(second)
-        doubled = self.token_text(before[0]) == "<s>"
-        separator = before[-1:] if doubled else []
-        return [*before, *separator, *after[len(self._beginning) :]]
+        return next(self.encode_pairs(first, [second]))
+
+    def encode_pairs(
+        self, first: str, seconds: Iterable[str], *, most: int | None = None
+    ) -> Iterator[list[int]]:
+        """Tokens of a text with each of others: see encode_pair(); most: as for encode()."""
+        if not self._beginning or not self.ending:
+            missing = "after" if self._beginning else "before"
+            raise ValueError(f"the tokenizer puts no token {missing} a text, expected a separator")
+        before = self.encode(first, most=most)
+        if self.token_text(self._beginning[0]) == "<s>":
+            before += self.ending
+        n_begin = len(self._beginning)
+        rest = None if most is None else max(most - len(before) + n_begin, 0)
+        for second in seconds:
+            yield [*before, *self.encode(second, most=rest)[n_begin:]]
 
     def encode_chat(self, parts: Iterable[int | str], *, most: int | None = None) -> list[int]:
         """Tokens of a rendered conversation: beginning-of-text, then `parts`.

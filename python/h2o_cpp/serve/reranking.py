@@ -32,7 +32,7 @@ class RerankRequest(ModelRequest):
 
     ignored = ("user", "max_tokens_per_doc", "priority")
     query: str
-    documents: NonEmptyList[str | Document]
+    documents: NonEmptyList[str | Document] = Field(max_length=10_000)
     top_n: Annotated[int, Field(ge=1)] | None = Field(None, description="only the best")
     return_documents: bool = Field(False, description="repeat the texts")
 

@@ -267,7 +267,9 @@ class Service:
         """
         runtime = self.generator
         with self.refusals():
-            prompts = pair_prompts(runtime.tokenizer, runtime, query, documents)
+            prompts = pair_prompts(
+                runtime.tokenizer, runtime, query, documents, most=self.max_prompt
+            )
         return self._pooled(prompts, "rank")
 
     def _pooled(self, prompts: Sequence[list[int]], pooling: Pooled) -> Outputs:
