@@ -210,7 +210,8 @@ typedef struct h2o_session_options {
                               another name in docs/evaluation.md, which replaces recent and n_sinks.
                               NULL: as "h2o", with these two */
   int32_t drafts;          /* H2O_DRAFTS_*; on the CPU, without an archive */
-  int32_t draft_max;       /* the most guesses at once, of all requests; 0: 16 */
+  int32_t draft_max;       /* the most guesses at once, of all requests, up to 1024; 0: 16, or 4
+                              with recurrent layers, whose states each guess copies */
   h2o_model* draft_model;  /* of H2O_DRAFTS_MODEL: a smaller one with the same vocabulary, which may
                               be freed after the call */
   int32_t draft_tokens;    /* tokens that its cache keeps of each text; 0: 512 */

@@ -110,7 +110,8 @@ void check_vocabulary(const TextModel& draft, const TextModel& model) {
 // Completes `parts` with the options of drafts.
 void add_drafts(const h2o_session_options& options, EngineParts& parts) {
   require(options.reserved == 0, "reserved is ", options.reserved, ", expected 0");
-  require(options.draft_max >= 0, "draft_max is ", options.draft_max, ", expected 0 or more");
+  require(options.draft_max >= 0 && options.draft_max <= kMaxDrafts, "draft_max is ",
+          options.draft_max, ", expected 0 to ", kMaxDrafts);
   require(options.draft_tokens >= 0, "draft_tokens is ", options.draft_tokens,
           ", expected 0 or more");
   require((options.drafts == H2O_DRAFTS_MODEL) == (options.draft_model != nullptr),
@@ -118,7 +119,10 @@ void add_drafts(const h2o_session_options& options, EngineParts& parts) {
           options.drafts, ", expected H2O_DRAFTS_MODEL with a model only");
   SessionOptions& session = parts.session;
   if (options.drafts == H2O_DRAFTS_NONE) return;
-  session.max_drafts = options.draft_max == 0 ? 16 : options.draft_max;
+  const std::vector<int64_t> states = parts.model->model.config.state_floats();
+  const bool has_states = std::ranges::any_of(states, [](int64_t n) { return n > 0; });
+  const int32_t usual = has_states ? 4 : 16;  // each draft takes a copy of the states
+  session.max_drafts = options.draft_max == 0 ? usual : options.draft_max;
   switch (options.drafts) {
     case H2O_DRAFTS_LOOKUP:
       return;

@@ -381,6 +381,35 @@ void KvCache::borrow(const KvCache& owner, int32_t sequence, int32_t length) {
   truncate(0, length);
 }
 
+template <class F>
+void KvCache::for_each_rows(int32_t sequence, int32_t begin, int32_t end, const F& f) const {
+  for (const KvView& view : layers_) {
+    for (int32_t head = 0; head < view.n_kv_heads; ++head) {
+      const int64_t slot = (int64_t{sequence} * view.n_kv_heads + head) * view.slots + begin;
+      f(view.k + slot * view.k_row_bytes, (end - begin) * view.k_row_bytes);
+      f(view.v + slot * view.v_row_bytes, (end - begin) * view.v_row_bytes);
+    }
+  }
+}
+
+std::vector<std::byte> KvCache::stored_rows(int32_t sequence, int32_t begin, int32_t end) const {
+  std::vector<std::byte> rows;
+  for_each_rows(sequence, begin, end, [&](const std::byte* from, int64_t n_bytes) {
+    const size_t before = rows.size();
+    rows.resize(before + n_bytes);
+    backend_.read(rows.data() + before, from, n_bytes);
+  });
+  return rows;
+}
+
+void KvCache::restore_rows(int32_t sequence, int32_t begin, int32_t end,
+                           std::span<const std::byte> rows) {
+  for_each_rows(sequence, begin, end, [&](std::byte* to, int64_t n_bytes) {
+    backend_.write(to, rows.data(), n_bytes);
+    rows = rows.subspan(n_bytes);
+  });
+}
+
 void KvCache::set_length(int32_t sequence, int32_t length) {
   check_sequence(sequence);
   lengths_[sequence] = length;

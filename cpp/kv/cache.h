@@ -64,6 +64,11 @@ class KvCache {
   // memory.
   void borrow(const KvCache& owner, int32_t sequence, int32_t length);
 
+  // The stored keys and values of tokens [begin, end) of a sequence that evicts nothing, and their
+  // restoration.
+  std::vector<std::byte> stored_rows(int32_t sequence, int32_t begin, int32_t end) const;
+  void restore_rows(int32_t sequence, int32_t begin, int32_t end, std::span<const std::byte> rows);
+
   // Is needed for batches of several turns; nullptr unless shape().max_drafts > 0.
   KvJournal* journal() { return journal_ ? &*journal_ : nullptr; }
 
@@ -125,6 +130,9 @@ class KvCache {
   void note_questions(int32_t layer);
   void restore(const Segment& draft);               // what it has overwritten
   void truncate(int32_t sequence, int32_t length);  // of a cache that evicts nothing
+  // Calls f(address, bytes) for the keys, then the values, of these tokens in each head.
+  template <class F>
+  void for_each_rows(int32_t sequence, int32_t begin, int32_t end, const F& f) const;
   Buffer allocate_rope_table(int64_t n_ranks) const;
   void copy(void* to, const void* from, int64_t n_bytes) const;
 

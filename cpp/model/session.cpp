@@ -17,7 +17,6 @@ namespace h2o {
 namespace {
 
 constexpr int32_t kLogitsRows = 32;  // rows whose logits are computed at a time by score()
-constexpr int32_t kMaxDrafts = 1024;
 
 // The KV heads if some layers have none; otherwise empty, which means all.
 std::vector<int32_t> attention_heads(const Config& config) {
@@ -348,24 +347,33 @@ void Session::fill(int32_t sequence, const Session& full, int32_t from,
   require(full.model_ == model_ && full.is_plain_unlocked(from) && !last.empty(), "sequence ", from,
           " does not keep all tokens of the same model, so no other can be filled from it");
   const auto n = static_cast<int32_t>(last.size());
-  require(n <= std::min(options_.n_batch, full.cache_.length(from)), n,
-          " last tokens, expected 1 to ", options_.n_batch, ", of ", full.cache_.length(from));
+  const int32_t length = full.cache_.length(from);
+  const int32_t most = std::min({kMostObserved, options_.n_batch, length});
+  require(n <= most, n, " last tokens, expected 1 to ", most, ", of ", length);
   Backend& b = *model_->backend;
   if (!observer_) {
     const KvPolicy scored{.heavy = full.options_.n_ctx, .recent = full.options_.n_ctx};
     KvShape shape = full.cache_.shape();
     shape.n_sequences = 1;
-    shape.max_rows = options_.n_batch;
+    shape.max_rows = std::min(kMostObserved, options_.n_batch);
     shape.max_drafts = 0;
     shape.borrows = true;
     observer_.emplace(b, scored, shape);
   }
-  observer_->borrow(full.cache_, from, full.cache_.length(from) - n);
+  observer_->borrow(full.cache_, from, length - n);
   batch_.clear();
   batch_.add(0, observer_->length(0), last);
   n_ahead_ = 0;
-  b.run(batch_,
-        [&] { forward(b, model_->config, model_->weights, batch_, *observer_, activations_); });
+  // Rows of a snapshot, of another machine's kernels, may differ from those that are stored here.
+  const std::vector<std::byte> rows = observer_->stored_rows(0, length - n, length);
+  try {
+    b.run(batch_,
+          [&] { forward(b, model_->config, model_->weights, batch_, *observer_, activations_); });
+  } catch (...) {
+    observer_->restore_rows(0, length - n, length, rows);
+    throw;
+  }
+  observer_->restore_rows(0, length - n, length, rows);
   observer_->advance(batch_);
   fill_sequence(cache_, sequence, *observer_);
 }
