@@ -584,8 +584,8 @@ Config read_config(const GgufShards& model) {
   c.parallel_residual = keys.flag_or("use_parallel_residual", c.family->parallel_residual);
   if (c.family->parallel_without_norm) c.parallel_residual = !model.tensor("blk.0.ffn_norm.weight");
   c.gate = read_gate(keys, *c.family);
-  const bool gated = c.family->activation == Activation::gated;
-  if (c.family->activation == Activation::gelu || (gated && c.gate == Gate::geglu)) {
+  const bool gated = c.family->encoder && c.gate == Gate::geglu;
+  if (c.family->activation == Activation::gelu || gated) {
     c.gelu_erf = read_gelu_erf(keys, model.first_file());
   }
 

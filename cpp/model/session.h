@@ -82,8 +82,9 @@ class Session {
   // Replaces a sequence by what its policy keeps of all that a plain sequence of `full`, a session
   // of the same model and types, has read: sinks, recent tokens, and those to which its last tokens
   // attend most (after SnapKV, arXiv 2404.14469). It reads these, `last`, again, in one pass, which
-  // leaves `full` the same, bit for bit. At most kMostObserved tokens. Requires original positions, no archive, and a back end
-  // with drafts. Throws InvalidArgument, OutOfMemory without changing anything.
+  // leaves `full` the same, bit for bit. At most kMostObserved tokens. Requires original positions,
+  // no archive, and a back end with drafts. Throws InvalidArgument, OutOfMemory without changing
+  // anything.
   static constexpr int32_t kMostObserved = 32;
   void fill(int32_t sequence, const Session& full, int32_t from, std::span<const int32_t> last);
 

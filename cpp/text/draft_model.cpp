@@ -20,6 +20,9 @@ constexpr GuessRate kUnknown{4, 5};  // a guess that weighs little
 constexpr int32_t kFirstPause = 32;
 constexpr int32_t kLongestPause = 1024;
 
+// Proposals in succession that show that they pay again.
+constexpr int32_t kPayingProposals = 16;
+
 // The time of a proposal is measured if this many tokens at most were read before.
 constexpr size_t kFewTokens = 8;
 
@@ -27,9 +30,6 @@ constexpr size_t kFewTokens = 8;
 // after so many: the text may have moved on to what was evicted.
 constexpr size_t kFewUnread = 32;
 constexpr size_t kFilledFor = 256;
-
-// Tokens whose attention decides what it is filled with.
-constexpr size_t kObserved = 32;
 
 bool retracts(const Model& model) {
   return model.backend->capabilities().drafts && model.config.kv_sources.empty() &&
@@ -62,7 +62,7 @@ class ModelDrafter final : public Drafter {
     // The first step has no drafts, so that its time is known.
     if (is_retired_ || step.seconds == 0 || --pause_ > 0) return {};
     if (predicts() && (sequence_ < 0 || n_unread(tokens) == 0)) return {};
-    if (fills(step) && tokens.size() < 2 * static_cast<size_t>(most_kept())) return {};
+    if (model_->fills_ && tokens.size() < 2 * static_cast<size_t>(most_kept())) return {};
     try {
       guess(tokens, step);
     } catch (...) {  // out of memory, or the device has failed: the text goes on without
@@ -95,8 +95,8 @@ class ModelDrafter final : public Drafter {
     const size_t n_unread = this->n_unread(tokens);
     read_ahead(tokens.last(n_unread), n, step.sampler);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
+    if (++n_proposals_ == kPayingProposals) pause_length_ = kFirstPause;
     if (n_unread > kFewTokens) return;
-    pause_length_ = kFirstPause;
     if (model_->n_untimed_-- > 0) return;
     model_->n_untimed_ = 0;
     model_->seconds_.add(seconds.count() / static_cast<double>(std::max<size_t>(1, draft_.size())));
@@ -152,11 +152,6 @@ class ModelDrafter final : public Drafter {
     }
   }
 
-  // Can the sequence be filled from the cache that verifies?
-  bool fills(const DraftStep& step) const {
-    return step.session != nullptr && &step.session->model() == &model_->session_.model();
-  }
-
   // The most tokens that a layer keeps.
   int64_t most_kept() const {
     int64_t most = 0;
@@ -173,15 +168,19 @@ class ModelDrafter final : public Drafter {
       retire();
       return false;
     }
-    if (predicts()) return true;
+    if (predicts()) {
+      const int32_t most = std::min(session.chunk(sequence_), session.options().n_batch);
+      if (n_unread(tokens) > static_cast<size_t>(std::max(most, 0))) read_observed(tokens);
+      return !is_retired_;
+    }
     const std::span<const int32_t> unread = tokens.subspan(session.tokens_seen(sequence_));
     const auto n_read =
         static_cast<size_t>(std::min(session.chunk(sequence_), session.options().n_batch));
-    if (fills(step)) {
+    if (model_->fills_) {
       const bool is_old = tokens.size() >= filled_at_ + kFilledFor;
       if (unread.size() <= std::min(kFewUnread, n_read) && !is_old) return true;
       const auto read = tokens.first(tokens.size() - 1);
-      const size_t n = std::min({kObserved, n_read, read.size()});
+      const size_t n = std::min({static_cast<size_t>(Session::kMostObserved), n_read, read.size()});
       session.fill(sequence_, *step.session, step.sequence, read.last(n));
       filled_at_ = tokens.size();
       return true;
@@ -247,10 +246,12 @@ class ModelDrafter final : public Drafter {
   void rest() {
     pause_ = std::exchange(pause_length_, std::min(2 * pause_length_, kLongestPause));
     rate_ = kUnknown;
+    n_proposals_ = 0;
   }
 
   void retire() noexcept {
     is_retired_ = true;
+    hidden_ = {};
     if (sequence_ >= 0) model_->give_back(std::exchange(sequence_, -1));
   }
 
@@ -259,6 +260,7 @@ class ModelDrafter final : public Drafter {
   GuessRate rate_ = kUnknown;
   int32_t pause_ = 0;
   int32_t pause_length_ = kFirstPause;
+  int32_t n_proposals_ = 0;  // since the last pause
   bool is_retired_ = false;
   std::vector<int32_t> draft_;
   size_t n_seen_ = 0;     // tokens before the draft
@@ -294,7 +296,9 @@ std::shared_ptr<DraftModel> DraftModel::of_full_cache(std::shared_ptr<Model> mod
           "lossless does not support a policy that weighs values: choose h2o, mean or sinks");
   options.positions = Positions::original;
   const int32_t n_vocab = config.n_vocab;
-  return std::make_shared<DraftModel>(std::move(model), std::move(options), n_vocab);
+  auto made = std::make_shared<DraftModel>(std::move(model), std::move(options), n_vocab);
+  made->fills_ = true;
+  return made;
 }
 
 std::shared_ptr<DraftModel> DraftModel::of_predictor(const std::shared_ptr<Model>& model,

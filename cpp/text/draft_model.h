@@ -43,8 +43,6 @@ class DraftModel : public std::enable_shared_from_this<DraftModel> {
   // Proposes for a text. Must not outlive this unless it is shared.
   std::shared_ptr<Drafter> drafter();
 
-  size_t cache_bytes() const { return session_.cache_bytes(); }
-
  private:
   friend class ModelDrafter;
 
@@ -55,6 +53,7 @@ class DraftModel : public std::enable_shared_from_this<DraftModel> {
   const int32_t n_vocab_;
   const int32_t max_drafts_;
   const bool retracts_;
+  bool fills_ = false;  // its sequences are filled from the cache that verifies
   Session session_;
   // Used by the computing thread: the time of a proposed token, and how many of the first proposals
   // are not timed, because they are the first to touch memory.

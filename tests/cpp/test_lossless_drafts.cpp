@@ -58,7 +58,7 @@ TEST_CASE(
     full_options.n_sequences = 2;
     Session full(model, full_options), small(model, small_options(policy));
     Session scored(model, small_options(kScored));
-    const std::vector<int32_t> tokens = random_tokens(random, *model, random.integer(1, 39));
+    const std::vector<int32_t> tokens = random_tokens(random, *model, random.integer(1, 32));
     feed(full, 1, tokens);
     feed(scored, 0, tokens);  // in one chunk
     const std::vector<std::byte> before = state(full, 1);
@@ -77,6 +77,18 @@ TEST_CASE(
       }
     }
   }
+}
+
+// As if other kernels had computed them, before a snapshot.
+TEST_CASE("a full cache keeps its own rows, whatever would be computed for them now") {
+  if (on_cuda()) return;
+  const auto model = rotary_model();
+  Session full(model, small_options({})), small(model, small_options({.heavy = 4, .recent = 4}));
+  Random random(7);
+  feed(full, 0, random_tokens(random, *model, 20));
+  const std::vector<std::byte> before = state(full, 0);
+  small.fill(0, full, 0, random_tokens(random, *model, 9));
+  CHECK(state(full, 0) == before);
 }
 
 TEST_CASE("a filled cache that evicts nothing continues as the full one") {

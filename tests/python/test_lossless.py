@@ -62,7 +62,7 @@ def test_batches_and_their_drafts(temperature: float) -> None:
     with Generator(BUNDLED_MODEL, n_ctx=256, lossless=True, hh=12, recent=6) as generator:
         first = generator.generate(prompts[0], **options)
         assert first.text == expected[0].text
-        assert first.accepted_tokens > 0  # at first; later, as measured times allow
+        assert first.drafted_tokens > 0  # at first; later, as measured times allow
         results = generator.generate(prompts, **options)
         assert [one.text for one in results] == [one.text for one in expected]
         plain = generator.generate(prompts[0], draft=False, **options)
