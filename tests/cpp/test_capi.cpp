@@ -288,10 +288,10 @@ TEST_CASE("only the number is stored if the capacity is too small") {
   static_assert(offsetof(type, last) + sizeof(type::last) == sizeof(type))
 ENDS_WITH(h2o_model_options, reserved);
 ENDS_WITH(h2o_model_info, eos);
-ENDS_WITH(h2o_session_options, policy);
+ENDS_WITH(h2o_session_options, reserved);
 ENDS_WITH(h2o_sampling, logit_bias);
 ENDS_WITH(h2o_stream_options, stop);
-ENDS_WITH(h2o_generation, n_archived);
+ENDS_WITH(h2o_generation, n_accepted);
 ENDS_WITH(h2o_session_stats, archive_bytes);
 
 TEST_CASE("programs built with an older header use shorter structures") {
