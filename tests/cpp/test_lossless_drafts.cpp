@@ -79,7 +79,7 @@ TEST_CASE(
   }
 }
 
-// As if other kernels had computed them, before a snapshot.
+// Rows of a snapshot may be those of other kernels.
 TEST_CASE("a full cache keeps its own rows, whatever would be computed for them now") {
   if (on_cuda()) return;
   const auto model = rotary_model();
