@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
-from tokenizers import Regex, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as HuggingFace
 
 from h2o_cpp.convert.tokens import read_tokens
@@ -173,6 +173,25 @@ def test_vocab_txt(tmp_path: Path) -> None:
     assert tokens.ids["##ing"] == encoders.WORD_PIECES.index("##ing")
     assert tokens.flags == {"normalizer.lowercase": False, "normalizer.strip_accents": False}
     assert tokens.special_ids["seperator"] == 3
+    write_json(tmp_path / "tokenizer_config.json", {"tokenize_chinese_chars": False})
+    with pytest.raises(ValueError, match="handle_chinese_chars is False"):
+        read_tokens(tmp_path)
+
+
+def test_normalized_added_tokens_are_refused(tmp_path: Path) -> None:
+    """They match text in lower case, too."""
+    for lower in (True, False):
+        original = encoders.write_word_pieces(tmp_path, lowercase=lower)
+        original.add_tokens([AddedToken("Café", normalized=False)])
+        original.save(str(tmp_path / "tokenizer.json"))
+        assert "Café" in [token.text for token in read_tokens(tmp_path).added]
+        original.add_tokens([AddedToken("Boat", normalized=True)])
+        original.save(str(tmp_path / "tokenizer.json"))
+        if lower:
+            with pytest.raises(ValueError, match="added token 'Boat' is normalized"):
+                read_tokens(tmp_path)
+        else:
+            assert "Boat" in [token.text for token in read_tokens(tmp_path).added]
 
 
 @pytest.mark.parametrize(

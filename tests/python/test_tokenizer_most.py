@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 import time
 from collections.abc import Callable
 from typing import Any
@@ -110,6 +111,18 @@ def test_long_texts_are_rejected_early(kind: str) -> None:
             t.encode(text, most=1000)
 
     assert min_seconds(reject) < min_seconds(lambda: t.encode(text)) / 4
+
+
+@pytest.mark.parametrize("kind", ["word pieces", "unigram"])
+def test_refusals_take_little_memory(kind: str) -> None:
+    """Of 7 MiB, little of which is normalized or has scores."""
+    t = tokenizer_of(KINDS[kind])
+    text = "ab éa " * (1 << 20)
+    text.encode()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ContextFullError):
+        t.encode(text, most=8)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 << 10  # KiB
 
 
 @pytest.mark.parametrize("one_space", [True, False])

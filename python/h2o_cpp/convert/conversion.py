@@ -147,11 +147,10 @@ def convert(
     family = family_of(config)
     has_encoder = isinstance(config.get("vision_config"), dict)
     config = {**family.absent, **(_text_config(config) if has_encoder else config)}
-    metadata = family.metadata(config)
     source = open_tensors(checkpoint)
     if family.head is None:
         family, source = encoders.with_dense_layers(family, checkpoint, source)
-        metadata = family.metadata(config)
+    metadata = family.metadata(config)
     quantization = quantization_of(checkpoint, config)
     if quantization is not None and not _keeps_mxfp4(family, quantization):
         source = dequantized(source, quantization)

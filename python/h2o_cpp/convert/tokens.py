@@ -157,6 +157,16 @@ def _read_word_pieces(path: Path, tokenizer: Mapping[str, Any]) -> Tokens:
     ids = _check_ids(path, tokenizer["model"].get("vocab"))
     added = _added_tokens(path, tokenizer)
     flags = word_piece_flags(path, tokenizer)
+    normalized = [
+        entry["content"]
+        for entry in tokenizer.get("added_tokens") or ()
+        if entry.get("normalized") is True and entry.get("special") is not True
+    ]
+    if normalized and any(flags.values()):
+        raise ValueError(
+            f"{path}: the added token {normalized[0]!r} is normalized, as is the text that it"
+            " matches; a GGUF file cannot express this"
+        )
     template = _template(path, tokenizer.get("post_processor"))
     return _word_pieces(path, ids, added, flags, template or (["[CLS]"], ["[SEP]"]))
 
@@ -207,7 +217,12 @@ def _read_vocab_txt(directory: Path) -> Tokens:
     config = read_optional_json(directory / "tokenizer_config.json")
     lower = config.get("do_lower_case", True)
     strips = config.get("strip_accents")
-    normalizer = {"lowercase": lower, "strip_accents": strips}
+    chinese = config.get("tokenize_chinese_chars", True)
+    normalizer = {
+        "lowercase": lower,
+        "strip_accents": strips,
+        "handle_chinese_chars": chinese,
+    }
     added = [
         AddedToken(text, ids[text], special=True)
         for text in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
