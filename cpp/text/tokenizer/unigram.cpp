@@ -42,11 +42,12 @@ Unigram::Unigram(const GgufFile& file, int32_t n_vocab)
       charsmap_(file),
       one_space_(file.boolean_or("tokenizer.ggml.remove_extra_whitespaces", true)),
       unknown_(token_id(file, "unknown", n_vocab, 2)),
-      scores_(read_scores(file, n_vocab)) {
+      scores_(read_scores(file, n_vocab)),
+      pieces_(vocabulary.table({TokenType::normal})),
+      added_(vocabulary.table({TokenType::user_defined})) {
   add_bos = file.boolean_or("tokenizer.ggml.add_bos_token", false);
   add_eos = true;
   begins_with_space = file.boolean_or("tokenizer.ggml.add_space_prefix", true);
-  std::vector<TokenTable::Entry> pieces, added;
   double least = 0;
   for (int32_t i = 0; i < n_vocab; ++i) {
     const std::string_view piece = vocabulary.tokens[i];
@@ -63,14 +64,9 @@ Unigram::Unigram(const GgufFile& file, int32_t n_vocab)
     if (vocabulary.types[i] == TokenType::normal) {
       least = std::min(least, scores_[i]);
       divides_ = divides_ && piece.find(kSpace, 1) == std::string_view::npos;
-      pieces.push_back({piece, i});
-    } else if (vocabulary.types[i] == TokenType::user_defined) {
-      added.push_back({piece, i});
     }
   }
   unknown_score_ = least - kUnknownPenalty;
-  pieces_ = TokenTable(std::move(pieces));
-  added_ = TokenTable(std::move(added));
 }
 
 bool Unigram::encode(std::string_view text, bool begins, size_t max_tokens,

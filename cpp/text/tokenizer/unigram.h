@@ -27,7 +27,7 @@ class Unigram final : public TokenizerModel {
   int32_t unknown_;
   double unknown_score_;
   std::vector<double> scores_;
-  TokenTable pieces_;  // normal and user-defined ones
+  TokenTable pieces_;  // normal ones
   TokenTable added_;   // user-defined ones, which are not normalized
 };
 
