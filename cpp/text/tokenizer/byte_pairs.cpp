@@ -103,11 +103,9 @@ void BytePairs::read_bytes() {
     return texts_.emplace_back(std::move(text));
   };
   for (int32_t i = 0; i < vocabulary.size(); ++i) {
-    const std::string_view token = vocabulary.tokens[i];
     bytes.emplace_back();
     if (vocabulary.has_no_text(i)) continue;  // never produced from text
-    if (!is_utf8(token))
-      throw FormatError(concat("tokenizer.ggml.tokens: token ", i, " is not valid UTF-8"));
+    const std::string_view token = vocabulary.utf8(i);
     const std::optional<std::string> spelled = spelled_bytes(token);
     if (spelled) by_bytes.push_back({keep(*spelled), i});
     if (vocabulary.types[i] == TokenType::user_defined) {

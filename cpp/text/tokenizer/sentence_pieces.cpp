@@ -218,10 +218,7 @@ void SentencePieces::read_pieces(const GgufFile& file) {
   ptrdiff_t n_empty = 0;              // such tokens are never the result of text
   texts_.reserve(vocabulary.size());  // prevents reallocation, which would invalidate views
   for (int32_t i = 0; i < vocabulary.size(); ++i) {
-    const std::string& piece = texts_.emplace_back(replaced(vocabulary.tokens[i], " ", kSpace));
-    if (!is_utf8(piece)) {
-      throw FormatError(concat("tokenizer.ggml.tokens: token ", i, " is not valid UTF-8"));
-    }
+    const std::string& piece = texts_.emplace_back(replaced(vocabulary.utf8(i), " ", kSpace));
     if (piece.empty()) ++n_empty;
     const TokenType type = types_[i];
     const bool merges =

@@ -50,10 +50,7 @@ Unigram::Unigram(const GgufFile& file, int32_t n_vocab)
   begins_with_space = file.boolean_or("tokenizer.ggml.add_space_prefix", true);
   double least = 0;
   for (int32_t i = 0; i < n_vocab; ++i) {
-    const std::string_view piece = vocabulary.tokens[i];
-    if (!is_utf8(piece)) {
-      throw FormatError(concat("tokenizer.ggml.tokens: token ", i, " is not valid UTF-8"));
-    }
+    const std::string_view piece = vocabulary.utf8(i);
     std::string& text = bytes.emplace_back();
     if (vocabulary.has_no_text(i)) continue;
     for (std::string_view rest = piece; !rest.empty();) {

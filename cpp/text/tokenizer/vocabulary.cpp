@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/utf8.h"
 
 namespace h2o {
 namespace {
@@ -91,6 +92,13 @@ Vocabulary::Vocabulary(const GgufFile& file, int32_t n_vocab, int32_t default_bo
   std::ranges::sort(end_tokens);
   end_tokens.erase(std::unique(end_tokens.begin(), end_tokens.end()), end_tokens.end());
   std::erase(end_tokens, -1);
+}
+
+std::string_view Vocabulary::utf8(int32_t token) const {
+  if (!is_utf8(tokens[token])) {
+    throw FormatError(concat("tokenizer.ggml.tokens: token ", token, " is not valid UTF-8"));
+  }
+  return tokens[token];
 }
 
 bool Vocabulary::has_no_text(int32_t token) const {

@@ -34,6 +34,9 @@ struct Vocabulary {
 
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }
 
+  // A token's text. Throws FormatError unless it is valid UTF-8.
+  std::string_view utf8(int32_t token) const;
+
   // Does the token produce no text?
   bool has_no_text(int32_t token) const;
 

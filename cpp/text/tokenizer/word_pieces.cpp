@@ -49,10 +49,7 @@ WordPieces::WordPieces(const GgufFile& file, int32_t n_vocab)
   std::vector<TokenTable::Entry> begin, within;
   bytes.reserve(n_vocab);
   for (int32_t i = 0; i < n_vocab; ++i) {
-    std::string_view piece = vocabulary.tokens[i];
-    if (!is_utf8(piece)) {
-      throw FormatError(concat("tokenizer.ggml.tokens: token ", i, " is not valid UTF-8"));
-    }
+    std::string_view piece = vocabulary.utf8(i);
     const bool begins = piece.starts_with(kSpace);
     if (begins) piece.remove_prefix(kSpace.size());
     bytes.push_back(vocabulary.has_no_text(i) ? "" : concat(begins ? " " : "", piece));
