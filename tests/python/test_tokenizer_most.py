@@ -115,7 +115,7 @@ def test_long_texts_are_rejected_early(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["word pieces", "unigram"])
 def test_refusals_take_little_memory(kind: str) -> None:
-    """Of 7 MiB, little of which is normalized or has scores."""
+    """Little of a text of 7 MiB is normalized or has scores."""
     t = tokenizer_of(KINDS[kind])
     text = "ab éa " * (1 << 20)
     text.encode()
