@@ -13,8 +13,7 @@
 namespace h2o {
 namespace {
 
-constexpr std::string_view kSpace = "\u2581";  // SentencePiece's space
-constexpr size_t kMaxPairBytes = 64;           // limit for pieces in the pair table
+constexpr size_t kMaxPairBytes = 64;  // limit for pieces in the pair table
 
 std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
   std::string out;

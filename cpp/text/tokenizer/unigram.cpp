@@ -10,9 +10,8 @@
 namespace h2o {
 namespace {
 
-constexpr std::string_view kSpace = "\u2581";  // SentencePiece's space
-constexpr double kUnknownPenalty = 10;         // below the worst piece
-constexpr size_t kPart = 4096;                 // bytes of a text that are divided at once
+constexpr double kUnknownPenalty = 10;  // below the worst piece
+constexpr size_t kUnigramPart = 4096;   // bytes of a text that are divided at once
 
 std::vector<double> read_scores(const GgufFile& file, int32_t n_vocab) {
   constexpr std::string_view kKey = "tokenizer.ggml.scores";
@@ -86,7 +85,7 @@ void Unigram::encode_text(std::string_view text, bool begins, size_t max_tokens,
   const size_t first = tokens.size();
   std::string out;
   if (begins && begins_with_space) out += kSpace;
-  size_t n_prefix = out.size(), n_part = kPart;
+  size_t n_prefix = out.size(), n_part = kUnigramPart;
   bool after_space = one_space_;
   while (!text.empty()) {
     const auto [with, n_bytes] = charsmap_.replace(text);
@@ -106,7 +105,7 @@ void Unigram::encode_text(std::string_view text, bool begins, size_t max_tokens,
       out.erase(0, end);
       n_prefix = 0;
     }
-    n_part = std::max(kPart, 2 * out.size());
+    n_part = std::max(kUnigramPart, 2 * out.size());
   }
   while (one_space_ && out.size() > n_prefix && out.ends_with(kSpace)) {
     out.resize(out.size() - kSpace.size());

@@ -11,6 +11,8 @@
 
 namespace h2o {
 
+constexpr std::string_view kSpace = "\u2581";  // the space in pieces of SentencePiece and WordPiece
+
 // tokenizer.ggml.token_type, numbered as in SentencePiece.
 enum class TokenType : int8_t {
   normal = 1,

@@ -7,10 +7,9 @@
 namespace h2o {
 namespace {
 
-constexpr std::string_view kSpace = "\u2581";  // begins a word
-constexpr size_t kMostCharacters = 100;        // of a word; longer ones are unknown
+constexpr size_t kMostCharacters = 100;  // of a word; longer ones are unknown
 
-constexpr size_t kPart = 4096;  // least bytes of a text that are normalized at once
+constexpr size_t kWordPart = 4096;  // least bytes of a text that are normalized at once
 
 // The ids of BERT's own vocabulary, for old files that name none.
 constexpr int32_t kUnknown = 100, kClassification = 101, kSeparator = 102;
@@ -28,7 +27,7 @@ size_t first_part(std::string_view text) {
     const Utf8 next = read_utf8(text.substr(at));
     const CodePoint c = {next.code, 0, 0, CodePoint::other};
     const bool begins = c.code == U' ' || c.code == U'\n' || c.is_ideograph();
-    if (at >= kPart && begins) return at;
+    if (at >= kWordPart && begins) return at;
     at += next.n_bytes;
   }
   return text.size();
