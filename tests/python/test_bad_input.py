@@ -188,7 +188,7 @@ class TestMetadata:
     @pytest.mark.parametrize(
         ("key", "value", "message"),
         [
-            ("model", string("bert"), "'bert'"),
+            ("model", string("rwkv"), "'rwkv'"),
             ("pre", string("jais-2"), "'jais-2'"),
             ("tokens", struct.pack("<IIQ", ARRAY, STRING, 0), "258"),
             ("merges", struct.pack("<IIQI", ARRAY, U32, 1, 1), "merges"),

@@ -19,6 +19,7 @@ from h2o_cpp.convert.vocabulary import read_vocabulary
 from h2o_cpp.generation.request import ContextFullError
 from h2o_cpp.model.tokenizer import Tokenizer
 from support import encoders
+from support.needs import packages
 from support.opt_checkpoint import write_json
 from support.random_search import examples
 from support.vocabularies import TEXTS, any_text, tokenizer_of
@@ -316,7 +317,8 @@ def checkpoint(
     sentencepiece: SentencePieceProcessor, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, HuggingFace]:
     """XLM-RoBERTa's tokenizer.json, as transformers writes it."""
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     path = tmp_path_factory.mktemp("xlm")
     size = sentencepiece.vocab_size()
     pieces = [(sentencepiece.id_to_piece(i), sentencepiece.get_score(i)) for i in range(3, size)]
@@ -345,6 +347,7 @@ def converted(path: Path) -> Tokenizer:
     return Tokenizer(_core.GgufFile(path / "vocabulary.gguf"), size)
 
 
+@packages("transformers")
 def test_converted_unigram(checkpoint: tuple[Path, HuggingFace]) -> None:
     path, original = checkpoint
     ours = converted(path)
@@ -355,6 +358,7 @@ def test_converted_unigram(checkpoint: tuple[Path, HuggingFace]) -> None:
     assert ours.encode_pair(texts[0], texts[1]) == pair.ids
 
 
+@packages("transformers")
 @pytest.mark.parametrize("content", [" ", "▁"])
 def test_steps_of_a_converted_sentencepiece_model(
     checkpoint: tuple[Path, HuggingFace], sentencepiece: SentencePieceProcessor, tmp_path: Path,
@@ -376,6 +380,7 @@ def test_steps_of_a_converted_sentencepiece_model(
         assert ours.encode(text) == original.encode(text).ids, text
 
 
+@packages("transformers")
 @pytest.mark.parametrize(
     "steps",
     [
