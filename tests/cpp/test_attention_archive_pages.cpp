@@ -90,7 +90,7 @@ class PlainArchive {
     return in.q.data() + (row * shape_.n_heads + kv_head * group) * shape_.head_dim;
   }
 
-  // That of a page with these tokens: the largest of all queries of a row.
+  // Estimates a page with these tokens: the largest of all queries of a row.
   double estimate(const Qkv& in, int64_t row, int32_t kv_head,
                   const std::vector<int32_t>& tokens) const {
     const float* const q = queries(in, row, kv_head);

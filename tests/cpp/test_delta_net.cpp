@@ -2,8 +2,7 @@
 // rows are divided into steps.
 #include <doctest/doctest.h>
 
-#include "approximate.h"
-#include "recurrent_rig.h"
+#include "recurrent_checks.h"
 
 namespace h2o {
 namespace {
@@ -99,18 +98,9 @@ class Reference {
       : sizes_(sizes), rig_(rig), states_(sizes.v_width() * sizes.head_dim) {}
 
   std::vector<Approximate> row(const Rows& rows) {
-    const int64_t n = sizes_.n_channels(), d = sizes_.head_dim;
+    const int64_t d = sizes_.head_dim;
     inputs_.push_back(rows.qkv);
-    std::vector<Approximate> qkv(n);
-    for (int64_t c = 0; c < n; ++c) {
-      Sum sum;
-      for (int64_t t = 0; t < sizes_.n_taps; ++t) {
-        const int64_t i = std::ssize(inputs_) - sizes_.n_taps + t;
-        const Approximate x = {i < 0 ? 0 : inputs_[i][c], 0};
-        sum.add(x * Approximate{rig_.conv[t * n + c], 0});
-      }
-      qkv[c] = sum.result() * sigmoid(sum.result());
-    }
+    std::vector<Approximate> qkv = convolved(inputs_, rig_.conv, sizes_.n_taps);
     for (int64_t h = 0; h < 2 * sizes_.n_k_heads; ++h) {
       normalize(&qkv[h * d], h < sizes_.n_k_heads ? 1 / std::sqrt(double{1} * d) : 1);
     }
@@ -173,22 +163,7 @@ TEST_CASE("a layer of Gated DeltaNet is within the bounds of its roundings") {
   Random random(3);
   for (const Sizes& sizes : kSizes) {
     CAPTURE(sizes.head_dim);
-    Rig rig(sizes, random);
-    constexpr int32_t kRows = 9;
-    const Rows rows = random_rows(random, sizes, kRows);
-    const std::vector<float> out = rig.step(rows, {kRows});
-    Reference reference(sizes, rig);
-    double worst = 0;
-    for (int64_t row = 0; row < kRows; ++row) {
-      const std::vector<Approximate> expected = reference.row(rows.part(sizes, row, 1));
-      for (int64_t i = 0; i < sizes.v_width(); ++i) {
-        const Approximate& y = expected[i];
-        // Bounds that are not much smaller than the numbers would prove nothing.
-        CHECK(y.error < 0.01);
-        worst = std::max(worst, in_bounds(out[row * sizes.v_width() + i], y.value, y.error));
-      }
-    }
-    CHECK(worst <= 1);
+    check_bounds<Rig, Reference>(sizes, sizes.v_width(), random, random_rows);
   }
 }
 
@@ -196,20 +171,7 @@ TEST_CASE("a layer of Gated DeltaNet does not depend on how rows are divided int
   Random random(4);
   for (const Sizes& sizes : kSizes) {
     CAPTURE(sizes.head_dim);
-    Rig rig(sizes, random, 2);
-    const Rows first = random_rows(random, sizes, 12), second = random_rows(random, sizes, 12);
-    const std::vector<float> whole = rig.step(first, {12});
-    rig.reset();
-    std::vector<float> parts;
-    int64_t at = 0;
-    for (const int32_t n : {1, 2, 5, 1, 3}) {  // beside another sequence
-      Rows both = first.part(sizes, at, n);
-      both.append(second.part(sizes, at, n % 3));
-      const std::vector<float> out = rig.step(both, {n, n % 3});
-      parts.insert(parts.end(), out.begin(), out.begin() + n * sizes.v_width());
-      at += n;
-    }
-    CHECK(same_bits(parts, whole));
+    check_steps<Rig>(sizes, sizes.v_width(), random, random_rows);
   }
 }
 
