@@ -1,8 +1,6 @@
 #include "text/tokenizer/sentence_pieces.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <optional>
 
 #include "core/error.h"
@@ -14,14 +12,6 @@ namespace h2o {
 namespace {
 
 constexpr size_t kMaxPairBytes = 64;  // limit for pieces in the pair table
-
-std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
-  std::string out;
-  for (size_t at; (at = text.find(from)) != text.npos; text.remove_prefix(at + from.size())) {
-    out.append(text.substr(0, at)).append(to);
-  }
-  return out.append(text);
-}
 
 std::string byte_piece(int byte) {
   constexpr std::string_view kDigits = "0123456789ABCDEF";
@@ -49,7 +39,11 @@ SentencePieces::SentencePieces(const GgufFile& file, int32_t n_vocab, bool by_ra
   add_bos = file.boolean_or("tokenizer.ggml.add_bos_token", !by_rank || vocabulary.bos >= 0);
   begins_with_space = file.boolean_or("tokenizer.ggml.add_space_prefix", !by_rank);
   one_space_ = file.boolean_or("tokenizer.ggml.remove_extra_whitespaces", false);
-  if (!by_rank) read_scores(file);
+  if (!by_rank) {
+    for (const double score : read_scores(file, n_vocab)) {
+      scores_.push_back(static_cast<float>(score));
+    }
+  }
   if (file.find("tokenizer.ggml.token_type") == nullptr) {
     // required, or byte tokens would be text
     throw FormatError("tokenizer.ggml.token_type is missing");
@@ -57,26 +51,6 @@ SentencePieces::SentencePieces(const GgufFile& file, int32_t n_vocab, bool by_ra
   unknown_ = token_id(file, "unknown", n_vocab, 0);
   types_ = with_one_unknown(vocabulary.types, unknown_);
   read_pieces(file);
-}
-
-void SentencePieces::read_scores(const GgufFile& file) {
-  const int32_t n_vocab = vocabulary.size();
-  const GgufValue* scores = file.find("tokenizer.ggml.scores");
-  if (scores == nullptr ||
-      (scores->element_type != GgufType::f32 && scores->element_type != GgufType::f64)) {
-    throw FormatError("tokenizer.ggml.scores is missing or is not an array of floats");
-  }
-  for (const double score : file.numbers("tokenizer.ggml.scores")) {
-    if (!(std::abs(score) <= std::numeric_limits<float>::max())) {  // NaN too
-      throw FormatError(concat("tokenizer.ggml.scores has ", score));
-    }
-    scores_.push_back(static_cast<float>(score));
-  }
-  if (has_tokens_of_images(file) && std::ssize(scores_) > n_vocab) scores_.resize(n_vocab);
-  if (std::ssize(scores_) != n_vocab) {
-    throw FormatError(
-        concat("tokenizer.ggml.scores has ", scores_.size(), " entries, the model has ", n_vocab));
-  }
 }
 
 // The text after an added token begins as a text does.

@@ -28,7 +28,6 @@ class SentencePieces final : public TokenizerModel {
   // Does what encode() does for text without added tokens.
   bool encode_pieces(std::string_view text, bool begins, size_t max_tokens,
                      std::vector<int32_t>& tokens) const;
-  void read_scores(const GgufFile& file);
   void read_pieces(const GgufFile& file);
   void read_bytes(const TokenTable& by_text);
   void read_pairs();

@@ -1,7 +1,6 @@
 #include "text/tokenizer/unigram.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "core/error.h"
@@ -12,20 +11,6 @@ namespace {
 
 constexpr double kUnknownPenalty = 10;  // below the worst piece
 constexpr size_t kUnigramPart = 4096;   // bytes of a text that are divided at once
-
-std::vector<double> read_scores(const GgufFile& file, int32_t n_vocab) {
-  constexpr std::string_view kKey = "tokenizer.ggml.scores";
-  std::vector<double> scores = file.numbers(kKey);
-  if (std::ssize(scores) != n_vocab) {
-    throw FormatError(concat(kKey, " has ", scores.size(), " entries, the model has ", n_vocab));
-  }
-  for (const double score : scores) {
-    if (!(std::abs(score) <= std::numeric_limits<float>::max())) {  // NaN too
-      throw FormatError(concat(kKey, " has ", score));
-    }
-  }
-  return scores;
-}
 
 // Where the last word begins, with its space.
 size_t last_word(std::string_view text) {
@@ -50,13 +35,7 @@ Unigram::Unigram(const GgufFile& file, int32_t n_vocab)
   double least = 0;
   for (int32_t i = 0; i < n_vocab; ++i) {
     const std::string_view piece = vocabulary.utf8(i);
-    std::string& text = bytes.emplace_back();
-    if (vocabulary.has_no_text(i)) continue;
-    for (std::string_view rest = piece; !rest.empty();) {
-      const bool space = rest.starts_with(kSpace);
-      text += space ? ' ' : rest[0];
-      rest.remove_prefix(space ? kSpace.size() : 1);
-    }
+    bytes.push_back(vocabulary.has_no_text(i) ? "" : replaced(piece, kSpace, " "));
     if (vocabulary.types[i] == TokenType::normal) {
       least = std::min(least, scores_[i]);
       divides_ = divides_ && piece.find(kSpace, 1) == std::string_view::npos;

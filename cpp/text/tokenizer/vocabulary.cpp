@@ -1,6 +1,8 @@
 #include "text/tokenizer/vocabulary.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <utility>
 
 #include "core/error.h"
@@ -66,6 +68,14 @@ void correct_message_ends(Vocabulary& v) {
 
 }  // namespace
 
+std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
+  std::string out;
+  for (size_t at; (at = text.find(from)) != text.npos; text.remove_prefix(at + from.size())) {
+    out.append(text.substr(0, at)).append(to);
+  }
+  return out.append(text);
+}
+
 Vocabulary::Vocabulary(const GgufFile& file, int32_t n_vocab, int32_t default_bos,
                        int32_t default_eos, std::vector<std::string>& warnings)
     : tokens(file.strings("tokenizer.ggml.tokens")),
@@ -127,6 +137,26 @@ int32_t token_id(const GgufFile& file, std::string_view name, int32_t n_vocab, i
     throw FormatError(concat(key, " is ", token, ", the vocabulary has ", n_vocab, " tokens"));
   }
   return static_cast<int32_t>(token);
+}
+
+std::vector<double> read_scores(const GgufFile& file, int32_t n_vocab) {
+  constexpr std::string_view kKey = "tokenizer.ggml.scores";
+  const GgufValue* const value = file.find(kKey);
+  if (value == nullptr ||
+      (value->element_type != GgufType::f32 && value->element_type != GgufType::f64)) {
+    throw FormatError(concat(kKey, " is missing or is not an array of floats"));
+  }
+  std::vector<double> scores = file.numbers(kKey);
+  for (const double score : scores) {
+    if (!(std::abs(score) <= std::numeric_limits<float>::max())) {  // NaN too
+      throw FormatError(concat(kKey, " has ", score));
+    }
+  }
+  if (has_tokens_of_images(file) && std::ssize(scores) > n_vocab) scores.resize(n_vocab);
+  if (std::ssize(scores) != n_vocab) {
+    throw FormatError(concat(kKey, " has ", scores.size(), " entries, the model has ", n_vocab));
+  }
+  return scores;
 }
 
 }  // namespace h2o

@@ -13,6 +13,9 @@ namespace h2o {
 
 constexpr std::string_view kSpace = "\u2581";  // the space in pieces of SentencePiece and WordPiece
 
+// A text with another one for each occurrence of `from`.
+std::string replaced(std::string_view text, std::string_view from, std::string_view to);
+
 // tokenizer.ggml.token_type, numbered as in SentencePiece.
 enum class TokenType : int8_t {
   normal = 1,
@@ -48,6 +51,9 @@ struct Vocabulary {
 
 // May the file have further tokens, of images, that the model's embedding lacks?
 bool has_tokens_of_images(const GgufFile& file);
+
+// tokenizer.ggml.scores [n_vocab], within the range of float. Throws FormatError.
+std::vector<double> read_scores(const GgufFile& file, int32_t n_vocab);
 
 // tokenizer.ggml.`name`_token_id; `fallback`, a token or -1, if the file has none.
 // Throws FormatError.
