@@ -119,10 +119,8 @@ void add_drafts(const h2o_session_options& options, EngineParts& parts) {
           options.drafts, ", expected H2O_DRAFTS_MODEL with a model only");
   SessionOptions& session = parts.session;
   if (options.drafts == H2O_DRAFTS_NONE) return;
-  const std::vector<int64_t> states = parts.model->model.config.state_floats();
-  const bool has_states = std::ranges::any_of(states, [](int64_t n) { return n > 0; });
-  const int32_t usual = has_states ? 4 : 16;  // each draft takes a copy of the states
-  session.max_drafts = options.draft_max == 0 ? usual : options.draft_max;
+  const Config& config = parts.model->model.config;
+  session.max_drafts = options.draft_max == 0 ? default_drafts(config) : options.draft_max;
   switch (options.drafts) {
     case H2O_DRAFTS_LOOKUP:
       return;

@@ -88,15 +88,19 @@ void delta_rule_blocks(const DeltaRule& rule, int64_t first) {
   }
 }
 
-// Blocks of columns at a time, which fit in the registers.
-constexpr int kMostBlocks = kWidth > 8 ? 4 : kWidth > 4 ? 2 : 1;
+// Calls body.operator()<kBlocks>(first) for blocks of columns, as many at a time as fit in the
+// registers.
+template <class Body>
+void for_blocks(int64_t n_blocks, const Body& body) {
+  constexpr int kMost = kWidth > 8 ? 4 : kWidth > 4 ? 2 : 1;
+  int64_t block = 0;
+  for (; block + kMost <= n_blocks; block += kMost) body.template operator()<kMost>(block);
+  for (; block < n_blocks; ++block) body.template operator()<1>(block);
+}
 
 void delta_rule(const DeltaRule& rule) {
-  int64_t block = 0;
-  for (; block + kMostBlocks <= rule.n_blocks; block += kMostBlocks) {
-    delta_rule_blocks<kMostBlocks>(rule, block);
-  }
-  for (; block < rule.n_blocks; ++block) delta_rule_blocks<1>(rule, block);
+  for_blocks(rule.n_blocks,
+             [&]<int kBlocks>(int64_t first) { delta_rule_blocks<kBlocks>(rule, first); });
 }
 
 template <int kBlocks>
@@ -134,11 +138,7 @@ void scan_blocks(const StateScan& scan, int64_t first) {
 }
 
 void scan_states(const StateScan& scan) {
-  int64_t block = 0;
-  for (; block + kMostBlocks <= scan.n_blocks; block += kMostBlocks) {
-    scan_blocks<kMostBlocks>(scan, block);
-  }
-  for (; block < scan.n_blocks; ++block) scan_blocks<1>(scan, block);
+  for_blocks(scan.n_blocks, [&]<int kBlocks>(int64_t first) { scan_blocks<kBlocks>(scan, first); });
 }
 
 }  // namespace

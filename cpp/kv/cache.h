@@ -54,8 +54,8 @@ class KvCache {
   // from the last advance().
   void retract(const Batch& batch, int32_t sequence, int32_t n);
 
-  // The same for drafts of several batches, the journal's entries [begin, end), which are the
-  // sequence's last tokens.
+  // Removes drafts of several batches: the journal's entries [begin, end), which are the sequence's
+  // last tokens.
   void retract_entries(int32_t sequence, int32_t begin, int32_t end);
 
   // Makes the first `length` tokens of another cache's sequence, which evicts nothing, the content

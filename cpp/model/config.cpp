@@ -456,6 +456,26 @@ Gate read_gate(ConfigKeys& keys, const Family& family) {
             ", supported: gelu, gelu_pytorch_tanh, silu");
 }
 
+void read_encoder(ConfigKeys& keys, const GgufShards& model, Config& c) {
+  if (keys.flag_or("attention.causal", false)) {
+    keys.fail(keys.full("attention.causal"), " is true, expected false for an encoder");
+  }
+  if (c.head_dim > kMostWholeHead) {
+    keys.fail("heads have ", c.head_dim, " dimensions, expected at most ", kMostWholeHead);
+  }
+  const auto rows = [&](const char* name) {
+    const Tensor tensor = model.tensor(concat(name, ".weight"));
+    return tensor ? keys.in_range(name, tensor.rows) : 0;
+  };
+  c.n_dense_2 = rows("dense_2");
+  c.n_dense_3 = rows("dense_3");
+  c.n_token_types = rows("token_types");
+  if (c.n_token_types > kMostTokenTypes) {
+    keys.fail("token_types.weight has ", c.n_token_types, " rows, expected at most ",
+              kMostTokenTypes);
+  }
+}
+
 }  // namespace
 
 int32_t Config::window(int32_t layer) const {
@@ -591,30 +611,11 @@ Config read_config(const GgufShards& model) {
 
   if (c.family->activation == Activation::xielu) c.xielu = read_xielu(keys, model.first_file(), c);
 
-  if (c.family->encoder && keys.flag_or("attention.causal", false)) {
-    keys.fail(keys.full("attention.causal"), " is true, expected false for an encoder");
-  }
-  if (c.family->encoder && c.head_dim > kMostWholeHead) {
-    keys.fail("heads have ", c.head_dim, " dimensions, expected at most ", kMostWholeHead);
-  }
-
   const Tensor table = model.tensor("token_embd.weight");
   if (!table) keys.fail("tensor token_embd.weight is missing");
   c.n_vocab = static_cast<int32_t>(std::min<int64_t>(table.rows, INT32_MAX));
   const Tensor labels = model.tensor("cls.output.weight");
-  if (c.family->encoder) {
-    const auto rows = [&](const char* name) {
-      const Tensor tensor = model.tensor(concat(name, ".weight"));
-      return tensor ? keys.in_range(name, tensor.rows) : 0;
-    };
-    c.n_dense_2 = rows("dense_2");
-    c.n_dense_3 = rows("dense_3");
-    c.n_token_types = rows("token_types");
-    if (c.n_token_types > kMostTokenTypes) {
-      keys.fail("token_types.weight has ", c.n_token_types, " rows, expected at most ",
-                kMostTokenTypes);
-    }
-  }
+  if (c.family->encoder) read_encoder(keys, model, c);
   if (labels) c.n_labels = keys.in_range("classifier.output_labels", labels.rows);
   keys.expect_all_used();
   return c;

@@ -158,6 +158,10 @@ KvCache make_cache(const Model& model, const SessionOptions& options, const Buff
 
 }  // namespace
 
+int32_t default_drafts(const Config& config) {
+  return std::ranges::any_of(config.state_floats(), [](int64_t n) { return n > 0; }) ? 4 : 16;
+}
+
 Session::Session(std::shared_ptr<Model> model, const SessionOptions& options)
     : Session(model, options, std::lock_guard(model->mutex)) {}
 
@@ -304,9 +308,22 @@ void Session::place_token_types(std::span<const Input> texts) {
   }
 }
 
+// Computes read() of the rows [begin, end) of the last pass at a time, and calls use(begin, end)
+// after each.
+template <class Read, class Use>
+void Session::for_rows(std::span<const int32_t> rows, const Read& read, const Use& use) {
+  Backend& b = *model_->backend;
+  const auto most = static_cast<size_t>(std::min<int64_t>(kLogitsRows, activations_.last.rows));
+  for (size_t begin = 0; begin < rows.size(); begin += most) {
+    const size_t end = std::min(begin + most, rows.size());
+    batch_.logits_rows.assign(rows.begin() + begin, rows.begin() + end);
+    b.run(batch_, [&] { read(b, model_->config, model_->weights, batch_, activations_); });
+    use(begin, end);
+  }
+}
+
 // Calls sink(i, values of row rows[i]) after forward().
 void Session::read_rows(std::span<const int32_t> rows, Values wanted, const Sink& sink) {
-  Backend& b = *model_->backend;
   const auto [read, values] = [&]() -> std::pair<decltype(&unembed), Tensor> {
     switch (wanted) {
       case Values::logits:
@@ -320,18 +337,12 @@ void Session::read_rows(std::span<const int32_t> rows, Values wanted, const Sink
     return {};
   }();
   const auto n_values = static_cast<size_t>(values.cols);
-  const auto n_rows = static_cast<int32_t>(rows.size());
-  const auto most = static_cast<int32_t>(std::min<int64_t>(kLogitsRows, activations_.last.rows));
-  for (int32_t begin = 0; begin < n_rows; begin += most) {
-    const int32_t end = std::min(begin + most, n_rows);
-    batch_.logits_rows.assign(rows.begin() + begin, rows.begin() + end);
-    b.run(batch_,
-          [&, read = read] { read(b, model_->config, model_->weights, batch_, activations_); });
-    b.read(logits_.data(), values.data, (end - begin) * n_values * sizeof(float));
-    for (int32_t row = begin; row < end; ++row) {
-      sink(row, {logits_.as<float>() + (row - begin) * n_values, n_values});
+  for_rows(rows, read, [&, data = values.data](size_t begin, size_t end) {
+    model_->backend->read(logits_.data(), data, (end - begin) * n_values * sizeof(float));
+    for (size_t row = begin; row < end; ++row) {
+      sink(static_cast<int32_t>(row), {logits_.as<float>() + (row - begin) * n_values, n_values});
     }
-  }
+  });
 }
 
 void Session::retract(int32_t sequence, int32_t n) {
@@ -380,23 +391,20 @@ void Session::fill(int32_t sequence, const Session& full, int32_t from,
 
 void Session::read_hidden_states(int32_t sequence, std::vector<float>& to) {
   const std::lock_guard lock(model_->mutex);
-  Backend& b = *model_->backend;
-  batch_.logits_rows.clear();
+  std::vector<int32_t> rows;
   for (const Segment& segment : batch_.segments) {
     for (int32_t i = 0; segment.sequence == sequence && i < segment.n_rows; ++i) {
-      batch_.logits_rows.push_back(segment.row + i);
+      rows.push_back(segment.row + i);
     }
   }
-  const std::vector<int32_t> rows = batch_.logits_rows;
   const auto width = static_cast<size_t>(model_->config.n_embd);
   const size_t before = to.size();
   to.resize(before + rows.size() * width);
-  for (size_t begin = 0; begin < rows.size(); begin += kLogitsRows) {
-    const size_t n = std::min<size_t>(kLogitsRows, rows.size() - begin);
-    batch_.logits_rows.assign(rows.begin() + begin, rows.begin() + begin + n);
-    b.run(batch_, [&] { read_hidden(b, model_->config, model_->weights, batch_, activations_); });
-    b.read(to.data() + before + begin * width, activations_.last.data, n * width * sizeof(float));
-  }
+  // The logits of the last step stay: they may still be sampled from.
+  for_rows(rows, read_hidden, [&](size_t begin, size_t end) {
+    model_->backend->read(to.data() + before + begin * width, activations_.last.data,
+                          (end - begin) * width * sizeof(float));
+  });
 }
 
 std::span<const float> Session::last_hidden() const {
@@ -594,10 +602,7 @@ void Session::prepare(std::span<const Input> inputs) {
   int32_t n_turns = 0;
   size_t logits = 0;
   for (const Input& input : inputs) {
-    if (cache_.length(input.sequence) >= model_->config.n_ctx_train &&
-        cache_.can_roll(input.sequence)) {
-      cache_.roll(input.sequence);
-    }
+    if (is_to_roll(input.sequence)) cache_.roll(input.sequence);
     const size_t end = input.tokens.size() - n_in_turns(input);
     const size_t n = input.one_by_one ? 1 : end;
     for (size_t begin = 0; begin < end; begin += n) add(input, logits, begin, begin + n);
@@ -616,10 +621,15 @@ void Session::prepare(std::span<const Input> inputs) {
   }
 }
 
-// A batch whose first turn is empty.
+// Has a sequence reached the trained length, and can it go on with rolling positions?
+bool Session::is_to_roll(int32_t sequence) const {
+  return cache_.length(sequence) >= model_->config.n_ctx_train && !cache_.rolling(sequence) &&
+         cache_.can_roll(sequence);
+}
+
+// Makes a batch whose first turn is empty.
 void Session::prepare_ahead(const Input& input) {
-  if (cache_.length(input.sequence) >= model_->config.n_ctx_train &&
-      !cache_.rolling(input.sequence) && cache_.can_roll(input.sequence)) {
+  if (is_to_roll(input.sequence)) {
     require(n_ahead_ == 0, "a sequence cannot begin to roll after ", n_ahead_,
             " tokens that may be retracted");
     cache_.roll(input.sequence);

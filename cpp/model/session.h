@@ -29,6 +29,9 @@ constexpr int32_t kDefaultContext = 4096;
 
 constexpr int32_t kMaxDrafts = 1024;  // the limit of SessionOptions::max_drafts
 
+// The usual max_drafts: 16, or 4 with recurrent layers, whose states each draft copies.
+int32_t default_drafts(const Config& config);
+
 struct SessionOptions {
   std::vector<KvPolicy> policies;  // one, or one per layer; none = full cache
   int32_t n_ctx = 0;               // maximum length of a sequence unless it rolls; 0 = as trained
@@ -125,7 +128,7 @@ class Session {
   // [n, n_embd], in order. Must not be called between select() and selected_row().
   void read_hidden_states(int32_t sequence, std::vector<float>& to);
 
-  // The same of the last step's first logits [n_embd], valid until the next.
+  // Returns that of the last step's first logits [n_embd], valid until the next.
   std::span<const float> last_hidden() const;
 
   // Sets the other model's hidden states for the next step, whose rows are those of one sequence
@@ -203,7 +206,10 @@ class Session {
   void check_decodes() const;
   void prepare(std::span<const Input> inputs);
   void place_token_types(std::span<const Input> texts);
+  template <class Read, class Use>
+  void for_rows(std::span<const int32_t> rows, const Read& read, const Use& use);
   void read_rows(std::span<const int32_t> rows, Values wanted, const Sink& sink);
+  bool is_to_roll(int32_t sequence) const;
   void prepare_ahead(const Input& input);
   void compute_logits(std::span<const Input> inputs, std::span<const float> temperatures,
                       std::unique_ptr<CapturedGraph>& graph, const std::function<void()>& then);

@@ -142,14 +142,19 @@ class ModelDrafter final : public Drafter {
   void read_observed(std::span<const int32_t> tokens) {
     Session& session = model_->session_;
     while (n_unread(tokens) > kFewTokens) {
-      const auto most = std::min(session.chunk(sequence_), session.options().n_batch);
-      if (most <= 0) return retire();
-      const size_t n = std::min(n_unread(tokens), static_cast<size_t>(most));
+      const size_t n = std::min(n_unread(tokens), most_rows());
+      if (n == 0) return retire();
       session.set_hidden(std::span(hidden_).first(n * session.model().config.n_embd));
       const Input input{sequence_, tokens.subspan(first_hidden_ + 1, n)};
       session.greedy({&input, 1});
       drop_hidden_states(n);
     }
+  }
+
+  // The most tokens that the sequence can read in one step.
+  size_t most_rows() const {
+    const Session& session = model_->session_;
+    return std::max(std::min(session.chunk(sequence_), session.options().n_batch), 0);
   }
 
   // The most tokens that a layer keeps.
@@ -168,14 +173,12 @@ class ModelDrafter final : public Drafter {
       retire();
       return false;
     }
+    const size_t n_read = most_rows();
     if (predicts()) {
-      const int32_t most = std::min(session.chunk(sequence_), session.options().n_batch);
-      if (n_unread(tokens) > static_cast<size_t>(std::max(most, 0))) read_observed(tokens);
+      if (n_unread(tokens) > n_read) read_observed(tokens);
       return !is_retired_;
     }
     const std::span<const int32_t> unread = tokens.subspan(session.tokens_seen(sequence_));
-    const auto n_read =
-        static_cast<size_t>(std::min(session.chunk(sequence_), session.options().n_batch));
     if (model_->fills_) {
       const bool is_old = tokens.size() >= filled_at_ + kFilledFor;
       if (unread.size() <= std::min(kFewUnread, n_read) && !is_old) return true;

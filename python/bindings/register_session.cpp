@@ -169,6 +169,7 @@ void add_config(Class& bound, const auto& config_of) {
   };
   add("architecture", [](const Config& c) { return c.family->architecture; });
   add("state_floats", [](const Config& c) { return c.state_floats(); });
+  add("default_drafts", &default_drafts);
   add("attention_layers", [](const Config& c) { return c.attention_layers; });
   add("kv_sources", [](const Config& c) { return c.kv_sources; });
   add("is_encoder", [](const Config& c) { return c.family->encoder; });

@@ -34,8 +34,7 @@ _log = visible_log("h2o_cpp")
 MAX_ROWS = 65536  # rows of an engine's batch
 USEFUL_SEQUENCES = 16  # more at once hardly increase the speed on a CPU
 _USEFUL_TEXTS = 64  # the same, of an encoder, which computes short texts whole
-_DRAFTS = 16
-_DRAFTS_WITH_STATES = 4
+_DRAFTS = 16  # the most by default, see Config.default_drafts
 _MOST_DRAFTS = 1024
 
 P = ParamSpec("P")
@@ -281,9 +280,9 @@ class EngineOptions(_Options):
         return _DRAFTS if self.draft_max is None else self.draft_max
 
     def max_drafts_of(self, file: ModelFile) -> int:
-        """The same for a model: by default fewer if each takes a copy of recurrent states."""
-        recurrent = self.draft_max is None and any(file.config.state_floats)
-        return min(self.max_drafts, _DRAFTS_WITH_STATES) if recurrent else self.max_drafts
+        """Rows of a step of a model that may be drafts."""
+        usual = self.draft_max is None and self.max_drafts > 0
+        return file.config.default_drafts if usual else self.max_drafts
 
     @property
     def draft_model(self) -> str | os.PathLike[str] | None:
