@@ -119,10 +119,10 @@ class Generator(Closing):
         draft_tokens: how many tokens of each text the cache of a draft model keeps, as hh.
         lossless: keep all tokens: the output is the full cache's, bit for bit. The budget (hh,
             recent and policy; default: draft_tokens) is that of a second cache, with which the
-            model guesses the next tokens faster, so that the full cache is read once for several.
-            For long contexts, where reading it takes most of the time; elsewhere nothing is
-            guessed. CPU only; not with draft, an archive, or layers that are recurrent, share a
-            cache or have a window.
+            model guesses the next tokens, so that the full cache is read once for several. Meant
+            for contexts so long that reading it takes most of the time; no gain was measured yet
+            (docs/drafts.md). CPU only; not with draft, an archive, or layers that are recurrent,
+            share a cache or have a window.
         prefix_ends: with a budget, also keep the states at the ends of outputs, as Chat does. An
             output then depends on whether such a state is still stored.
         archive: keep evicted tokens in host memory, in addition to the budget, in a type of

@@ -269,7 +269,7 @@ def unigram(sentencepiece: SentencePieceProcessor) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def original(sentencepiece: SentencePieceProcessor) -> HuggingFace:
-    """The same model in tokenizers, which sums scores in float64, as we do."""
+    """Returns the same model in tokenizers, which sums scores in float64, as we do."""
     ids = range(sentencepiece.vocab_size())
     pieces = [(sentencepiece.id_to_piece(i), sentencepiece.get_score(i)) for i in ids]
     found = HuggingFace(models.Unigram(pieces, unk_id=0, byte_fallback=False))

@@ -30,13 +30,14 @@ def with_dense_layers(
 ) -> tuple[Family, dict[str, SourceTensor]]:
     """The family and tensors with the two layers that an embedding of EmbeddingGemma passes, if
     the files of sentence-transformers name such layers and nothing else."""
-    paths = [checkpoint / path for kind, path in further_modules(checkpoint) if kind == "Dense"]
+    further = further_modules(checkpoint)
+    paths = [checkpoint / path for kind, path in further if kind == "Dense"]
     configs = [read_optional_json(path / "config.json") for path in paths]
     plain = all(
         config.get("bias") is False and "Identity" in str(config.get("activation_function"))
         for config in configs
     )
-    if len(paths) != 2 or not plain or len(further_modules(checkpoint)) > 2:
+    if len(paths) != 2 or not plain or len(further) > 2:
         return family, tensors
     both = [open_tensors(path).get("linear.weight") for path in paths]
     if None in both:

@@ -64,7 +64,7 @@ _WITHOUT_V1 = (
     *("/responses", "/responses/input_tokens", "/models"),
 )
 
-# In the OpenAPI document.
+# Describes the API key in the OpenAPI document.
 _KEY = {"type": "http", "scheme": "bearer", "description": "the server's API key"}
 
 
