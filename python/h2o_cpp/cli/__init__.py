@@ -64,6 +64,10 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
             "measure how well facts in a prompt are found",
             "retrieve model.gguf --hh 0.2",
         ),
+        "reasoning": (
+            "measure how well problems with long traces are solved",
+            "reasoning model.gguf --hh 0.125,0.25",
+        ),
         "eval": (
             "score a model on benchmark tasks under eviction",
             "eval model.gguf --data DIR --tasks copa,piqa --hh 0.2",

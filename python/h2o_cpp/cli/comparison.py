@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     Row = TypeVar("Row", bound=DataclassInstance)
 
 
-def add_budgets(parser: Arguments, default: Sequence[float]) -> None:
-    """Add --policy and --hh, with lists to compare."""
+def add_budgets(parser: Arguments, default: Sequence[float], of: str = "n-ctx") -> None:
+    """Add --policy and --hh, with lists to compare; of: what the budgets are fractions of."""
     parser.add_argument(
         "--policy",
         type=names,
@@ -45,7 +45,7 @@ def add_budgets(parser: Arguments, default: Sequence[float]) -> None:
     shown = ",".join(map(str, default))
     parser.add_argument(
         "--hh", "--budget", dest="budget", type=fractions, metavar="X,...", default=[*default],
-        help=f"fractions of n-ctx that are kept (default: {shown})",
+        help=f"fractions of {of} that are kept (default: {shown})",
     )  # fmt: skip
 
 
@@ -60,12 +60,17 @@ def add_comparison(parser: Arguments, plot: str) -> None:
     )
     add_archive(parser)
     add_threads(parser)
+    add_outputs(parser)
+    parser.add_argument("--plot", type=Path, metavar="FILE", help=plot)
+
+
+def add_outputs(parser: Arguments) -> None:
+    """Add --csv and --json, for show_rows()."""
     parser.add_argument(
         "--csv", type=Path, metavar="FILE",
         help='also write the table to FILE; "-": only as CSV, to stdout (default: no)',
     )  # fmt: skip
     add_json(parser)
-    parser.add_argument("--plot", type=Path, metavar="FILE", help=plot)
 
 
 def open_figure(args: argparse.Namespace, width: float) -> Figure | None:

@@ -23,6 +23,7 @@ _ATTRIBUTES = {
     "flops": ("gflops",),
     "kv_dtype": ("kv_dtype", "kv_dtypes"),
     "task": ("tasks",),
+    "family": ("tasks",),
     "cors_origins": ("cors_origin",),
     "allowed_hosts": ("allowed_host",),
 }

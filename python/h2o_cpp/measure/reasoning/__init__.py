@@ -1,0 +1,1 @@
+"""Problems whose solution is a long written trace, and how well a model solves them."""
