@@ -8,18 +8,15 @@
 namespace h2o::cuda {
 namespace {
 
-bool is_f16_or_blocks(DType dtype) {
-  return dtype == DType::f16 || dtype == DType::q8_0 || dtype == DType::q4_0;
-}
-
-// f32 and bf16 cannot be converted to f16 without loss.
+// f32 would lose bits as f16. bf16 has fewer: only numbers beyond f16's range change.
 bool suits_tiles(const KvView& cache) {
-  return tiles_support(cache.head_dim) && is_f16_or_blocks(cache.k_dtype) &&
-         is_f16_or_blocks(cache.v_dtype);
+  return tile_dim(cache.head_dim) > 0 && cache.k_dtype != DType::f32 && cache.v_dtype != DType::f32;
 }
 
-bool is_f16(const KvView& cache) {
-  return cache.k_dtype == DType::f16 && cache.v_dtype == DType::f16;
+// Are cached rows as tiles need them?
+bool are_halves(const KvView& cache) {
+  return cache.k_dtype == DType::f16 && cache.v_dtype == DType::f16 &&
+         cache.head_dim == tile_dim(cache.head_dim);
 }
 
 // Layout of one call's arrays in the workspace: those of PrefillStep that may be needed.
@@ -30,14 +27,15 @@ struct Workspace {
       if (needed) bytes += (n * sizeof(T) + 255) / 256 * 256;
     };
     const bool tiles = suits_tiles(cache);
+    const int64_t dim = tile_dim(cache.head_dim);
     const bool scores = cache.scores != nullptr;
     const int64_t queries = int64_t{cache.n_heads} * cache.max_rows;
     const int64_t keys = cache.n_kv_heads * (int64_t{cache.slots} + cache.max_rows);
     take(lse, scores || cache.archive != nullptr, queries);
-    take(q_halves, scores && tiles, queries * cache.head_dim);
-    const bool unpacks = tiles && (!is_f16(cache) || cache.ranks != nullptr);
-    take(k_halves, unpacks, keys * cache.head_dim);
-    take(v_halves, unpacks, keys * cache.head_dim);
+    take(q_halves, scores && tiles, queries * dim);
+    const bool unpacks = tiles && (!are_halves(cache) || cache.ranks != nullptr);
+    take(k_halves, unpacks, keys * dim);
+    take(v_halves, unpacks, keys * dim);
     const int32_t tile = tiles ? kMostTileQueries : kRowTileQueries;
     const int64_t partials = KeySplits::most_partials(cache, tile);
     take(splits.out, partials > 0, partials * cache.head_dim);
@@ -62,7 +60,7 @@ void prefill_attention(const Stream& stream, const Attention& attention, const K
   const Workspace work(cache, cache.workspace);
   const int64_t width = attention.q.cols;
   const bool rotates = segment.rolling && attention.rope.layout != RopeLayout::none;
-  const bool unpacks = rotates || !is_f16(cache);
+  const bool unpacks = rotates || !are_halves(cache);
   const PrefillStep step{
       .cache = cache,
       .segment = segment,
@@ -73,6 +71,7 @@ void prefill_attention(const Stream& stream, const Attention& attention, const K
       .changes = LogitChanges(attention, std::numbers::log2e_v<float>),
       .window = attention.window,
       .reads = !attention.k,
+      .tile_dim = tile_dim(cache.head_dim),
       .width = width,
       .q = attention.q.floats() + segment.row * width,
       .out = attention.out.floats() + segment.row * width,
@@ -82,7 +81,7 @@ void prefill_attention(const Stream& stream, const Attention& attention, const K
       .v_halves = unpacks ? work.v_halves : nullptr,
       .splits = work.splits,
   };
-  if (suits_tiles(cache) && attention.window == 0 && !attention.slopes) {
+  if (suits_tiles(cache)) {
     if (unpacks) dequantize_rows(stream, step);
     prefill_mma(stream, step);
     if (recalls != nullptr) add_recalled(stream, attention, step, recalls);

@@ -23,10 +23,11 @@ __global__ void __launch_bounds__(kWarps* kWarp) dequantize_rows_kernel(PrefillS
   const auto i = static_cast<int32_t>(block.tile * kWarps + threadIdx.x / kWarp);
   if (i >= keys.kept + step.segment.n_rows) return;
   const StoredRow row(step, keys, i);
-  const int64_t to = step.first_unpacked(kv_head) + int64_t{i} * step.cache.head_dim;
-  for (int c = threadIdx.x % kWarp * 2; c < step.cache.head_dim; c += 2 * kWarp) {
-    store_pair(step.k_halves + to + c, row.key(c), row.key(c + 1));
-    store_pair(step.v_halves + to + c, row.value(c), row.value(c + 1));
+  const int64_t to = step.first_unpacked(kv_head) + int64_t{i} * step.tile_dim;
+  for (int c = threadIdx.x % kWarp * 2; c < step.tile_dim; c += 2 * kWarp) {
+    const bool inside = c < step.cache.head_dim;
+    store_pair(step.k_halves + to + c, inside ? row.key(c) : 0, inside ? row.key(c + 1) : 0);
+    store_pair(step.v_halves + to + c, inside ? row.value(c) : 0, inside ? row.value(c + 1) : 0);
   }
 }
 

@@ -8,18 +8,19 @@
 
 namespace h2o::cuda {
 
-// Calls f with the head size as a compile-time constant. Returns false if there are no kernels for
-// it.
+// Calls f with the size of rows in tiles for this head size, as a compile-time constant: the
+// smallest that suffices. Does nothing if there is none.
 template <class F>
-bool with_head_dim(int head_dim, F f) {
-  const auto is = [&](auto dim) {
-    if (head_dim == dim) f(dim);
-    return head_dim == dim;
+void with_tile_dim(int head_dim, F f) {
+  const auto suffices = [&](auto dim) {
+    if (head_dim <= dim) f(dim);
+    return head_dim <= dim;
   };
   using std::integral_constant;
-  return is(integral_constant<int, 64>()) || is(integral_constant<int, 80>()) ||
-         is(integral_constant<int, 96>()) || is(integral_constant<int, 128>()) ||
-         is(integral_constant<int, 256>());
+  if (head_dim % 4 != 0) return;  // queries are read, and output is written, in vectors
+  suffices(integral_constant<int, 64>()) || suffices(integral_constant<int, 80>()) ||
+      suffices(integral_constant<int, 96>()) || suffices(integral_constant<int, 128>()) ||
+      suffices(integral_constant<int, 256>());
 }
 
 // Locates the f16 rows that a block reads: keys or values of a segment, in the order of

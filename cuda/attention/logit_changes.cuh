@@ -29,9 +29,11 @@ struct LogitChanges {
   // The logit of a head for the key of a token `distance()` before the query.
   template <class Distance>
   __device__ float changed(float logit, int head, const Distance& distance) const {
-    if (slopes != nullptr) logit -= slopes[head] * unit * static_cast<float>(distance());
+    if (slopes != nullptr) logit -= slope(head) * static_cast<float>(distance());
     return softcap > 0 ? capped(logit) : logit;
   }
+
+  __device__ float slope(int head) const { return slopes[head] * unit; }
 
   // The sink of a head; -FLT_MAX if NaN, as on the CPU.
   __device__ float sink(int head) const {

@@ -1,5 +1,5 @@
 // The kernels of prefill_attention(): on tensor cores, with f16 products and f32 sums; and in f32,
-// for all head sizes and types.
+// for all head sizes and types, but slow.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,8 @@ struct PrefillStep;
 constexpr int32_t kMostTileQueries = 128;  // per block of prefill_mma()
 constexpr int32_t kRowTileQueries = 16;    // per block of prefill_f32()
 
-bool tiles_support(int head_dim);
+// The size of rows in tiles for heads of this size; 0: tensor cores cannot be used.
+int tile_dim(int head_dim);
 
 // Fills step.k_halves and step.v_halves.
 void dequantize_rows(const Stream& stream, const PrefillStep& step);

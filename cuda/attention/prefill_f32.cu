@@ -99,9 +99,7 @@ __device__ int32_t last_visible(const PrefillStep& step, const SegmentKeys& keys
 
 // Is key i inside the window of query t, which must exist?
 __device__ bool in_window(const PrefillStep& step, const SegmentKeys& keys, int32_t t, int32_t i) {
-  if (step.window == 0) return true;
-  const int32_t position = step.segment.position + t / step.group;
-  return keys.position(step.segment, i) > position - step.window;
+  return step.window == 0 || keys.distance(step.segment, t / step.group, i) < step.window;
 }
 
 __global__ void __launch_bounds__(kThreads, 4) prefill_f32_kernel(PrefillStep step) {
@@ -117,8 +115,8 @@ __global__ void __launch_bounds__(kThreads, 4) prefill_f32_kernel(PrefillStep st
   const int32_t last_query = min(first_query + kQueries, step.n_queries()) - 1;
   const int32_t n_keys = last_visible(step, keys, last_query) + 1;
   const auto split = static_cast<int32_t>(blockIdx.y);
-  const int32_t begin = split * step.splits.length;
-  const int32_t end = min(begin + step.splits.length, n_keys);
+  const int32_t end = min((split + 1) * step.splits.length, n_keys);
+  const int32_t begin = max(split * step.splits.length, first_tile(step, keys, first_query));
   if (begin >= end) return;
 
   const int own = warp_index() * kOwnQueries;
@@ -212,7 +210,9 @@ __global__ void __launch_bounds__(kThreads, 4) score_rows_kernel(PrefillStep ste
   const int32_t key = first_key + lane_index();
   float received = 0.0f;
   int32_t first_query = max(0, first_key - keys.kept) * step.group;
-  for (; first_query < step.n_queries(); first_query += kQueries) {
+  const int32_t end =
+      keys.end_of_seeing(step.segment, step.window, first_key + kKeys - 1) * step.group;
+  for (; first_query < end; first_query += kQueries) {
     float logits[kOwnQueries];
     multiply_tile(step, keys, kv_head, first_query, first_key, n_keys, tile, logits);
 #pragma unroll

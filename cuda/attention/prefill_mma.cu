@@ -55,14 +55,14 @@ __device__ inline void load_queries(const PrefillStep& step, int32_t kv_head, in
     const int c = i % kPerRow * 4;
     const int32_t t = first + query;
     uint2 halves{0, 0};
-    if (t < step.n_queries()) {
+    if (t < step.n_queries() && c < step.cache.head_dim) {
       const auto q = *reinterpret_cast<const float4*>(step.q + step.offset(kv_head, t) + c);
       halves.x = pack_halves(within_half(q.x), within_half(q.y));
       halves.y = pack_halves(within_half(q.z), within_half(q.w));
-      if (saves) {
-        uint16_t* kept = step.q_halves + (step.first_query(kv_head) + t) * S::kDim + c;
-        *reinterpret_cast<uint2*>(kept) = halves;
-      }
+    }
+    if (saves && t < step.n_queries()) {
+      uint16_t* kept = step.q_halves + (step.first_query(kv_head) + t) * S::kDim + c;
+      *reinterpret_cast<uint2*>(kept) = halves;
     }
     *reinterpret_cast<uint2*>(tile + query * S::kStride + c * 2) = halves;
   }
@@ -100,6 +100,44 @@ __device__ __forceinline__ void multiply_keys(uint32_t q_tile, uint32_t k_tile, 
   }
 }
 
+// Stores the places of the keys from `first` on, of n, in the padding of their rows in `tile`.
+template <class S>
+__device__ __forceinline__ void copy_places_async(const PrefillStep& step, const SegmentKeys& keys,
+                                                  int32_t first, int32_t n, std::byte* tile) {
+  const int32_t i = first + static_cast<int32_t>(threadIdx.x);
+  if (threadIdx.x >= S::kKeys || i >= n) return;
+  std::byte* const place = tile + threadIdx.x * S::kStride + S::kDim * 2;
+  if (i >= keys.kept) {
+    *reinterpret_cast<int32_t*>(place) = keys.row_place(step.segment, i - keys.kept);
+  } else {
+    copy_4_async(shared_address(place), keys.cached_place(step.segment, i), true);
+  }
+}
+
+// Calls f(logit, strip, half, distance) for this thread's logits, with distances in `rows` from the
+// segment's first row, whose place is `origin`.
+template <class S, class F>
+__device__ __forceinline__ void for_each_distance(const float (&rows)[S::kStrips][2],
+                                                  int32_t origin, const std::byte* k_tile,
+                                                  Logits<S>& logits, const F& f) {
+  const std::byte* const places = k_tile + threadIdx.x % 4 * 2 * S::kStride + S::kDim * 2;
+#pragma unroll
+  for (int j = 0; j < S::kKeys / 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const auto* place = reinterpret_cast<const int32_t*>(places + (8 * j + i) * S::kStride);
+      const auto key = static_cast<float>(*place - origin);  // exact, or beyond every window
+#pragma unroll
+      for (int strip = 0; strip < S::kStrips; ++strip) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          f(logits[strip][j][2 * half + i], strip, half, rows[strip][half] - key);
+        }
+      }
+    }
+  }
+}
+
 // Returns the scale still to be applied.
 template <class S>
 __device__ __forceinline__ float cap(const PrefillStep& step, Logits<S>& logits) {
@@ -113,6 +151,44 @@ __device__ __forceinline__ float cap(const PrefillStep& step, Logits<S>& logits)
     }
   }
   return 1;
+}
+
+// Slopes, soft-caps and windows, for the keys from `first_key` on. Returns the scale still to be
+// applied.
+template <class S>
+__device__ __forceinline__ float change(const PrefillStep& step, const SegmentKeys& keys,
+                                        int32_t kv_head, int32_t first_query, int32_t first_key,
+                                        const std::byte* k_tile, Logits<S>& logits) {
+  const bool slopes = step.changes.slopes != nullptr;
+  // Is a key outside the window of the tile's last row, as any of the cached ones may be?
+  const int32_t last_row = min(first_query + S::kQueries, step.n_queries()) / step.group;
+  const bool hides = step.window > 0 && first_key < keys.kept + max(0, last_row - step.window + 1);
+  if (!slopes && !hides) return cap<S>(step, logits);
+  float rows[S::kStrips][2], slope[S::kStrips][2];
+#pragma unroll
+  for (int strip = 0; strip < S::kStrips; ++strip) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int32_t t = first_query + query_index<S>(strip, half);
+      rows[strip][half] = static_cast<float>(t / step.group);
+      slope[strip][half] = slopes ? step.changes.slope(step.head(kv_head, t)) / step.scale : 0.0f;
+    }
+  }
+  const int32_t origin = keys.row_place(step.segment, 0);
+  if (slopes) {
+    for_each_distance<S>(rows, origin, k_tile, logits,
+                         [&](float& logit, int strip, int half, float distance) {
+                           logit = fmaf(-slope[strip][half], distance, logit);
+                         });
+  }
+  const float scale = cap<S>(step, logits);
+  if (hides) {
+    const auto window = static_cast<float>(step.window);
+    for_each_distance<S>(rows, origin, k_tile, logits, [&](float& logit, int, int, float distance) {
+      if (distance >= window) logit = -INFINITY;
+    });
+  }
+  return scale;
 }
 
 // Causal mask.
@@ -205,15 +281,17 @@ __device__ __forceinline__ void add_values(uint32_t v_tile, const Logits<S>& p, 
   }
 }
 
-// Writes this thread's part of a query's output, times `factor`, to `out` [kDim].
+// Writes this thread's part of a query's output, times `factor`, to `out` [head_dim].
 template <class S>
-__device__ __forceinline__ void write_row(float* out, const Queries<S>& own, int strip, int half,
-                                          float factor) {
+__device__ __forceinline__ void write_row(float* out, int head_dim, const Queries<S>& own,
+                                          int strip, int half, float factor) {
 #pragma unroll
   for (int j = 0; j < S::kDim / 8; ++j) {
+    const int column = 8 * j + threadIdx.x % 4 * 2;
+    if (column >= head_dim) return;
     const auto& sums = own.out[strip][j];
-    *reinterpret_cast<float2*>(out + 8 * j + threadIdx.x % 4 * 2) = {sums[2 * half] * factor,
-                                                                     sums[2 * half + 1] * factor};
+    *reinterpret_cast<float2*>(out + column) = {sums[2 * half] * factor,
+                                                sums[2 * half + 1] * factor};
   }
 }
 
@@ -229,7 +307,8 @@ __device__ __forceinline__ void write_partials(const PrefillStep& step, int32_t 
       const int32_t t = first_query + query_index<S>(strip, half);
       if (t >= step.n_queries()) continue;
       const int64_t i = step.first_partial(kv_head, t) + blockIdx.y;
-      write_row<S>(step.splits.out + i * S::kDim, own, strip, half, 1.0f);
+      const int head_dim = step.cache.head_dim;
+      write_row<S>(step.splits.out + i * head_dim, head_dim, own, strip, half, 1.0f);
       if (threadIdx.x % 4 == 0) {
         step.splits.shift[i] = own.shift[strip][half];
         step.splits.total[i] = total;
@@ -258,7 +337,8 @@ __device__ __forceinline__ void write_out(const PrefillStep& step, int32_t kv_he
         total = total * weight + exp2_fast(sink - largest);
         shift = largest;
       }
-      write_row<S>(step.out + step.offset(kv_head, t), own, strip, half, weight / total);
+      write_row<S>(step.out + step.offset(kv_head, t), step.cache.head_dim, own, strip, half,
+                   weight / total);
       if (step.lse != nullptr && is_first) {
         step.lse[step.first_query(kv_head) + t] = shift + log2f(total);
       }
@@ -266,8 +346,8 @@ __device__ __forceinline__ void write_out(const PrefillStep& step, int32_t kv_he
   }
 }
 
-// kSplit: each block along y has a part of the keys.
-template <class S, bool kSplit>
+// kPlaces: logits depend on distances. Each block along y has a part of the keys.
+template <class S, bool kPlaces>
 __global__ void __launch_bounds__(S::kThreads, 2) prefill_mma_kernel(PrefillStep step) {
   let_next_start();
   wait_for_previous();
@@ -284,15 +364,22 @@ __global__ void __launch_bounds__(S::kThreads, 2) prefill_mma_kernel(PrefillStep
   const int32_t last_query = min(first_query + S::kQueries, step.n_queries()) - 1;
   const int32_t n_keys = keys.kept + last_query / step.group + 1;
   const int32_t n_seen_by_all = keys.kept + first_query / step.group + 1;
-  const int32_t begin = kSplit ? static_cast<int32_t>(blockIdx.y) * step.splits.length : 0;
-  const int32_t end = kSplit ? min(begin + step.splits.length, n_keys) : n_keys;
-  if (kSplit && begin >= end) return;
+  const int32_t split = static_cast<int32_t>(blockIdx.y) * step.splits.length;
+  const int32_t begin = kPlaces ? max(split, first_tile(step, keys, first_query)) : split;
+  const int32_t end = min(split + step.splits.length, n_keys);
+  if (begin >= end) return;
   const auto k = key_rows<S::kDim>(step, keys, kv_head);
   const auto v = value_rows<S::kDim>(step, keys, kv_head);
 
-  copy_rows_async<S::kKeys, S::kThreads>(k_tile, k, begin, n_keys);
-  commit_copies();
-  load_queries<S>(step, kv_head, first_query, step.q_halves != nullptr && begin == 0, shared);
+  std::byte* const k_rows = shared + S::kQueries * S::kStride;
+  const auto copy_keys = [&](int32_t first_key) {
+    copy_rows_async<S::kKeys, S::kThreads>(k_tile, k, first_key, end);
+    if (kPlaces) copy_places_async<S>(step, keys, first_key, end, k_rows);
+    commit_copies();
+  };
+  copy_keys(begin);
+  // One of the splits of these queries has the last key.
+  load_queries<S>(step, kv_head, first_query, step.q_halves != nullptr && end == n_keys, shared);
   Queries<S> own;
 #pragma unroll
   for (auto& shift : own.shift) shift[0] = shift[1] = -FLT_MAX;
@@ -300,24 +387,23 @@ __global__ void __launch_bounds__(S::kThreads, 2) prefill_mma_kernel(PrefillStep
   for (int32_t first_key = begin; first_key < end; first_key += S::kKeys) {
     wait_for_copies<0>();
     __syncthreads();  // keys have been loaded, and no thread reads the previous values
-    copy_rows_async<S::kKeys, S::kThreads>(v_tile, v, first_key, n_keys);
+    copy_rows_async<S::kKeys, S::kThreads>(v_tile, v, first_key, end);
     commit_copies();
     Logits<S> logits;
     multiply_keys<S>(q_tile, k_tile, logits);
-    const float scale = cap<S>(step, logits);
+    const float scale = kPlaces
+                            ? change<S>(step, keys, kv_head, first_query, first_key, k_rows, logits)
+                            : cap<S>(step, logits);
     wait_for_copies<0>();
     __syncthreads();  // values have been loaded, and no thread reads the previous keys
-    if (first_key + S::kKeys < end) {
-      copy_rows_async<S::kKeys, S::kThreads>(k_tile, k, first_key + S::kKeys, n_keys);
-      commit_copies();
-    }
+    if (first_key + S::kKeys < end) copy_keys(first_key + S::kKeys);
     if (first_key + S::kKeys > n_seen_by_all) {
       hide_later<S>(step, keys.kept, first_query, first_key, logits);
     }
     weigh<S>(scale, logits, own);
     add_values<S>(v_tile, logits, own);
   }
-  if constexpr (kSplit) {
+  if (step.splits.n > 1) {
     write_partials<S>(step, kv_head, first_query, own);
   } else {
     write_out<S>(step, kv_head, first_query, own);
@@ -328,22 +414,22 @@ template <int kDim>
 void attend(const Stream& stream, PrefillStep step) {
   using S = Shape<kDim>;
   const dim3 grid = split_keys(step, S::kQueries);
-  if (step.splits.n == 1) {
-    launch(stream, prefill_mma_kernel<S, false>, grid, dim3(S::kThreads), S::kSharedBytes, step);
-  } else {
-    launch(stream, prefill_mma_kernel<S, true>, grid, dim3(S::kThreads), S::kSharedBytes, step);
-    merge_splits(stream, step);
-  }
+  const bool places = step.window > 0 || step.changes.slopes != nullptr;
+  launch(stream, places ? prefill_mma_kernel<S, true> : prefill_mma_kernel<S, false>, grid,
+         dim3(S::kThreads), S::kSharedBytes, step);
+  if (step.splits.n > 1) merge_splits(stream, step);
 }
 
 }  // namespace
 
-bool tiles_support(int head_dim) {
-  return with_head_dim(head_dim, [](auto) {});
+int tile_dim(int head_dim) {
+  int found = 0;
+  with_tile_dim(head_dim, [&](auto dim) { found = dim; });
+  return found;
 }
 
 void prefill_mma(const Stream& stream, const PrefillStep& step) {
-  with_head_dim(step.cache.head_dim, [&](auto dim) { attend<dim>(stream, step); });
+  with_tile_dim(step.cache.head_dim, [&](auto dim) { attend<dim>(stream, step); });
 }
 
 }  // namespace h2o::cuda

@@ -19,22 +19,23 @@ namespace h2o::cuda {
 struct PrefillStep {
   KvView cache;
   Segment segment;
-  int32_t group;         // query heads per kv_head
-  RopeLayout rope;       // how keys of a rolling segment are rotated when read
-  int32_t n_rot;         // 0: not rotated
-  float scale;           // of the base-2 logits: includes log2(e)
-  LogitChanges changes;  // slopes are only supported by prefill_f32
-  int32_t window;        // see Attention; only supported by prefill_f32
-  bool reads;            // keys that an earlier layer stored in this pass, when scores decayed
-  int64_t width;         // of q and out
-  const float* q;        // [segment.n_rows, width]
-  float* out;            // [segment.n_rows, width]
+  int32_t group;    // query heads per kv_head
+  RopeLayout rope;  // how keys of a rolling segment are rotated when read
+  int32_t n_rot;    // 0: not rotated
+  float scale;      // of the base-2 logits: includes log2(e)
+  LogitChanges changes;
+  int32_t window;    // see Attention
+  bool reads;        // keys that an earlier layer stored in this pass, when scores decayed
+  int32_t tile_dim;  // elements of a row in tiles: head_dim, then zeros; 0: no tensor cores
+  int64_t width;     // of q and out
+  const float* q;    // [segment.n_rows, width]
+  float* out;        // [segment.n_rows, width]
   float* lse;  // [n_kv_heads, max_rows * group]: log2 of the sum of 2^logit per query; nullptr if
                // no policy uses scores and this layer has no archive
 
   // Operands of tensor cores, f16 in the workspace.
-  uint16_t* q_halves;  // [n_kv_heads, max_rows * group, head_dim]: q, if scores are needed
-  uint16_t* k_halves;  // [n_kv_heads, slots + max_rows, head_dim]: contiguous keys and values;
+  uint16_t* q_halves;  // [n_kv_heads, max_rows * group, tile_dim]: q, if scores are needed
+  uint16_t* k_halves;  // [n_kv_heads, slots + max_rows, tile_dim]: contiguous keys and values;
   uint16_t* v_halves;  // nullptr if they can be read as f16 from the cache
 
   KeySplits splits;
@@ -66,7 +67,7 @@ struct PrefillStep {
 
   // Offset of a kv_head's keys in k_halves, and values in v_halves.
   H2O_HD int64_t first_unpacked(int32_t kv_head) const {
-    return kv_head * (int64_t{cache.slots} + cache.max_rows) * cache.head_dim;
+    return kv_head * (int64_t{cache.slots} + cache.max_rows) * tile_dim;
   }
 };
 
@@ -95,6 +96,11 @@ inline dim3 split_keys(PrefillStep& step, int32_t tile) {
   step.splits.divide(grid.x, step.max_keys());
   grid.y = static_cast<unsigned>(step.splits.n);
   return grid;
+}
+
+// The first key that a query may see, rounded down to whole tiles of keys.
+__device__ inline int32_t first_tile(const PrefillStep& step, const SegmentKeys& keys, int32_t t) {
+  return keys.first_visible(step.window, t / step.group) / kSplitMultiple * kSplitMultiple;
 }
 
 // Merges the splits into step.out and step.lse, after a kernel with step.splits.n > 1.

@@ -58,21 +58,37 @@ struct alignas(16) QueryTile {
   std::byte halves[S::kQueries * S::kStride];
   float lse[S::kQueries];
   float weight[S::kQueries];  // decay factor of a query's attention; 0: no such query
+  float row[S::kQueries];     // of the segment
+  float slope[S::kQueries];   // of logits that are not scaled yet
 };
 
-// A thread's part of 16 keys as left operand; keys past the end repeat the last one.
+// A thread's keys, numbers lane / 4 + 8 half of each strip of its warp: parts of 16 as left
+// operands; and their distances from the segment's first row, negative before it.
 template <class S>
-__device__ __forceinline__ void load_keys(const HalfRows<S::kDim>& rows, int32_t first,
-                                          int32_t n_keys, uint32_t (&keys)[S::kDim / 16][4]) {
+struct Keys {
+  uint32_t halves[S::kStrips][S::kDim / 16][4];
+  float place[S::kStrips][2];
+};
+
+// The keys from `first` on; keys past the end repeat the last one.
+template <class S>
+__device__ __forceinline__ void load_keys(const PrefillStep& step, const SegmentKeys& keys,
+                                          int32_t kv_head, int32_t first, Keys<S>& own) {
   const int lane = threadIdx.x % kWarp;
+  const auto rows = key_rows<S::kDim>(step, keys, kv_head);
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int32_t i = min(first + half * 8 + lane / 4, n_keys - 1);
-    const auto* row = reinterpret_cast<const uint32_t*>(rows.row(i)) + lane % 4;
+  for (int strip = 0; strip < S::kStrips; ++strip) {
 #pragma unroll
-    for (int j = 0; j < S::kDim / 16; ++j) {
-      keys[j][half] = row[8 * j];
-      keys[j][half + 2] = row[8 * j + 4];
+    for (int half = 0; half < 2; ++half) {
+      const int32_t i =
+          min(first + strip * 16 + half * 8 + lane / 4, keys.kept + step.segment.n_rows - 1);
+      own.place[strip][half] = static_cast<float>(-keys.distance(step.segment, 0, i));
+      const auto* row = reinterpret_cast<const uint32_t*>(rows.row(i)) + lane % 4;
+#pragma unroll
+      for (int j = 0; j < S::kDim / 16; ++j) {
+        own.halves[strip][j][half] = row[8 * j];
+        own.halves[strip][j][half + 2] = row[8 * j + 4];
+      }
     }
   }
 }
@@ -89,18 +105,44 @@ __device__ __forceinline__ void load_queries(const PrefillStep& step, const Segm
   const bool exists = t < step.n_queries();
   copy_4_async(shared_address(&tile.lse[threadIdx.x]), step.lse + before + (exists ? t : 0),
                exists);
-  tile.weight[threadIdx.x] = exists ? decay_since(step, keys.head.policy, t / step.group) : 0.0f;
+  const int32_t row = t / step.group;
+  tile.weight[threadIdx.x] = exists ? decay_since(step, keys.head.policy, row) : 0.0f;
+  tile.row[threadIdx.x] = static_cast<float>(row);
+  if (step.changes.slopes == nullptr) return;
+  tile.slope[threadIdx.x] = step.changes.slope(step.head(kv_head, t)) / step.scale;
 }
 
-// received += attention that the tile's queries give to this thread's keys, numbers lane / 4 + 8
-// half of each strip. `later`: some of the block's keys come after some of the queries.
-template <class S, bool later>
-__device__ __forceinline__ void add_tile(const PrefillStep& step, int32_t kept, int32_t first_key,
-                                         int32_t first_query, const QueryTile<S>& tile,
-                                         const uint32_t (&keys)[S::kStrips][S::kDim / 16][4],
-                                         float (&received)[S::kStrips][2]) {
+// Subtracts slopes, in the columns of `tile` from `query` on.
+template <class S>
+__device__ __forceinline__ void subtract_slopes(const QueryTile<S>& tile, int query,
+                                                const Keys<S>& keys,
+                                                float (&logits)[S::kStrips][S::kAtOnce / 8][4]) {
+#pragma unroll
+  for (int j = 0; j < S::kAtOnce / 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int column = query + 8 * j + threadIdx.x % 4 * 2 + i;
+      const float row = tile.row[column], slope = tile.slope[column];
+#pragma unroll
+      for (int strip = 0; strip < S::kStrips; ++strip) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float& logit = logits[strip][j][2 * half + i];
+          logit = fmaf(-slope, row - keys.place[strip][half], logit);
+        }
+      }
+    }
+  }
+}
+
+// received += attention that the tile's queries give to this thread's keys. `distances`: logits
+// depend on them, or some queries do not see some of the block's keys.
+template <class S, bool distances>
+__device__ __forceinline__ void add_tile(const PrefillStep& step, const QueryTile<S>& tile,
+                                         const Keys<S>& keys, float (&received)[S::kStrips][2]) {
   const int lane = threadIdx.x % kWarp;
-  const uint32_t row = shared_address(tile.halves) + lane_offset_columns_first<S::kDim>(lane);
+  const uint32_t rows = shared_address(tile.halves) + lane_offset_columns_first<S::kDim>(lane);
+  const float window = step.window > 0 ? static_cast<float>(step.window) : INFINITY;
 #pragma unroll 1
   for (int query = 0; query < S::kQueries; query += S::kAtOnce) {
     float logits[S::kStrips][S::kAtOnce / 8][4] = {};
@@ -109,14 +151,15 @@ __device__ __forceinline__ void add_tile(const PrefillStep& step, int32_t kept, 
 #pragma unroll
       for (int i = 0; i < S::kAtOnce; i += 16) {
         uint32_t q[4];
-        load_matrices(q, row + (query + i) * S::kStride + j * 32);
+        load_matrices(q, rows + (query + i) * S::kStride + j * 32);
 #pragma unroll
         for (int strip = 0; strip < S::kStrips; ++strip) {
-          multiply_add(logits[strip][i / 8], keys[strip][j], q[0], q[1]);
-          multiply_add(logits[strip][i / 8 + 1], keys[strip][j], q[2], q[3]);
+          multiply_add(logits[strip][i / 8], keys.halves[strip][j], q[0], q[1]);
+          multiply_add(logits[strip][i / 8 + 1], keys.halves[strip][j], q[2], q[3]);
         }
       }
     }
+    if (distances && step.changes.slopes != nullptr) subtract_slopes(tile, query, keys, logits);
     float scale = step.scale;
     if (step.changes.softcap > 0) {
 #pragma unroll
@@ -136,14 +179,15 @@ __device__ __forceinline__ void add_tile(const PrefillStep& step, int32_t kept, 
         const int column = query + 8 * j + lane % 4 * 2 + i;
         const float lse = tile.lse[column];
         const float weight = tile.weight[column];
-        const int32_t last = later ? kept + (first_query + column) / step.group : 0;
+        const float row = distances ? tile.row[column] : 0.0f;
 #pragma unroll
         for (int strip = 0; strip < S::kStrips; ++strip) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const float logit = logits[strip][j][2 * half + i];
             float p = exp2_negative(fmaf(logit, scale, -lse));
-            if (later && first_key + strip * 16 + half * 8 + lane / 4 > last) p = 0.0f;
+            const float distance = row - keys.place[strip][half];
+            if (distances && !(distance >= 0 && distance < window)) p = 0.0f;
             received[strip][half] = fmaf(p, weight, received[strip][half]);
           }
         }
@@ -170,19 +214,18 @@ __global__ void __launch_bounds__(S::kThreads, S::kDim <= 128 ? 3 : 2)
 
   // The first tile is that of the first query that sees one of the block's keys.
   const int part = static_cast<int>(blockIdx.y);
-  const int32_t end = min((part + 1) * parts.queries, step.n_queries());
+  const int32_t last_key = block_key + S::kKeys - 1;
+  const int32_t end_of_seeing =
+      keys.end_of_seeing(step.segment, step.window, last_key) * step.group;
+  const int32_t end = min((part + 1) * parts.queries, end_of_seeing);
   const int32_t first_seeing = max(0, block_key - keys.kept) * step.group;
   int32_t first_query = max(first_seeing / S::kQueries * S::kQueries, part * parts.queries);
   if (first_query < end) load_queries<S>(step, keys, kv_head, first_query, tiles[0]);
   commit_copies();
 
   const int32_t first_key = block_key + threadIdx.x / kWarp * S::kStrips * 16;
-  uint32_t own[S::kStrips][S::kDim / 16][4];
-#pragma unroll
-  for (int strip = 0; strip < S::kStrips; ++strip) {
-    load_keys<S>(key_rows<S::kDim>(step, keys, kv_head), first_key + strip * 16, n_keys,
-                 own[strip]);
-  }
+  Keys<S> own;
+  load_keys<S>(step, keys, kv_head, first_key, own);
   float received[S::kStrips][2] = {};
 
   for (int used = 0; first_query < end; used ^= 1, first_query += S::kQueries) {
@@ -192,10 +235,14 @@ __global__ void __launch_bounds__(S::kThreads, S::kDim <= 128 ? 3 : 2)
     commit_copies();
     wait_for_copies<1>();
     __syncthreads();  // tiles[used] has been loaded
-    if (block_key + S::kKeys - 1 > keys.kept + first_query / step.group) {
-      add_tile<S, true>(step, keys.kept, first_key, first_query, tiles[used], own, received);
+    const int32_t first_row = first_query / step.group;
+    const int32_t last_row = (first_query + S::kQueries - 1) / step.group;
+    const bool far = block_key < keys.kept + max(0, last_row - step.window + 1);
+    if (last_key > keys.kept + first_row || step.changes.slopes != nullptr ||
+        (step.window > 0 && far)) {
+      add_tile<S, true>(step, tiles[used], own, received);
     } else {
-      add_tile<S, false>(step, keys.kept, first_key, first_query, tiles[used], own, received);
+      add_tile<S, false>(step, tiles[used], own, received);
     }
     __syncthreads();  // no thread reads it any more
   }
@@ -250,7 +297,7 @@ void score(const Stream& stream, const PrefillStep& step) {
 }  // namespace
 
 void score_tiles(const Stream& stream, const PrefillStep& step) {
-  with_head_dim(step.cache.head_dim, [&](auto dim) { score<dim>(stream, step); });
+  with_tile_dim(step.cache.head_dim, [&](auto dim) { score<dim>(stream, step); });
 }
 
 }  // namespace h2o::cuda

@@ -28,16 +28,35 @@ struct SegmentKeys {
     return s >= 0 ? slot_row(cache, head, s) : chunk_row(cache, head, chunk, i - kept);
   }
 
-  __device__ int32_t position(const Segment& segment, int32_t i) const {
-    return i >= kept ? segment.position + i - kept : head.positions[slot(i)];
-  }
-
   // The rank, in the RoPE table, of a rolling segment's key.
   __device__ int32_t rank(int32_t i) const { return i >= kept ? i : head.ranks[slot(i)]; }
 
-  // The distance from a row of the segment to key i; in ranks if positions roll.
+  // Distances are differences of places: positions, or ranks if they roll. In a layer with a window
+  // the cache keeps the newest tokens, whose ranks are as far apart as their positions.
+  __device__ int32_t row_place(const Segment& segment, int32_t row) const {
+    return (segment.rolling ? kept : segment.position) + row;
+  }
+
+  // The place of cached key i, which is less than `kept`.
+  __device__ const int32_t* cached_place(const Segment& segment, int32_t i) const {
+    return (segment.rolling ? head.ranks : head.positions) + slot(i);
+  }
+
+  // The distance from a row of the segment to key i.
   __device__ int32_t distance(const Segment& segment, int32_t row, int32_t i) const {
-    return segment.rolling ? kept + row - rank(i) : segment.position + row - position(segment, i);
+    if (i >= kept) return row - (i - kept);
+    return row_place(segment, row) - *cached_place(segment, i);
+  }
+
+  // The first key that a row may see through a window of this many tokens; 0: unlimited. Cached
+  // keys are in no order, so a row may see any of them or none.
+  __device__ int32_t first_visible(int32_t window, int32_t row) const {
+    return window > 0 && row >= window - 1 ? kept + row - (window - 1) : 0;
+  }
+
+  // The end of the rows of which one may see a key up to i.
+  __device__ int32_t end_of_seeing(const Segment& segment, int32_t window, int32_t i) const {
+    return window > 0 ? min(segment.n_rows, max(i - kept, -1) + window) : segment.n_rows;
   }
 
   KvHead head;

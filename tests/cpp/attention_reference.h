@@ -35,12 +35,8 @@ struct Kept : Score {
 
 // Does the device use tensor cores for chunks, with factors rounded to f16?
 inline bool uses_tensor_cores(const KvShape& shape) {
-  const auto fits = [](DType dtype) {
-    return dtype == DType::f16 || dtype == DType::q8_0 || dtype == DType::q4_0;
-  };
-  constexpr int32_t kHeadDims[] = {64, 80, 96, 128, 256};
-  return on_cuda() && fits(shape.k_dtype) && fits(shape.v_dtype) &&
-         std::ranges::count(kHeadDims, shape.head_dim) > 0;
+  return on_cuda() && shape.k_dtype != DType::f32 && shape.v_dtype != DType::f32 &&
+         shape.head_dim % 4 == 0 && shape.head_dim <= 256;
 }
 
 // Does the CPU split products into those of bf16?
@@ -81,7 +77,7 @@ class ReferenceHead {
   // `prefill`: the batch has a chunk of more than one row.
   Output step(int64_t n, const std::vector<float>& q, const std::vector<float>& k,
               const std::vector<float>& v, bool prefill) {
-    const bool tensor_cores = prefill && uses_tensor_cores(shape_) && rules_.slopes.empty();
+    const bool tensor_cores = prefill && uses_tensor_cores(shape_);
     const int64_t before = std::ssize(kept_);
     const int64_t group = shape_.n_heads / shape_.n_kv_heads;
     for (int64_t i = 0; i < n; ++i) {

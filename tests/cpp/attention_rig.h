@@ -80,6 +80,13 @@ inline Rope rope_of(int32_t head_dim) {
   return {.layout = RopeLayout::halves, .frequencies = {data, DType::f32, 1, head_dim / 2}};
 }
 
+// Frequencies of zero: keys are rotated when read, by an angle of zero.
+inline Rope still(int32_t head_dim) {
+  static const std::vector<float> zeros(512);
+  auto* data = reinterpret_cast<std::byte*>(const_cast<float*>(zeros.data()));
+  return {.layout = RopeLayout::halves, .frequencies = {data, DType::f32, 1, head_dim / 2}};
+}
+
 // A cache on the test device. If the shape may roll, it does from the start, unless `original`;
 // with rotary positions.
 class Rig {

@@ -9,13 +9,6 @@ namespace {
 
 constexpr KvPolicy kH2o{.sinks = 1, .heavy = 9, .recent = 8};
 
-// Frequencies of zero: keys are rotated when read, by an angle of zero.
-Rope still(int32_t head_dim) {
-  static const std::vector<float> zeros(512);
-  auto* data = reinterpret_cast<std::byte*>(const_cast<float*>(zeros.data()));
-  return {.layout = RopeLayout::halves, .frequencies = {data, DType::f32, 1, head_dim / 2}};
-}
-
 struct Heads {
   int32_t head_dim, group;
 };

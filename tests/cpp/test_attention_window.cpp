@@ -3,23 +3,25 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <tuple>
 
-#include "attention_reference.h"
+#include "attention_check.h"
 
 namespace h2o {
 namespace {
 
 // The output with the `window` newest tokens, row by row.
-ReferenceHead::Output step_by_step(ReferenceHead& head, const KvShape& shape, int64_t group,
+ReferenceHead::Output step_by_step(ReferenceHead& head, const KvShape& shape,
                                    const std::vector<float>& q, const std::vector<float>& k,
                                    const std::vector<float>& v) {
   ReferenceHead::Output all;
-  const int64_t width = shape.head_dim;
-  for (int64_t i = 0; i < std::ssize(k) / width; ++i) {
+  const int64_t width = shape.head_dim, group = shape.n_heads / shape.n_kv_heads;
+  const int64_t n_rows = std::ssize(k) / width;
+  for (int64_t i = 0; i < n_rows; ++i) {
     const auto row = [&](const std::vector<float>& x, int64_t n) {
       return std::vector<float>(x.begin() + i * n, x.begin() + (i + 1) * n);
     };
-    const auto one = head.step(1, row(q, group * width), row(k, width), row(v, width), false);
+    const auto one = head.step(1, row(q, group * width), row(k, width), row(v, width), n_rows > 1);
     all.value.insert(all.value.end(), one.value.begin(), one.value.end());
     all.bound.insert(all.bound.end(), one.bound.begin(), one.bound.end());
     std::vector<KvEntry> kept;
@@ -29,13 +31,57 @@ ReferenceHead::Output step_by_step(ReferenceHead& head, const KvShape& shape, in
   return all;
 }
 
+// Batches of these numbers of rows of each sequence.
+void check_window(const KvShape& shape, int32_t window, const LogitRules& rules,
+                  const std::vector<std::vector<Piece>>& batches) {
+  CAPTURE(info(shape.k_dtype).name);
+  CAPTURE(shape.head_dim);
+  CAPTURE(window);
+  const KvPolicy policy{.sinks = 0, .heavy = 0, .recent = window - 1};
+  Random random(window);
+  Rig rig(policy, shape);
+  rig.set_window(window);
+  rig.set_logits(rules);
+  const int32_t group = shape.n_heads / shape.n_kv_heads;
+  std::vector<ReferenceHead> heads;
+  for (int32_t i = 0; i < shape.n_sequences * shape.n_kv_heads; ++i) {
+    const int32_t first = i % shape.n_kv_heads * group;
+    heads.emplace_back(policy, shape, rules.of_heads(first, first + group));
+  }
+  double worst = 0;
+  for (const std::vector<Piece>& pieces : batches) {
+    int64_t n = 0;
+    for (const Piece& piece : pieces) n += piece.n_rows;
+    const Qkv in = random_qkv(random, shape, n);
+    const std::vector<float> out = rig.attend(pieces, in);
+    int64_t row = 0;
+    for (const Piece& piece : pieces) {
+      const Qkv mine = in.rows(shape, row, piece.n_rows);
+      const Qkv output = Qkv{out, in.k, in.v}.rows(shape, row, piece.n_rows);
+      row += piece.n_rows;
+      for (int32_t kv_head = 0; kv_head < shape.n_kv_heads; ++kv_head) {
+        const auto part = [&](const std::vector<float>& x, int64_t all, int64_t count) {
+          return heads_of(x, piece.n_rows, all, kv_head * count, count, shape.head_dim);
+        };
+        const ReferenceHead::Output expected =
+            step_by_step(heads[piece.sequence * shape.n_kv_heads + kv_head], shape,
+                         part(mine.q, shape.n_heads, group), part(mine.k, shape.n_kv_heads, 1),
+                         part(mine.v, shape.n_kv_heads, 1));
+        const std::vector<float> actual = part(output.q, shape.n_heads, group);
+        REQUIRE(actual.size() == expected.value.size());
+        for (size_t i = 0; i < actual.size(); ++i) {
+          worst = std::max(worst, in_bounds(actual[i], expected.value[i], expected.bound[i]));
+        }
+      }
+    }
+  }
+  CHECK(worst <= 1);
+}
+
 TEST_CASE("no row of a chunk sees beyond the window") {
   for (const DType dtype : {DType::f32, DType::f16}) {
     for (const int32_t head_dim : {7, 64}) {
       for (const int32_t window : {2, 3, 17, 200}) {
-        CAPTURE(info(dtype).name);
-        CAPTURE(head_dim);
-        CAPTURE(window);
         const KvShape shape{.n_heads = 3,
                             .n_kv_heads = 1,
                             .head_dim = head_dim,
@@ -43,64 +89,105 @@ TEST_CASE("no row of a chunk sees beyond the window") {
                             .max_rows = 40,
                             .k_dtype = dtype,
                             .v_dtype = dtype};
-        const KvPolicy policy{.sinks = 0, .heavy = 0, .recent = window - 1};
-        Random random(window);
-        Rig rig(policy, shape);
-        rig.set_window(window);
-        ReferenceHead head(policy, shape);
-        double worst = 0;
-        for (const int32_t n : {5, 1, 40, 2, 1, 1, 19, 40, 3}) {
-          const Qkv in = random_qkv(random, shape, n);
-          const std::vector<float> out = rig.attend({{0, n}}, in);
-          const ReferenceHead::Output expected =
-              step_by_step(head, shape, shape.n_heads, in.q, in.k, in.v);
-          REQUIRE(out.size() == expected.value.size());
-          for (size_t i = 0; i < out.size(); ++i) {
-            worst = std::max(worst, in_bounds(out[i], expected.value[i], expected.bound[i]));
-          }
-        }
-        CHECK(worst <= 1);
+        check_window(shape, window, {},
+                     {{{0, 5}},
+                      {{0, 1}},
+                      {{0, 40}},
+                      {{0, 2}},
+                      {{0, 1}},
+                      {{0, 1}},
+                      {{0, 19}},
+                      {{0, 40}},
+                      {{0, 3}}});
       }
     }
   }
 }
 
-TEST_CASE("a key's score is the attention from the rows whose window it is in") {
-  constexpr int32_t kRows = 40, kWindow = 7, kDim = 32;
-  const KvShape shape{.n_heads = 2,
-                      .n_kv_heads = 1,
-                      .head_dim = kDim,
-                      .max_tokens = kRows,
-                      .max_rows = kRows,
-                      .k_dtype = DType::f32,
-                      .v_dtype = DType::f32};
-  Rig rig({.sinks = 0, .heavy = 20, .recent = 20}, shape);
-  rig.set_window(kWindow);
-  Random random(1);
-  const Qkv in = random_qkv(random, shape, kRows);
-  rig.attend({{0, kRows}}, in);
-  std::vector<double> expected(kRows);
-  for (int32_t query = 0; query < kRows * shape.n_heads; ++query) {
-    const int32_t row = query / shape.n_heads;
-    const int32_t first = std::max(row - kWindow + 1, 0);
-    std::vector<double> p;
-    double total = 0;
-    for (int32_t key = first; key <= row; ++key) {
-      double logit = 0;
-      for (int32_t i = 0; i < kDim; ++i) {
-        logit += double{in.q[query * kDim + i]} * in.k[key * kDim + i];
-      }
-      p.push_back(std::exp(logit * attention_scale(shape)));
-      total += p.back();
-    }
-    for (int32_t key = first; key <= row; ++key) expected[key] += p[key - first] / total;
+// Chunks that begin before a window is full, that are longer than it, and that are short, with
+// cached keys in no order; beside another sequence. A device skips tiles of keys, and may split the
+// rest.
+TEST_CASE("windows with slopes, soft-caps and sinks, of every type") {
+  struct Case {
+    DType dtype;
+    int32_t head_dim, group, window;
+    bool rolling;
+  };
+  int32_t n_cases = 0;
+  for (const auto& [dtype, head_dim, group, window, rolling] :
+       {Case{DType::f16, 64, 3, 30, false}, Case{DType::bf16, 20, 1, 100, false},
+        Case{DType::q8_0, 96, 4, 20, true}, Case{DType::f16, 100, 2, 140, true},
+        Case{DType::bf16, 256, 1, 40, false}, Case{DType::f32, 12, 2, 70, true}}) {
+    KvShape shape{.n_sequences = 2,
+                  .n_heads = 2 * group,
+                  .n_kv_heads = 2,
+                  .head_dim = head_dim,
+                  .max_tokens = 600,
+                  .max_rows = 210,
+                  .k_dtype = dtype,
+                  .v_dtype = dtype};
+    if (rolling) shape.rope = still(head_dim);
+    Random random(head_dim);
+    LogitRules rules{.of_ranks = rolling};
+    if (n_cases % 2 == 0) rules.slopes = random.reals(shape.n_heads, 0.01f, 0.3f);
+    if (n_cases % 3 == 0) rules.softcap = 2;
+    if (++n_cases % 2 == 0) rules.sinks = random.reals(shape.n_heads, -3, 3);
+    check_window(shape, window, rules,
+                 {{{0, 90}, {1, 1}}, {{1, 3}, {0, 200}}, {{0, 1}, {1, 50}}, {{1, 20}, {0, 9}}});
   }
-  // Logits are up to 32 / sqrt(32); the engine's are rounded in each of 32 sums.
-  const double relative = 2 * gamma(kDim) * std::sqrt(kDim) + gamma(4 * kRows);
-  const std::vector<KvEntry> entries = rig.entries(0, 0);
-  REQUIRE(std::ssize(entries) == kRows);
-  for (int32_t key = 0; key < kRows; ++key) {
-    CHECK(std::abs(entries[key].score - expected[key]) <= relative * expected[key]);
+}
+
+// A device divides these rows among several blocks.
+TEST_CASE("a key's score is the attention from the rows whose window it is in") {
+  for (const auto& [dtype, head_dim, window, sloped] :
+       {std::tuple{DType::f32, 32, 7, false}, std::tuple{DType::f16, 64, 7, false},
+        std::tuple{DType::f16, 64, 70, true}, std::tuple{DType::bf16, 80, 150, false}}) {
+    CAPTURE(info(dtype).name);
+    CAPTURE(window);
+    constexpr int32_t kRows = 250;
+    const KvShape shape{.n_heads = 2,
+                        .n_kv_heads = 1,
+                        .head_dim = head_dim,
+                        .max_tokens = kRows,
+                        .max_rows = 150,
+                        .k_dtype = dtype,
+                        .v_dtype = dtype};
+    Rig rig({.sinks = 0, .heavy = 125, .recent = 125}, shape);
+    rig.set_window(window);
+    const std::vector<float> slopes = {sloped ? 0.1f : 0, sloped ? 0.02f : 0};
+    rig.set_logits({.slopes = sloped ? slopes : std::vector<float>()});
+    Random random(1);
+    const Qkv in = random_qkv(random, shape, kRows);
+    rig.attend({{0, 150}}, in.rows(shape, 0, 150));
+    rig.attend({{0, 100}}, in.rows(shape, 150, 100));
+    std::vector<double> expected(kRows);
+    for (int32_t query = 0; query < kRows * shape.n_heads; ++query) {
+      const int32_t row = query / shape.n_heads, head = query % shape.n_heads;
+      const int32_t first = std::max(row - window + 1, 0);
+      std::vector<double> p;
+      double total = 0;
+      for (int32_t key = first; key <= row; ++key) {
+        double logit = 0;
+        for (int32_t i = 0; i < head_dim; ++i) {
+          logit += double{in.q[query * head_dim + i]} * in.k[key * head_dim + i];
+        }
+        p.push_back(std::exp(logit * attention_scale(shape) - slopes[head] * (row - key)));
+        total += p.back();
+      }
+      for (int32_t key = first; key <= row; ++key) expected[key] += p[key - first] / total;
+    }
+    // Logits are sums of numbers up to head_dim / sqrt(head_dim) in all, and a slope's; each of
+    // the engine's is rounded in each of head_dim sums, and the cache or both factors to 16 bits.
+    const double magnitude = std::sqrt(head_dim) + (sloped ? 0.1 * window : 0);
+    const double rounded = dtype == DType::f32 ? 0 : dtype == DType::f16 ? 0x1p-10 : 0x1.4p-8;
+    const double logit = (gamma(head_dim + 4) + rounded) * magnitude +
+                         (dtype != DType::f32 ? tensor_core_gamma(head_dim) * magnitude : 0);
+    const double relative = std::expm1(2 * logit) + power_error(2 * magnitude) + gamma(4 * kRows);
+    const std::vector<KvEntry> entries = rig.entries(0, 0);
+    REQUIRE(std::ssize(entries) == kRows);
+    for (int32_t key = 0; key < kRows; ++key) {
+      CHECK(std::abs(entries[key].score - expected[key]) <= relative * expected[key]);
+    }
   }
 }
 
