@@ -88,7 +88,7 @@ class Session {
   // leaves `full` the same, bit for bit. At most kMostObserved tokens. Requires original positions,
   // no archive, and a back end with drafts. Throws InvalidArgument, OutOfMemory without changing
   // anything.
-  static constexpr int32_t kMostObserved = 32;
+  static constexpr int32_t kMostObserved = 16;
   void fill(int32_t sequence, const Session& full, int32_t from, std::span<const int32_t> last);
 
   // Like step(), but returns only the most likely tokens: [n_inputs], with drafts one per row.

@@ -11,8 +11,14 @@ namespace h2o {
 // Approaches the median of some times, because those of a busy machine have no useful mean.
 class TypicalTime {
  public:
+  explicit TypicalTime(int32_t n_ignored = 0) : n_ignored_(n_ignored) {}  // of the first times
+
   double median() const { return median_; }  // 0: none yet
-  void add(double seconds) { median_ = median_ == 0 ? seconds : toward(seconds, median_); }
+  void add(double seconds) {
+    if (n_ignored_-- > 0) return;
+    n_ignored_ = 0;
+    median_ = median_ == 0 ? seconds : toward(seconds, median_);
+  }
 
   static double toward(double now, double median, double stride = 1.05) {
     return now > median ? median * stride : median / stride;
@@ -20,6 +26,7 @@ class TypicalTime {
 
  private:
   double median_ = 0;
+  int32_t n_ignored_;
 };
 
 // Times decide only how many drafts there are, so texts do not depend on them.

@@ -7,21 +7,13 @@
 
 #include "core/error.h"
 #include "model/predictor.h"
+#include "text/draft_pace.h"
 #include "text/sampler.h"
 
 namespace h2o {
 namespace {
 
 constexpr int32_t kCopy = 0;  // the sequence that reads proposals, if they cannot be retracted
-
-constexpr GuessRate kUnknown{4, 5};  // a guess that weighs little
-
-// Steps without proposals after proposals did not pay; each time twice as many.
-constexpr int32_t kFirstPause = 32;
-constexpr int32_t kLongestPause = 1024;
-
-// Proposals in succession that show that they pay again.
-constexpr int32_t kPayingProposals = 16;
 
 // The time of a proposal is measured if this many tokens at most were read before.
 constexpr size_t kFewTokens = 8;
@@ -30,6 +22,12 @@ constexpr size_t kFewTokens = 8;
 // after so many: the text may have moved on to what was evicted.
 constexpr size_t kFewUnread = 32;
 constexpr size_t kFilledFor = 256;
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point started) {
+  return std::chrono::duration<double>(Clock::now() - started).count();
+}
 
 bool retracts(const Model& model) {
   return model.backend->capabilities().drafts && model.config.kv_sources.empty() &&
@@ -55,12 +53,16 @@ class ModelDrafter final : public Drafter {
 
   std::span<const int32_t> propose(std::span<const int32_t> tokens,
                                    const DraftStep& step) override {
+    if (!pace_) pace_.emplace(model_->usual_);
     count_guesses(draft_, tokens.subspan(std::min(n_seen_, tokens.size())),
-                  [this](size_t) -> GuessRate& { return rate_; });
+                  [this](size_t, bool is_right) {
+                    pace_->count(is_right);
+                    model_->usual_.add(is_right);
+                  });
     draft_.clear();
     n_seen_ = tokens.size();
     // The first step has no drafts, so that its time is known.
-    if (is_retired_ || step.seconds == 0 || --pause_ > 0) return {};
+    if (is_retired_ || step.seconds == 0 || !pace_->is_due()) return {};
     if (predicts() && (sequence_ < 0 || n_unread(tokens) == 0)) return {};
     if (model_->fills_ && tokens.size() < 2 * static_cast<size_t>(most_kept())) return {};
     try {
@@ -86,20 +88,22 @@ class ModelDrafter final : public Drafter {
 
  private:
   void guess(std::span<const int32_t> tokens, const DraftStep& step) {
-    const std::vector<double> right(std::min(step.most, model_->max_drafts_), rate_.share());
-    const int32_t n = best_draft_length(step, right, model_->seconds_.median() / step.seconds);
-    if (n == 0) return rest();
+    const int32_t most = std::min(step.most, model_->max_drafts_);
+    const int32_t n = pace_->choose(step, most, model_->cost(step.seconds));
+    if (n == 0) return;
     if (sequence_ < 0) sequence_ = model_->take();
-    if (sequence_ < 0 || !catch_up(tokens, step)) return;
-    const auto started = std::chrono::steady_clock::now();
+    if (sequence_ < 0) return;
+    auto started = Clock::now();
+    const bool is_ready = catch_up(tokens, step);
+    pace_->note_preparation(seconds_since(started) / step.seconds);
+    if (!is_ready) return;
+    started = Clock::now();
     const size_t n_unread = this->n_unread(tokens);
     read_ahead(tokens.last(n_unread), n, step.sampler);
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
-    if (++n_proposals_ == kPayingProposals) pause_length_ = kFirstPause;
+    const double seconds = seconds_since(started);
+    pace_->note_proposal(seconds / step.seconds);
     if (n_unread > kFewTokens) return;
-    if (model_->n_untimed_-- > 0) return;
-    model_->n_untimed_ = 0;
-    model_->seconds_.add(seconds.count() / static_cast<double>(std::max<size_t>(1, draft_.size())));
+    model_->draft_time_.add(seconds / static_cast<double>(std::max<size_t>(1, draft_.size())));
   }
 
   bool predicts() const { return model_->session_.model().config.predicts; }
@@ -182,9 +186,7 @@ class ModelDrafter final : public Drafter {
     if (model_->fills_) {
       const bool is_old = tokens.size() >= filled_at_ + kFilledFor;
       if (unread.size() <= std::min(kFewUnread, n_read) && !is_old) return true;
-      const auto read = tokens.first(tokens.size() - 1);
-      const size_t n = std::min({static_cast<size_t>(Session::kMostObserved), n_read, read.size()});
-      session.fill(sequence_, *step.session, step.sequence, read.last(n));
+      fill(tokens.first(tokens.size() - 1), n_read, step);
       filled_at_ = tokens.size();
       return true;
     }
@@ -193,6 +195,14 @@ class ModelDrafter final : public Drafter {
     const Input input{sequence_, unread.first(n_read)};
     session.greedy({&input, 1});
     return false;
+  }
+
+  // Fills the sequence from the full cache, by the attention of at most n_read tokens.
+  void fill(std::span<const int32_t> read, size_t n_read, const DraftStep& step) {
+    const auto started = Clock::now();
+    const size_t n = std::min({static_cast<size_t>(Session::kMostObserved), n_read, read.size()});
+    model_->session_.fill(sequence_, *step.session, step.sequence, read.last(n));
+    model_->fill_time_.add(seconds_since(started));
   }
 
   // Reads the last tokens of the text and proposes n tokens after them.
@@ -245,13 +255,6 @@ class ModelDrafter final : public Drafter {
     if (token < model_->n_vocab_) draft_.push_back(token);
   }
 
-  // Tries again after a while, when the text may have become easier.
-  void rest() {
-    pause_ = std::exchange(pause_length_, std::min(2 * pause_length_, kLongestPause));
-    rate_ = kUnknown;
-    n_proposals_ = 0;
-  }
-
   void retire() noexcept {
     is_retired_ = true;
     hidden_ = {};
@@ -260,10 +263,7 @@ class ModelDrafter final : public Drafter {
 
   std::shared_ptr<DraftModel> model_;
   int32_t sequence_ = -1;
-  GuessRate rate_ = kUnknown;
-  int32_t pause_ = 0;
-  int32_t pause_length_ = kFirstPause;
-  int32_t n_proposals_ = 0;  // since the last pause
+  std::optional<DraftPace> pace_;  // from the first step on
   bool is_retired_ = false;
   std::vector<int32_t> draft_;
   size_t n_seen_ = 0;     // tokens before the draft
@@ -308,6 +308,11 @@ std::shared_ptr<DraftModel> DraftModel::of_predictor(const std::shared_ptr<Model
                                                      SessionOptions options) {
   return std::make_shared<DraftModel>(next_token_predictor(model), std::move(options),
                                       model->config.n_vocab);
+}
+
+ProposalCost DraftModel::cost(double step_seconds) const {
+  return {draft_time_.median() / step_seconds,
+          fill_time_.median() / step_seconds / static_cast<double>(kFilledFor)};
 }
 
 std::shared_ptr<Drafter> DraftModel::drafter() {

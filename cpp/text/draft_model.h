@@ -49,16 +49,19 @@ class DraftModel : public std::enable_shared_from_this<DraftModel> {
   int32_t take();  // a sequence; -1: all are in use
   void give_back(int32_t sequence) noexcept;
 
+  // The cost of proposals for texts whose steps without drafts take so long.
+  ProposalCost cost(double step_seconds) const;
+
   const int64_t process_ = process_id();  // a forked child may find mutex_ locked
   const int32_t n_vocab_;
   const int32_t max_drafts_;
   const bool retracts_;
   bool fills_ = false;  // its sequences are filled from the cache that verifies
   Session session_;
-  // Used by the computing thread: the time of a proposed token, and how many of the first proposals
-  // are not timed, because they are the first to touch memory.
-  TypicalTime seconds_;
-  int32_t n_untimed_ = 3;
+  // Used by the computing thread. The first times are not counted, because memory is new.
+  TypicalTime draft_time_{3};
+  TypicalTime fill_time_{1};
+  GuessRate usual_{4, 5};      // of all texts
   std::mutex mutex_;           // guards free_: texts may end on any thread
   std::vector<int32_t> free_;  // sequences
 };

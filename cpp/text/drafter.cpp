@@ -11,7 +11,8 @@ constexpr double kLeastGain = 1.05;
 
 }  // namespace
 
-int32_t best_draft_length(const DraftStep& step, std::span<const double> right, double cost) {
+int32_t best_draft_length(const DraftStep& step, std::span<const double> right,
+                          const ProposalCost& cost) {
   int32_t best = 0;
   double best_gain = kLeastGain;
   const double without = 1 + step.n_others;  // tokens of the step
@@ -20,7 +21,8 @@ int32_t best_draft_length(const DraftStep& step, std::span<const double> right, 
   for (int32_t n = 1; n <= std::ssize(right); ++n) {
     all_right *= right[n - 1];
     expected += all_right;
-    const double gain = expected / without * step.times[0] / (step.times[n] + n * cost);
+    const double proposed = n * cost.draft + (expected - step.n_others) * cost.token;
+    const double gain = expected / without * step.times[0] / (step.times[n] + proposed);
     if (gain > best_gain) {
       best_gain = gain;
       best = n;
@@ -31,8 +33,9 @@ int32_t best_draft_length(const DraftStep& step, std::span<const double> right, 
 
 std::span<const int32_t> LookupDrafter::propose(std::span<const int32_t> tokens,
                                                 const DraftStep& step) {
-  count_guesses(draft_, tokens.subspan(std::min(n_seen_, tokens.size())),
-                [this](size_t i) -> GuessRate& { return rate(match_ + static_cast<int64_t>(i)); });
+  count_guesses(
+      draft_, tokens.subspan(std::min(n_seen_, tokens.size())),
+      [this](size_t i, bool is_right) { rate(match_ + static_cast<int64_t>(i)).add(is_right); });
   look_up(tokens, step.most);
   std::vector<double> right;
   for (int32_t i = 0; i < std::ssize(draft_); ++i) right.push_back(rate(match_ + i).share());

@@ -29,6 +29,7 @@ struct GuessRate {
   double right, all;
 
   double share() const { return right / all; }
+  GuessRate lightened() const { return {5 * share(), 5}; }  // one that weighs little
   void add(bool is_right) {
     constexpr double kForget = 0.98;
     right = right * kForget + is_right;
@@ -36,13 +37,14 @@ struct GuessRate {
   }
 };
 
-// Counts drafts, up to the first wrong one, beside the tokens that followed. rate(i): of the i-th.
-template <class RateOf>
+// Calls count(i, is it right?) for each draft, up to the first wrong one, beside the tokens that
+// followed.
+template <class Count>
 void count_guesses(std::span<const int32_t> draft, std::span<const int32_t> followed,
-                   const RateOf& rate) {
+                   const Count& count) {
   for (size_t i = 0; i < std::min(draft.size(), followed.size()); ++i) {
     const bool is_right = draft[i] == followed[i];
-    rate(i).add(is_right);
+    count(i, is_right);
     if (!is_right) break;
   }
 }
@@ -63,10 +65,17 @@ class Drafter {
                        int32_t /*sequence*/) noexcept {}
 };
 
+// The time that proposing takes, in durations of a step without drafts: for each draft, and for
+// each token that the text gains.
+struct ProposalCost {
+  double draft = 0;
+  double token = 0;
+};
+
 // The number of drafts that promises the most tokens per second: 0, unless that is a gain.
 // right: [n] the chance of each draft to be right if those before it are.
-// cost: the time that each draft takes to propose, in durations of a step without drafts.
-int32_t best_draft_length(const DraftStep& step, std::span<const double> right, double cost = 0);
+int32_t best_draft_length(const DraftStep& step, std::span<const double> right,
+                          const ProposalCost& cost = {});
 
 // Prompt lookup (after arXiv 2304.04487): proposes what followed the longest earlier occurrence of
 // the last tokens, the latest if there are several.

@@ -4,6 +4,7 @@
 #include "core/error.h"
 #include "engine_rig.h"
 #include "text/draft_cost.h"
+#include "text/draft_pace.h"
 
 namespace h2o {
 namespace {
@@ -396,6 +397,64 @@ TEST_CASE("prompt lookup stops where it is wrong, and returns where it is right"
   };
   CHECK(n_proposed(300, [&] { return random.integer(0, 4); }) == 0);
   CHECK(n_proposed(300, [&] { return tokens[tokens.size() - 50]; }) == 4);
+}
+
+// The share of n steps that have proposals, and the number of drafts.
+struct Paced {
+  double proposals = 0, drafts = 0;
+};
+// right: the chance of a guess; verify: the time of a draft, as a share of a step's.
+Paced paced(DraftPace& pace, int n, double right, double verify, double preparation = 0) {
+  Random random(1);
+  constexpr int32_t kDrafts = 8;
+  std::vector<double> times;
+  for (int32_t i = 0; i <= kDrafts; ++i) times.push_back(1 + i * verify);
+  const DraftStep step{kDrafts, 0, times, 1};
+  Paced found;
+  for (int i = 0; i < n; ++i) {
+    if (!pace.is_due()) continue;
+    const int32_t n_drafts = pace.choose(step, kDrafts, {});
+    if (n_drafts == 0) continue;
+    pace.note_preparation(preparation);
+    pace.note_proposal(0);
+    found.proposals += 1.0 / n;
+    found.drafts += n_drafts;
+    for (int32_t j = 0; j < n_drafts; ++j) {
+      const bool is_right = random.integer(1, 100) <= 100 * right;
+      pace.count(is_right);
+      if (!is_right) break;
+    }
+  }
+  return found;
+}
+
+TEST_CASE("proposals that do not pay are tried less and less often, until they pay") {
+  DraftPace pace({4, 5});
+  CHECK(paced(pace, 2000, 0, 0.2).proposals < 0.02);
+  const Paced tries = paced(pace, 4000, 0, 0.2);
+  CHECK(tries.proposals > 0);
+  CHECK(tries.proposals < 0.002);
+  CHECK(paced(pace, 4000, 1, 0.2).proposals > 0.5);
+  CHECK(paced(pace, 1000, 1, 0.2).drafts == 8 * 1000);  // as many as possible, in every step
+  CHECK(paced(pace, 1000, 1, 1).proposals < 0.3);       // nothing is gained, though all are right
+}
+
+TEST_CASE("what prepares a try is paid for by the steps after it") {
+  for (const double preparation : {0.0, 20.0, 40.0}) {
+    CAPTURE(preparation);
+    DraftPace pace({1, 5});
+    const double proposals = paced(pace, 10'000, 0, 0.2, preparation).proposals;
+    CHECK(proposals > 0);
+    CHECK(proposals * (preparation + 4 * 0.2) <= 0.05);
+  }
+}
+
+TEST_CASE("other texts say how often guesses are right") {
+  GuessRate usual{4, 5};
+  for (int i = 0; i < 100; ++i) usual.add(false);
+  DraftPace hopeless(usual), hopeful({4, 5});
+  CHECK(paced(hopeless, 1, 1, 0.2).proposals == 0);
+  CHECK(paced(hopeful, 1, 1, 0.2).proposals == 1);
 }
 
 TEST_CASE("the times of drafts are medians, and are forgotten without drafts") {

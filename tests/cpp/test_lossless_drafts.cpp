@@ -58,7 +58,8 @@ TEST_CASE(
     full_options.n_sequences = 2;
     Session full(model, full_options), small(model, small_options(policy));
     Session scored(model, small_options(kScored));
-    const std::vector<int32_t> tokens = random_tokens(random, *model, random.integer(1, 32));
+    const std::vector<int32_t> tokens =
+        random_tokens(random, *model, random.integer(1, Session::kMostObserved));
     feed(full, 1, tokens);
     feed(scored, 0, tokens);  // in one chunk
     const std::vector<std::byte> before = state(full, 1);
