@@ -152,7 +152,7 @@ class CudaBackend final : public Backend {
     if (!decodes) return pass();
     if (graph == nullptr) graph = std::make_unique<cuda::GraphCache>();
     const cuda::DecodeKinds kinds(batch.segments);
-    const cuda::StepKind step{batch.n_rows(), kinds.fixed, kinds.rolling};
+    const cuda::StepKind step{batch.n_rows(), kinds.fixed, kinds.rolling, kinds.in_use};
     static_cast<cuda::GraphCache&>(*graph).run(stream_, graphs_, step, pass);
   }
 

@@ -1,6 +1,8 @@
 // The steps of attend() on the device, in order.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <span>
 
@@ -21,15 +23,25 @@ void store_kv(const Stream& stream, const Attention& attention, const KvView& ca
               const DeviceBatch& batch);
 
 // Which kinds of one-row segments a batch has: those whose keys are rotated when read, and others.
-// A captured step is identified by its number of rows and these.
+// And how many slots they may have in use. A captured step is identified by its number of rows and
+// these.
 struct DecodeKinds {
   explicit DecodeKinds(std::span<const Segment> segments) {
+    int32_t longest = 0;
     for (const Segment& segment : segments) {
-      if (segment.n_rows == 1) (segment.rolling ? rolling : fixed) = true;
+      if (segment.n_rows > 1) continue;
+      (segment.rolling ? rolling : fixed) = true;
+      longest = std::max(longest, std::min(segment.position, kMostInUse - 1) + 1);
     }
+    in_use = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(longest)));
   }
+
+  // With more slots in use, the number of splits is the same.
+  static constexpr int32_t kMostInUse = 65536;
+
   bool fixed = false;
   bool rolling = false;
+  int32_t in_use;  // rounded up to a power of two
 };
 
 // For segments of one row: attention, score update, and selection of the next slot. Other segments

@@ -51,15 +51,15 @@ __device__ Softmax merge(const Partials& partials, const RecalledSums& recalled,
   return {most, 1 / fmaxf(warp_sum(sum), FLT_MIN)};
 }
 
-// Calls put(i, element i of [group, head_dim]) for a kv_head, merged from the splits. Each of up to
-// kMergeParts parts sums every n-th split, and their sums are added in order. The number of threads
-// does not affect the result.
+// Calls put(i, element i of [n_heads, head_dim]) for query heads from `query` on, merged from the
+// splits. Each of up to kMergeParts parts sums every n-th split, and their sums are added in order.
+// The number of threads does not affect the result.
 template <int kThreads, class Put>
 __device__ void merge_outputs(const Partials& partials, const RecalledSums& recalled,
-                              const Softmax* softmax, int64_t query, int group, int head_dim,
+                              const Softmax* softmax, int64_t query, int n_heads, int head_dim,
                               int n_splits, const Put& put) {
   __shared__ float sums[kMostThreads];
-  const int width = group * head_dim;
+  const int width = n_heads * head_dim;
   const int parts = max(1, min(kMergeParts, kMostThreads / width));
   const auto weighed = [&](int i, int part) {
     const int h = i / head_dim;
@@ -94,7 +94,8 @@ __device__ void merge_outputs(const Partials& partials, const RecalledSums& reca
   }
 }
 
-// Two blocks per (segment, kv_head): one merges the outputs, the other updates the scores.
+// Blocks of each (segment, kv_head): the first updates the scores, the others merge the outputs of
+// equal parts of the query heads.
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads, kThreads == kFewThreads ? 5 : 1)
     finish_kernel(Decode decode, KvView cache, DeviceBatch batch, QuantizedRows rounded,
@@ -113,26 +114,29 @@ __global__ void __launch_bounds__(kThreads, kThreads == kFewThreads ? 5 : 1)
   const int group = cache.n_heads / cache.n_kv_heads;
   const int used = head.policy.kept(segment.position) + 1;
   const Partials partials(cache, cache.workspace);
-  const int32_t length = split_length(used);
+  const int32_t length = split_length(used, decode.n_pools);
   const int n_splits = (used + length - 1) / length;
-  const int64_t query = int64_t{segment.sequence} * cache.n_heads + kv_head * group;
+  const bool merges = blockIdx.z > 0;
+  const int n_heads = merges ? group / static_cast<int>(gridDim.z - 1) : group;
+  const int first_head =
+      kv_head * group + (merges ? static_cast<int>(blockIdx.z) - 1 : 0) * n_heads;
+  const int64_t query = int64_t{segment.sequence} * cache.n_heads + first_head;
   if (recalled.n > 0 && !has_archived(cache, policy, segment.position, kv_head)) recalled.n = 0;
 
   auto* softmax = reinterpret_cast<Softmax*>(shared);
-  for (int h = threadIdx.x / kWarp; h < group; h += kThreads / kWarp) {
-    const int query_head = kv_head * group + h;
+  for (int h = threadIdx.x / kWarp; h < n_heads; h += kThreads / kWarp) {
     const Softmax merged =
-        merge(partials, recalled, decode.changes, query_head, query + h, n_splits);
+        merge(partials, recalled, decode.changes, first_head + h, query + h, n_splits);
     if (threadIdx.x % kWarp == 0) softmax[h] = merged;
   }
   __syncthreads();
 
-  if (blockIdx.z == 0) {
+  if (merges) {
     const int head_dim = cache.head_dim;
     const int n = cache.n_heads * head_dim;
-    const int first = kv_head * group * head_dim;
+    const int first = first_head * head_dim;
     float* const out = decode.out + int64_t{segment.row} * n + first;
-    if (rounded && kv_head == 0) {
+    if (rounded && first == 0) {
       round_padding(rounded, segment.row, n / QuantizedRows::kGroup, threadIdx.x / kWarp,
                     kThreads / kWarp);
     }
@@ -140,7 +144,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == kFewThreads ? 5 : 1)
       out[i] = x;
       if (rounded) round_group(rounded, segment.row, (first + i) / QuantizedRows::kGroup, x);
     };
-    merge_outputs<kThreads>(partials, recalled, softmax, query, group, head_dim, n_splits, put);
+    merge_outputs<kThreads>(partials, recalled, softmax, query, n_heads, head_dim, n_splits, put);
     return;
   }
 
@@ -205,6 +209,8 @@ void decode(const Stream& stream, const Attention& attention, const KvView& cach
                 false,
                 false,
                 LogitChanges(attention, 1),
+                kinds.in_use,
+                n_segments * cache.n_kv_heads,
                 !attention.k,
                 attention.evicts};
   const DecodeSplits whole = whole_rows<Whole>(cache);
@@ -220,9 +226,11 @@ void decode(const Stream& stream, const Attention& attention, const KvView& cach
   // In whole 16-byte loads, into which ptxas merges reads of two heads.
   const size_t group = cache.n_heads / cache.n_kv_heads;
   const size_t shared = (group + 1) / 2 * 2 * sizeof(Softmax);
+  // Whole groups of rounded elements are of one block.
+  const unsigned parts = cache.head_dim % QuantizedRows::kGroup == 0 ? group : 1;
   const auto finish = [&]<int kThreads>() {
-    launch(stream, finish_kernel<kThreads>, dim3(n_segments, cache.n_kv_heads, 2), dim3(kThreads),
-           shared, decode, cache, batch, rounded, recalled);
+    launch(stream, finish_kernel<kThreads>, dim3(n_segments, cache.n_kv_heads, 1 + parts),
+           dim3(kThreads), shared, decode, cache, batch, rounded, recalled);
   };
   if (2 * n_segments * cache.n_kv_heads > kManyBlocks) {
     finish.template operator()<kFewThreads>();

@@ -18,14 +18,16 @@ struct Decode {
   bool whole_fixed;
   bool whole_rolling;
   LogitChanges changes;
-  bool reads;   // keys that an earlier layer stored in this pass, when scores decayed
-  bool evicts;  // see Attention
+  int32_t in_use;   // at least as many slots as a segment of one row has in use
+  int32_t n_pools;  // (segment, kv_head)
+  bool reads;       // keys that an earlier layer stored in this pass, when scores decayed
+  bool evicts;      // see Attention
 };
 
 // How a thread reads its part of the keys and values: eight elements at a time, kAhead<n> rows
 // before the first is used, by n query heads, at most kMostHeads. blocks(n): the minimum per
 // multiprocessor; few enough that the rows which a thread prefetches stay in registers. handles():
-// which segments.
+// which segments. kScaled: what is unpacked has to be multiplied by key_scale() and value_scale().
 
 // Whole: octets of a type known at compile time.
 template <class KeyRow, class ValueRow = KeyRow>
@@ -34,15 +36,13 @@ struct Whole {
   static constexpr int kMostHeads = sizeof(typename KeyRow::Packed) > 16 ? 4 : 8;
   static constexpr int blocks(int heads) { return heads > 4 ? 2 : heads > 1 ? 3 : 5; }
   template <int heads>
-  static constexpr int kAhead = sizeof(typename KeyRow::Packed) > 16    ? 2
-                                : heads <= 4                            ? 4
-                                : sizeof(typename KeyRow::Packed) == 16 ? 4
-                                                                        : 2;
+  static constexpr int kAhead = sizeof(typename KeyRow::Packed) > 16 ? 2 : 4;
   using Key = typename KeyRow::Packed;
   using Value = typename ValueRow::Packed;
   // Bytes of 32 elements of a key and value, and operations to unpack eight.
   static constexpr int kBlockBytes = KeyRow::kBlockBytes + ValueRow::kBlockBytes;
   static constexpr int kUnpack = KeyRow::kUnpack + ValueRow::kUnpack;
+  static constexpr bool kScaled = KeyRow::kScaled || ValueRow::kScaled;
   const KvView& cache;
   const KvHead& head;
 
@@ -60,6 +60,8 @@ struct Whole {
   __device__ int inside(int i) const { return min(i, cache.head_dim - 8); }
   static __device__ Octet unpack_key(const Key& key, int) { return KeyRow::unpack(key); }
   static __device__ Octet unpack_value(const Value& value) { return ValueRow::unpack(value); }
+  static __device__ float key_scale(const Key& key) { return KeyRow::scale(key); }
+  static __device__ float value_scale(const Value& value) { return ValueRow::scale(value); }
 };
 
 // Are pairs of elements rotated in whole octets?
@@ -72,7 +74,8 @@ template <class KeyRow, class ValueRow = KeyRow>
 struct Rolled {
   static constexpr int kMostHeads = 4;  // angles take registers
   static constexpr int blocks(int heads) {
-    return heads == 1 ? 4 : sizeof(typename ValueRow::Packed) < 16 ? 2 : 3;
+    const int most = heads == 1 ? 4 : 3;
+    return sizeof(typename ValueRow::Packed) < 16 ? most - 1 : most;
   }
   template <int heads>
   static constexpr int kAhead = sizeof(typename KeyRow::Packed) > 16 ? 1 : 2;
@@ -83,6 +86,7 @@ struct Rolled {
   using Value = typename ValueRow::Packed;
   static constexpr int kBlockBytes = KeyRow::kBlockBytes + ValueRow::kBlockBytes;
   static constexpr int kUnpack = 2 * KeyRow::kUnpack + 24 + ValueRow::kUnpack;  // and to rotate
+  static constexpr bool kScaled = false;
   const KvView& cache;
   const KvHead& head;
   const int half;
@@ -113,7 +117,7 @@ struct Rolled {
     return ValueRow::load(head.v + slot * cache.v_row_bytes, min(i, cache.head_dim - 8));
   }
   __device__ Octet unpack_key(const Key& key, int i) const {
-    Octet own = KeyRow::unpack(key.own);
+    Octet own = unpack_scaled<KeyRow>(key.own);
     if (min(i, cache.head_dim - 8) >= 2 * half) return own;
     const auto& [c0, c1] = key.cosines;
     const auto& [s0, s1] = key.sines;
@@ -127,14 +131,16 @@ struct Rolled {
         own.x[2 * j + 1] = second * c[j] + first * s[j];
       }
     } else {
-      const Octet other = KeyRow::unpack(key.other);
+      const Octet other = unpack_scaled<KeyRow>(key.other);
       const float sign = i < half ? -1.0f : 1.0f;
 #pragma unroll
       for (int j = 0; j < 8; ++j) own.x[j] = own.x[j] * c[j] + sign * other.x[j] * s[j];
     }
     return own;
   }
-  static __device__ Octet unpack_value(const Value& value) { return ValueRow::unpack(value); }
+  static __device__ Octet unpack_value(const Value& value) {
+    return unpack_scaled<ValueRow>(value);
+  }
 };
 
 // Single: any type and head_dim, one element at a time, when it is needed; keys of a rolling
@@ -144,6 +150,7 @@ struct Single {
   static constexpr int blocks(int heads) { return heads > 1 ? 3 : 4; }
   template <int heads>
   static constexpr int kAhead = 1;
+  static constexpr bool kScaled = false;
   struct Place {
     int slot, i;
   };

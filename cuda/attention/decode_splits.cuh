@@ -21,7 +21,7 @@ constexpr size_t decode_latency_hidden() {
   return latency_hidden(octets * Rows::kBlockBytes / 4, octets * (Rows::kUnpack + 16 * kHeads));
 }
 
-// One block per (segment, heads of a group, split), all along x, which allows 2^31.
+// One block per (segment, heads of a group, split).
 template <class Rows, int kOctets, int kHeads>
 __global__ void __launch_bounds__(kTeamThreads, (kOctets > 1 ? 2 : Rows::blocks(kHeads)))
     decode_kernel(Decode decode, KvView cache, DeviceBatch batch) {
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kTeamThreads, (kOctets > 1 ? 2 : Rows::blocks(
   const int used = head.policy.kept(segment.position) + 1;
   const Partials partials(cache, cache.workspace);
   const int split = static_cast<int>(blockIdx.z);
-  const int32_t length = split_length(used);
+  const int32_t length = split_length(used, decode.n_pools);
   const int begin = split * length;
   const int end = min(begin + length, used);
   if (begin >= end) return;
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kTeamThreads, (kOctets > 1 ? 2 : Rows::blocks(
   const int64_t query = int64_t{segment.sequence} * cache.n_heads + first_head;
   const float* q = decode.q + (int64_t{segment.row} * cache.n_heads + first_head) * cache.head_dim;
   float* logits = partials.logits + query * partials.stride;
-  Team<kOctets, kHeads> team(log_team_lanes(cache.head_dim));
+  Team<kOctets, kHeads, Rows::template kAhead<kHeads>> team(log_team_lanes(cache.head_dim));
   team.load_queries(q, n_heads, cache.head_dim, decode.scale);
   const SlotLogits changed{decode.changes, head, segment, first_head};
   team.attend(Rows(cache, head, decode, segment.rolling), changed, begin, end, n_heads, logits,
@@ -68,12 +68,14 @@ void launch_decode(const Stream& stream, const Decode& decode, const KvView& cac
                    const DeviceBatch& batch, int32_t n_segments) {
   if constexpr (!std::is_same_v<Rows, Single>) {
     // 100 needs more rows of quantized types than fit into registers with 8 heads or rotation.
-    static_assert(decode_latency_hidden<Rows, kHeads>() >= 75);
+    static_assert(decode_latency_hidden<Rows, kHeads>() >= 55);
   }
   const int group = cache.n_heads / cache.n_kv_heads;
   const int tiles = (group + kHeads - 1) / kHeads;
-  const dim3 grid(n_segments, cache.n_kv_heads * tiles, most_splits(cache.slots));
-  const size_t shared = Team<kOctets, kHeads>::shared_bytes(log_team_lanes(cache.head_dim));
+  const int32_t in_use = std::min(decode.in_use, cache.slots);
+  const dim3 grid(n_segments, cache.n_kv_heads * tiles, most_splits(in_use, decode.n_pools));
+  using Threads = Team<kOctets, kHeads, Rows::template kAhead<kHeads>>;
+  const size_t shared = Threads::shared_bytes(log_team_lanes(cache.head_dim));
   launch(stream, decode_kernel<Rows, kOctets, kHeads>, grid, dim3(kTeamThreads), shared, decode,
          cache, batch);
 }

@@ -20,11 +20,12 @@ struct Octet {
 
 // A row reader has one(row, i), element i; and for rows that consist of whole octets, 16-byte
 // aligned, load(row, i), which loads elements [i, i + 8) in stored form, i a multiple of 8, and
-// unpack(): many loads can be in flight before the first is unpacked. kBlockBytes: of 32
-// elements; kUnpack: operations of unpack(), where converting an integer counts as four.
+// unpack(): many loads can be in flight before the first is unpacked. If kScaled, what it gives has
+// to be multiplied by scale(). kBlockBytes: of 32 elements; kUnpack: operations of both.
 
 struct F32Row {
   static constexpr int kBlockBytes = 128, kUnpack = 0;
+  static constexpr bool kScaled = false;
   struct Packed {
     float4 low, high;
   };
@@ -42,6 +43,7 @@ struct F32Row {
 
 struct F16Row {
   static constexpr int kBlockBytes = 64, kUnpack = 8;
+  static constexpr bool kScaled = false;
   using Packed = uint4;
   static __device__ float one(const std::byte* row, int i) {
     return __half2float(reinterpret_cast<const __half*>(row)[i]);
@@ -64,6 +66,7 @@ struct F16Row {
 
 struct BF16Row {
   static constexpr int kBlockBytes = 64, kUnpack = 8;
+  static constexpr bool kScaled = false;
   using Packed = uint4;
   static __device__ float one(const std::byte* row, int i) {
     return __uint_as_float(uint32_t{reinterpret_cast<const BF16*>(row)[i].bits} << 16);
@@ -85,9 +88,15 @@ struct BF16Row {
 
 __device__ inline float to_float(F16 x) { return __half2float(__ushort_as_half(x.bits)); }
 
+// Byte i of x, minus `less`: as the last bits of a float, because conversions of integers are slow.
+__device__ inline float byte_of(uint32_t x, int i, float less) {
+  return __uint_as_float(__byte_perm(x, 0x4b000000, 0x7540 + i)) - (0x1p23f + less);
+}
+
 // Blocks are 2-byte aligned.
 struct Q8_0Row {
-  static constexpr int kBlockBytes = sizeof(BlockQ8_0), kUnpack = 8 * 6;
+  static constexpr int kBlockBytes = sizeof(BlockQ8_0), kUnpack = 28;
+  static constexpr bool kScaled = true;
   struct Packed {
     uint16_t pairs[4];
     F16 d;
@@ -101,20 +110,18 @@ struct Q8_0Row {
     const auto* pairs = reinterpret_cast<const uint16_t*>(block.qs + i % 32);
     return {{pairs[0], pairs[1], pairs[2], pairs[3]}, block.d};
   }
+  static __device__ float scale(const Packed& packed) { return to_float(packed.d); }
   static __device__ Octet unpack(const Packed& packed) {
-    const float d = to_float(packed.d);
     Octet o;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      o.x[2 * j] = d * static_cast<int8_t>(packed.pairs[j] & 0xff);
-      o.x[2 * j + 1] = d * static_cast<int8_t>(packed.pairs[j] >> 8);
-    }
+    for (int j = 0; j < 8; ++j) o.x[j] = byte_of(packed.pairs[j / 2] ^ 0x8080, j % 2, 128);
     return o;
   }
 };
 
 struct Q4_0Row {
-  static constexpr int kBlockBytes = sizeof(BlockQ4_0), kUnpack = 8 * 7;
+  static constexpr int kBlockBytes = sizeof(BlockQ4_0), kUnpack = 32;
+  static constexpr bool kScaled = true;
   struct Packed {
     uint16_t pairs[4];
     F16 d;
@@ -131,18 +138,26 @@ struct Q4_0Row {
     const auto shift = static_cast<uint16_t>(i % 32 / 16 * 4);
     return {{pairs[0], pairs[1], pairs[2], pairs[3]}, block.d, shift};
   }
+  static __device__ float scale(const Packed& packed) { return to_float(packed.d); }
   static __device__ Octet unpack(const Packed& packed) {
-    const float d = to_float(packed.d);
     Octet o;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int pair = packed.pairs[j] >> packed.shift;
-      o.x[2 * j] = d * static_cast<float>((pair & 15) - 8);
-      o.x[2 * j + 1] = d * static_cast<float>((pair >> 8 & 15) - 8);
+    for (int j = 0; j < 8; ++j) {
+      o.x[j] = byte_of(packed.pairs[j / 2] >> packed.shift & 0x0f0f, j % 2, 8);
     }
     return o;
   }
 };
+
+template <class Row>
+__device__ Octet unpack_scaled(const typename Row::Packed& packed) {
+  Octet o = Row::unpack(packed);
+  if constexpr (Row::kScaled) {
+#pragma unroll
+    for (float& x : o.x) x *= Row::scale(packed);
+  }
+  return o;
+}
 
 // f(reader of rows of a type known at run time only).
 template <class F>

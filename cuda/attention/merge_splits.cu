@@ -26,20 +26,20 @@ __global__ void __launch_bounds__(kThreads) merge_splits_kernel(PrefillStep step
   const SegmentKeys keys(step.cache, step.segment, kv_head);
   // Splits with a key that the query sees.
   const int32_t begin = first_tile(step, keys, t) / step.splits.length;
-  const int32_t end = (keys.kept + t / step.group) / step.splits.length + 1;
-  const int64_t first = step.first_partial(kv_head, t);
+  const int32_t n_splits = (keys.kept + t / step.group) / step.splits.length + 1 - begin;
+  const int64_t first = step.first_partial(kv_head, t) + begin;
   const float* const shift = step.splits.shift + first;
   const float* const total = step.splits.total + first;
   const float* const out = step.splits.out + first * head_dim;
 
   float largest = -INFINITY;
-  for (int s = begin + lane; s < end; s += kWarp) largest = fmaxf(largest, shift[s]);
+  for (int s = lane; s < n_splits; s += kWarp) largest = fmaxf(largest, shift[s]);
   largest = warp_max(largest);
   const bool sinks = step.changes.sinks != nullptr;
   const float sink = sinks ? step.changes.sink(step.head(kv_head, t)) : 0;
   if (sinks) largest = fmaxf(largest, sink);
   float all = sinks && lane == 0 ? exp2_negative(sink - largest) : 0;
-  for (int s = begin + lane; s < end; s += kWarp) {
+  for (int s = lane; s < n_splits; s += kWarp) {
     all = fmaf(exp2_negative(shift[s] - largest), total[s], all);
   }
   all = fmaxf(warp_sum(all), FLT_MIN);  // finite even if every logit is NaN
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) merge_splits_kernel(PrefillStep step
   for (int d = lane; d < head_dim; d += kWarp) {
     float sum = 0;
 #pragma unroll 8
-    for (int s = begin + part; s < end; s += kParts) {
+    for (int s = part; s < n_splits; s += kParts) {
       sum = fmaf(exp2_negative(shift[s] - largest), out[int64_t{s} * head_dim + d], sum);
     }
     if constexpr (kParts == 1) {

@@ -27,11 +27,12 @@ class GraphSwitch {
   std::string reason_;
 };
 
-// Steps with identical launches: the same number of rows, and with rolling sequences, with others,
-// or both.
+// Steps with identical launches: the same number of rows, with rolling sequences, with others, or
+// both, and slots in use.
 struct StepKind {
   int32_t n_rows;
   bool fixed, rolling;
+  int32_t in_use;
   auto operator<=>(const StepKind&) const = default;
 };
 

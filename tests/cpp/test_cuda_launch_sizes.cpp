@@ -99,6 +99,43 @@ TEST_CASE("short chunks over a long cache fill 132 multiprocessors" * doctest::s
   }
 }
 
+// Blocks of decode attention per (sequence, kv_head).
+uint64_t splits_of(Rig& rig, int32_t n_tokens) {
+  const KvShape& shape = rig.cache().shape();
+  std::vector<Piece> pieces;
+  for (int32_t i = 0; i < shape.n_sequences; ++i) {
+    rig.cache().set_length(i, n_tokens);
+    pieces.push_back({i, 1});
+  }
+  Random random(1);
+  take_launches();
+  rig.attend(pieces, random_qkv(random, shape, shape.n_sequences));
+  return take_launches().at(1).grid[2];
+}
+
+TEST_CASE("blocks of decode attention follow the slots in use" * doctest::skip(!on_cuda())) {
+  KvShape shape{.n_layers = 1,
+                .n_sequences = 1,
+                .n_heads = 8,
+                .n_kv_heads = 8,
+                .head_dim = 64,
+                .max_tokens = 100'000,
+                .max_rows = 24};
+  const Skipping skipping;
+  Rig one(KvPolicy{}, shape), bounded({.sinks = 0, .heavy = 150, .recent = 149}, shape);
+  CHECK(splits_of(one, 10) == 1);
+  CHECK(splits_of(one, 100) == 2);
+  CHECK(splits_of(one, 4096) == 128);  // 65 of them have slots
+  CHECK(splits_of(one, 90'000) == 128);
+  CHECK(splits_of(bounded, 100) == 2);
+  CHECK(splits_of(bounded, 90'000) == 5);
+  shape.n_sequences = 24;
+  shape.max_tokens = 10'000;
+  Rig many(KvPolicy{}, shape);
+  CHECK(splits_of(many, 100) == 2);
+  CHECK(splits_of(many, 8000) == 16);  // of 512 slots
+}
+
 // The kernel that reads keys and values to decode one token.
 const void* decode_kernel(DType k, DType v, int32_t head_dim, bool rolls) {
   const KvShape shape{.n_layers = 1,

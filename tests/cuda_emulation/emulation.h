@@ -53,6 +53,10 @@ T __shfl_xor_sync(unsigned, T x, int mask) {
   return emulated_shuffle(x, emulated_lane() ^ mask);
 }
 template <class T>
+T __shfl_sync(unsigned, T x, int from, int width = 32) {
+  return emulated_shuffle(x, emulated_lane() / width * width + from % width);
+}
+template <class T>
 T __shfl_up_sync(unsigned, T x, int delta) {
   const int lane = emulated_lane();
   return emulated_shuffle(x, lane >= delta ? lane - delta : lane);
