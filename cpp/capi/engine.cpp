@@ -1,4 +1,5 @@
 // h2o.h: many requests at once.
+#include <algorithm>
 #include <utility>
 
 #include "capi/handle_types.h"
@@ -118,6 +119,8 @@ h2o_status h2o_engine_submit(h2o_engine* engine, const char* prompt, size_t n_by
     require(engine != nullptr && engine->engine != nullptr, "the engine is NULL or not open");
     const auto o = given(options, h2o_request_options H2O_REQUEST_OPTIONS);
     require(o.reserved == 0, "reserved is ", o.reserved, ", expected 0");
+    require(std::min(o.protect_first, o.protect_last) >= 0, "protect_first is ", o.protect_first,
+            " and protect_last ", o.protect_last, ", expected 0 or more tokens");
     require(o.n_top >= -1, "n_top is ", o.n_top, ", expected -1 (none) or more");
     const auto sampling = given(o.sampling, h2o_sampling H2O_SAMPLING);
     StreamOptions limits = stream_options(o.limits);
@@ -127,6 +130,7 @@ h2o_status h2o_engine_submit(h2o_engine* engine, const char* prompt, size_t n_by
                     .max_tokens = limits.max_tokens,
                     .stop = std::move(limits.stop),
                     .ignore_end = limits.ignore_end,
+                    .protect = {o.protect_first, o.protect_last},
                     .constraint = constraint_by(o),
                     .drafts = true,
                     .eager = true};

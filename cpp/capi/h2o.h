@@ -494,10 +494,13 @@ typedef struct h2o_request_options {
   size_t n_tokens;
   h2o_constraint_callback constraint; /* NULL: all tokens are allowed */
   void* user;                         /* passed to it, until the request has ended or is freed */
-  int32_t n_top;    /* log-probabilities of each token and of the n_top likeliest; -1: none */
-  int32_t reserved; /* 0 */
+  int32_t n_top;         /* log-probabilities of each token and of the n_top likeliest; -1: none */
+  int32_t reserved;      /* 0 */
+  int32_t protect_first; /* the first tokens of the prompt, and */
+  int32_t protect_last;  /* the last ones, that are never evicted; inside the budget */
 } h2o_request_options;
-#define H2O_REQUEST_OPTIONS {sizeof(h2o_request_options), NULL, NULL, NULL, 0, NULL, NULL, -1, 0}
+#define H2O_REQUEST_OPTIONS \
+  {sizeof(h2o_request_options), NULL, NULL, NULL, 0, NULL, NULL, -1, 0, 0, 0}
 
 /* Submits a request, which threads of the engine compute from now on; any thread may submit any
  * number. Text is tokenized as the beginning of a sequence. options may be NULL; what it points to

@@ -88,6 +88,30 @@ TEST_CASE("a prompt is text or tokens") {
   CHECK_THROWS_AS(engine.submit("The old man", options.request), api::Error);
 }
 
+TEST_CASE("the first tokens of a prompt are protected as sinks are, the last ones too") {
+  const api::Model model = load_model();
+  const std::string prompt = "The old man went down to the sea";
+  const auto n = static_cast<int32_t>(model.tokenize(prompt).size());
+  h2o_session_options with_sinks = with_budget(24);
+  with_sinks.n_sinks = n;
+  api::Session session = open_session(model, with_sinks);
+  const std::string expected = streamed(session, prompt, up_to(60));
+  api::Engine engine(model, 1, with_budget(24)), small(model, 1, with_budget(n));
+  const auto text_of = [&](api::Engine& any, int32_t first, int32_t last) {
+    RequestOptions options(60);
+    options.request.protect_first = first;
+    options.request.protect_last = last;
+    return any.submit(prompt, options.request).wait();
+  };
+  const auto text = [&](int32_t first, int32_t last) { return text_of(engine, first, last); };
+  CHECK(text(n, 0) == expected);
+  CHECK(text(0, n) == expected);
+  CHECK(text(0, 0) != expected);
+  CHECK_THROWS_WITH(text_of(small, n, 0), doctest::Contains("protect"));
+  CHECK_THROWS_WITH(text(0, -1),
+                    "protect_first is 0 and protect_last -1, expected 0 or more tokens");
+}
+
 TEST_CASE("log-probabilities are those of the logits") {
   const api::Model model = load_model();
   api::Engine engine(model, 2, with_budget(12));

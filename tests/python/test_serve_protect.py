@@ -25,6 +25,18 @@ MESSAGES = [
     {"role": "user", "content": "Who are you, and where is the boat of the old man?"},
 ]
 OPTIONS = {"max_tokens": 60, "temperature": 0, "ignore_eos": True}
+USER = MESSAGES[1:]
+GREEDY = {"temperature": 0, "num_predict": 60}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/messages": {"system": SYSTEM, "messages": USER, "max_tokens": 60, "temperature": 0},
+    "/v1/responses": {
+        "instructions": SYSTEM, "input": USER, "max_output_tokens": 60, "temperature": 0,
+    },
+    "/api/chat": {"messages": MESSAGES, "options": GREEDY, "stream": False},
+    "/api/generate": {
+        "system": SYSTEM, "prompt": USER[0]["content"], "options": GREEDY, "stream": False,
+    },
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +72,15 @@ def test_system_prompt_of_a_conversation(server: Server, generator: Generator) -
         answer = server.ask("/v1/chat/completions", {**body, "protect": protect})
         assert answer.status == 200, answer.body
         assert {*range(n_system)} <= kept_by_all(generator)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_system_prompt_in_other_apis(server: Server, generator: Generator, path: str) -> None:
+    for protect, holds in ((None, False), ("system", True)):
+        answer = server.ask(path, {**BODIES[path], "protect": protect})
+        assert answer.status == 200, answer.body
+        n_system = len(generator.tokenize(f"[system] {SYSTEM}\n[user] ")) - 1
+        assert ({*range(n_system)} <= kept_by_all(generator)) == holds
 
 
 def test_prompt_of_a_text(server: Server, generator: Generator) -> None:

@@ -54,7 +54,7 @@ class TokenCount(BaseModel):
 
 
 _SAME_IN_CHATS = {
-    *("draft", "max_tokens", "stream", "temperature", "top_k", "top_p", "truncation"),
+    *("draft", "max_tokens", "protect", "stream", "temperature", "top_k", "top_p", "truncation"),
 }
 
 

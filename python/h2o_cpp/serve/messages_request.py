@@ -12,7 +12,7 @@ from h2o_cpp.model.truncation import Truncation
 from h2o_cpp.serve.chat_messages import tool_call, without_images
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.openai_requests import ChatRequest, ModelRequest
-from h2o_cpp.serve.sampling import Draft, StopStrings, TopP
+from h2o_cpp.serve.sampling import Draft, Protect, StopStrings, TopP
 from h2o_cpp.serve.schema import (
     ByType,
     Empty,
@@ -241,6 +241,7 @@ class MessagesRequest(Conversation):
     top_p: TopP | None = None
     top_k: int | None = Field(None, ge=0, lt=2**31)
     draft: Draft = True
+    protect: Protect = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = Field(
         None, description="the older name of output_config.format"

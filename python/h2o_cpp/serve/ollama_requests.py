@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from h2o_cpp.serve.chat_messages import IMAGE_NOTE, FunctionDefinition, tool_call
 from h2o_cpp.serve.openai_requests import ModelRequest, Token
-from h2o_cpp.serve.sampling import Draft, Sampling, TopLogprobs
+from h2o_cpp.serve.sampling import Draft, Protect, Sampling, TopLogprobs
 from h2o_cpp.serve.schema import Empty, ListOf, NoText, Tolerant
 
 
@@ -57,6 +57,7 @@ class OllamaRequest(OllamaModelRequest):
     stream: bool = Field(True, description="a line of JSON for each piece")
     options: Options | None = None
     draft: Draft = True
+    protect: Protect = None
     truncate: bool | None = Field(
         None, description="true: as truncation auto in /v1/chat/completions; false: as error"
     )
@@ -87,7 +88,7 @@ class OllamaRequest(OllamaModelRequest):
     def generation(self) -> dict[str, Any]:
         """The equivalent fields of a GenerationRequest."""
         fields: dict[str, Any] = {} if self.options is None else self.options.generation()
-        fields |= {"stream": self.stream, "draft": self.draft}
+        fields |= {"stream": self.stream, "draft": self.draft, "protect": self.protect}
         if self.truncate is not None:
             fields["truncation"] = "auto" if self.truncate else "error"
         if self.format:

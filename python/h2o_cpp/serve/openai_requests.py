@@ -18,11 +18,10 @@ from h2o_cpp.serve.chat_messages import (
     NamedTool,
     ToolDefinition,
 )
-from h2o_cpp.serve.sampling import Draft, Sampling, TopLogprobs
+from h2o_cpp.serve.sampling import Draft, Protect, Sampling, TopLogprobs
 from h2o_cpp.serve.schema import ByType, Empty, ListOf, NonEmptyList, NonEmptyText, Schema
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
-Ends = Annotated[list[int], Field(min_length=2, max_length=2)]  # of a prompt, in tokens
 
 
 def _token_limit(limit: int) -> int | None:
@@ -160,11 +159,7 @@ class GenerationRequest(ModelRequest, Sampling):
     policy: str | None = Field(
         None, description="the policy for hh, such as `window`; default: h2o"
     )
-    protect: int | Literal["prompt", "system"] | Ends | None = Field(
-        None,
-        description="tokens of the prompt that are never evicted: all, those before the first "
-        "message, a number of the first, or of the first and the last",
-    )
+    protect: Protect = None
     truncation: Truncation | None = Field(
         None,
         description="auto: a prompt that is too long loses its oldest turns, or a text its oldest "

@@ -26,7 +26,7 @@ from h2o_cpp.serve.openai_requests import (
     ModelRequest,
     TextFormat,
 )
-from h2o_cpp.serve.sampling import Draft, TopLogprobs, TopP
+from h2o_cpp.serve.sampling import Draft, Protect, TopLogprobs, TopP
 from h2o_cpp.serve.schema import ByType, ListOf, NonEmptyList, NonEmptyText, Schema, Tolerant, check
 from h2o_cpp.serve.stored_responses import StoredResponses
 
@@ -196,8 +196,8 @@ class TextSettings(Schema):
 _log = visible_log("uvicorn.error")  # the server's log
 
 _SAME_IN_CHATS = {
-    *("draft", "parallel_tool_calls", "stream", "temperature", "top_logprobs", "top_p"),
-    "truncation",
+    *("draft", "parallel_tool_calls", "protect", "stream", "temperature", "top_logprobs"),
+    *("top_p", "truncation"),
 }
 _LOGPROBS = "message.output_text.logprobs"
 Included = Literal[
@@ -257,6 +257,7 @@ class ResponsesRequest(ModelRequest):
     )
     top_logprobs: TopLogprobs = None
     draft: Draft = True
+    protect: Protect = None
     _stored: StoredResponses = PrivateAttr(default_factory=lambda: _NOTHING)
 
     def refer_to(self, stored: StoredResponses) -> None:

@@ -21,6 +21,14 @@ StopStrings = Annotated[list[NonEmptyText], Field(max_length=16)]
 Draft = Annotated[
     bool, Field(description="false: without the drafts that the model is served with")
 ]
+_Ends = Annotated[list[int], Field(min_length=2, max_length=2)]  # of a prompt, in tokens
+Protect = Annotated[
+    int | Literal["prompt", "system"] | _Ends | None,
+    Field(
+        description="tokens of the prompt that are never evicted: all, those before the first "
+        "message, a number of the first, or of the first and the last"
+    ),
+]
 Seed = Annotated[
     int, Field(ge=-(2**63), lt=2**63), AfterValidator(lambda seed: None if seed == -1 else seed)
 ]
