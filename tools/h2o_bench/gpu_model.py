@@ -103,6 +103,7 @@ FULL = Plan(
         ("LLaMA-7B", "Q4_K_M"): Grid(_ALL, _SHORT),
         ("LLaMA-7B", "Q8_0"): Grid(_ALL, _SHORT),
         ("OPT-6.7B", "F16"): Grid(_ALL, _SHORT),
+        ("Mistral-7B-v0.1", "Q4_K_M"): Grid((128, 8192), (128,)),  # whose layers have a window
         ("LLaMA-3-8B", "F16"): Grid(_ALL, _SHORT),
         ("GPT-NeoX-20B", "Q4_K_M"): Grid((128, 2048, 8192), (128,)),
         ("LLaMA-3-8B", "Q8_0"): Grid(_SHORT, (128,)),

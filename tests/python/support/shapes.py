@@ -76,6 +76,17 @@ SHAPES: dict[str, Config] = {
         vocab_size=32000,
         max_position_embeddings=2048,
     ),
+    "Mistral-7B-v0.1": _llama(
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        vocab_size=32000,
+        max_position_embeddings=32768,
+        sliding_window=4096,
+    )
+    | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"},
     "LLaMA-3-8B": _llama(
         hidden_size=4096,
         intermediate_size=14336,
