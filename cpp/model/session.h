@@ -12,41 +12,10 @@
 #include "kv/cache.h"
 #include "model/activations.h"
 #include "model/model.h"
+#include "model/session_options.h"
 #include "model/snapshot.h"
 
 namespace h2o {
-
-// How the positions of a rotary model are computed.
-enum class Positions {
-  original,  // in the sequence, which ends at n_ctx
-  rolling,   // ranks among the kept tokens: the output is unlimited
-  automatic  // original up to the trained length, then rolling if the policy evicts
-};
-
-// Default n_ctx if the model was trained on longer contexts: the full cache grows with it, and hh
-// is a fraction of it.
-constexpr int32_t kDefaultContext = 4096;
-
-constexpr int32_t kMaxDrafts = 1024;  // the limit of SessionOptions::max_drafts
-
-// The usual max_drafts: 16, or 4 with recurrent layers, whose states each draft copies.
-int32_t default_drafts(const Config& config);
-
-struct SessionOptions {
-  std::vector<KvPolicy> policies;  // one, or one per layer; none = full cache
-  int32_t n_ctx = 0;               // maximum length of a sequence unless it rolls; 0 = as trained
-  int32_t n_batch = 512;           // maximum rows of a forward pass
-  int32_t n_sequences = 1;         // allocated when the session is created
-  int32_t max_sequences = 0;       // limit of reserve_sequences(); 0 = n_sequences
-  DType k_dtype = DType::f16;      // of the cached keys
-  DType v_dtype = DType::f16;      // and values
-  Positions positions = Positions::automatic;
-  // Archive of evicted tokens. Sequences then end at n_ctx, with original positions.
-  ArchiveOptions archive = {};
-  // The share of KV heads that have an archive, see retrieval_heads(); 1: archive.heads.
-  double archive_heads = 1;
-  int32_t max_drafts = 0;  // rows of a forward pass that may be drafts, see Input
-};
 
 // The next tokens of one sequence.
 struct Input {
