@@ -114,7 +114,7 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("in_folder")
 def test_quick_start(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(blocks("docs/quickstart.md")) == 5
+    assert len(blocks("docs/quickstart.md")) == 4
     run("docs/quickstart.md", {})
     out = capsys.readouterr().out
     assert re.search(r"^\d+ tokens read, 409 kept$", out, re.MULTILINE)
@@ -185,7 +185,7 @@ def expected_output(page: str) -> tuple[list[str], re.Pattern[str]]:
     (block,) = blocks(page, "")
     command, output = re.fullmatch(r"\$ h2o-cpp (.*?[^\\])\n(.*)", block, re.DOTALL).groups()  # type: ignore[union-attr]
     pattern = re.escape(output.strip()).replace(re.escape("..."), ".*")
-    return shlex.split(command.replace("\\\n", "")), re.compile(pattern)
+    return shlex.split(command.replace("\\\n", "")), re.compile(pattern, re.DOTALL)
 
 
 @pytest.mark.usefixtures("in_folder")
