@@ -114,7 +114,7 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("in_folder")
 def test_quick_start(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(blocks("docs/quickstart.md")) == 4
+    assert len(blocks("docs/quickstart.md")) == 3
     run("docs/quickstart.md", {})
     out = capsys.readouterr().out
     assert re.search(r"^\d+ tokens read, 409 kept$", out, re.MULTILINE)
