@@ -72,6 +72,7 @@ class CudaBackend final : public Backend {
         .kv_dtypes = {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0, DType::q3,
                       DType::q2},
         .largest_logits = true,
+        .archives = true,
         .copied_summaries = true,
     };
     return capabilities;

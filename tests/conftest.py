@@ -19,7 +19,7 @@ from h2o_cpp.model.tokenizer import Tokenizer
 from support import not_collected
 from support.background import greedy
 from support.hub import Hub, local_hub
-from support.needs import CUDA, SHARED
+from support.needs import CUDA, SHARED, VULKAN
 from support.random_search import load_profile
 from support.shapes import SHAPES
 from support.short_text import TEXT
@@ -73,7 +73,14 @@ def _small_machine_measurements() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=CUDA)])
+@pytest.fixture(
+    scope="session",
+    params=[
+        "cpu",
+        pytest.param("cuda", marks=CUDA),
+        pytest.param("vulkan", marks=VULKAN),
+    ],
+)
 def device(request: pytest.FixtureRequest) -> str:
     """The compute device."""
     name: str = request.param

@@ -215,7 +215,8 @@ struct Capabilities {
   bool observed_products = false;  // observe() is supported
   bool largest_logits = false;     // select_largest() is supported: memory is not host memory
   bool shared_values = false;      // attend() supports KvShape::shared_values
-  bool archive_files = false;      // attend() can archive tokens in files, not only in memory of
+  bool archives = false;           // attend() can archive tokens
+  bool archive_files = false;      // and can do so in files, not only in memory of
                                    // allocate_host()
   bool drafts = false;             // attend() supports batches of several turns
   bool state_spaces = false;       // state_space() is supported

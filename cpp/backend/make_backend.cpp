@@ -7,8 +7,22 @@
 #include "core/error.h"
 #include "cpu/cpu_backend.h"
 #include "cuda/cuda_backend.h"
+#include "vulkan/vulkan_backend.h"
 
 namespace h2o {
+namespace {
+
+// N of a name "kind:N"; 0 without a colon, -1 if it is not a number.
+int index_of(std::string_view device) {
+  const size_t colon = device.find(':');
+  if (colon == std::string_view::npos) return 0;
+  int index = -1;
+  const char* const end = device.data() + device.size();
+  const auto parsed = std::from_chars(device.data() + colon + 1, end, index);
+  return parsed.ec == std::errc() && parsed.ptr == end ? index : -1;
+}
+
+}  // namespace
 
 AutoDevice auto_device(size_t n_bytes) {
   const char* const chosen = std::getenv("H2O_CUDA_AUTO");
@@ -35,16 +49,11 @@ std::unique_ptr<Backend> make_backend(const std::string& device, int n_threads, 
                             is_off ? Repack::never : Repack::if_it_fits, exact);
   }
   require(!exact, "exact=True requires the CPU, but device is '", device, "'");
-  if (device == "cuda") return make_cuda_backend(0);
-
-  int index = -1;
-  if (device.starts_with("cuda:")) {
-    const char* end = device.data() + device.size();
-    const auto parsed = std::from_chars(device.data() + 5, end, index);
-    if (parsed.ec != std::errc() || parsed.ptr != end) index = -1;
-  }
-  require(index >= 0, "device is '", device, "', expected auto, cpu, cuda or cuda:N");
-  return make_cuda_backend(index);
+  const std::string kind = device.substr(0, device.find(':'));
+  const int index = index_of(device);
+  require(index >= 0 && (kind == "cuda" || kind == "vulkan"), "device is '", device,
+          "', expected auto, cpu, cuda, cuda:N, vulkan or vulkan:N");
+  return kind == "cuda" ? make_cuda_backend(index) : make_vulkan_backend(index);
 }
 
 }  // namespace h2o

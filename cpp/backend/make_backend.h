@@ -20,7 +20,8 @@ struct AutoDevice {
 // it. If the model cannot be opened there, the caller opens it on the CPU.
 AutoDevice auto_device(size_t n_bytes = 0);
 
-// device: "auto" (the CPU; for models see auto_device()), "cpu", "cuda" or "cuda:N".
+// device: "auto" (the CPU; for models see auto_device()), "cpu", "cuda", "cuda:N", "vulkan" or
+// "vulkan:N".
 // n_threads: for the CPU back end; 0 = one per processor. The environment variable H2O_ISA forces
 // the CPU's instruction set by name; H2O_REPACK=0 keeps weights in the file's layout.
 // exact: multiply all weights in float, without rounding activations. CPU only.

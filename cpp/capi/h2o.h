@@ -93,7 +93,7 @@ H2O_API const char* h2o_status_text(h2o_status status) H2O_NOEXCEPT;
 
 typedef struct h2o_model_options {
   size_t size;
-  const char* device; /* "auto", "cpu", "cuda" or "cuda:N"; NULL: "auto" */
+  const char* device; /* "auto", "cpu", "cuda[:N]" or "vulkan[:N]"; NULL: "auto" */
   int32_t n_threads;  /* CPU threads; 0: one per core */
   int32_t reserved;   /* 0 */
 } h2o_model_options;

@@ -27,7 +27,7 @@ Buffer allocate_zeros(size_t bytes) {
   const size_t past = reinterpret_cast<uintptr_t>(block) % kCacheLine;
   char* data = block + 2 * kCacheLine - past;
   std::memcpy(data - sizeof(block), &block, sizeof(block));
-  return {data, bytes, [](void* p) noexcept {
+  return {data, bytes, [](void* p, void*) noexcept {
             char* start;
             std::memcpy(&start, static_cast<char*>(p) - sizeof(start), sizeof(start));
             std::free(start);

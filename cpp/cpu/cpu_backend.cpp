@@ -47,6 +47,7 @@ class CpuBackend final : public Backend {
         .mapped_weights = true,
         .observed_products = true,
         .shared_values = true,
+        .archives = true,
         .archive_files = true,
         .drafts = true,
         .state_spaces = true,

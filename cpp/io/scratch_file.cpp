@@ -60,7 +60,7 @@ Buffer map_scratch_file(const std::filesystem::path& directory, size_t bytes) {
     throw OutOfMemory(concat("cannot map ", bytes, " bytes in ", utf8(directory)));
   }
   std::memcpy(mapping, &size, sizeof(size));
-  return {static_cast<std::byte*>(mapping) + kHeader, bytes, [](void* data) noexcept {
+  return {static_cast<std::byte*>(mapping) + kHeader, bytes, [](void* data, void*) noexcept {
             void* const start = static_cast<std::byte*>(data) - kHeader;
             size_t mapped;
             std::memcpy(&mapped, start, sizeof(mapped));

@@ -111,6 +111,8 @@ KvCache::KvCache(Backend& backend, std::span<const KvPolicy> policies, const KvS
   require(!shape.shared_values || capabilities.shared_values, backend.name(),
           " does not support latent vectors instead of keys and values; use device=cpu");
   if (shape.archive.n_recalled > 0) {
+    require(capabilities.archives, backend.name(),
+            " does not archive evicted tokens: leave out the archive, or use device=cpu");
     for (const DType dtype : {shape.archive.k_dtype, shape.archive.v_dtype}) {
       require(capabilities.caches(dtype), backend.name(), " does not archive K and V in ",
               info(dtype).name, "; use device=cpu");

@@ -58,7 +58,7 @@ Buffer allocate_device(size_t bytes) {
                              " of ", total, " are free"));
   }
   check(error, "allocate");
-  return {data, bytes, [](void* p) noexcept { cudaFree(p); }};
+  return {data, bytes, [](void* p, void*) noexcept { cudaFree(p); }};
 }
 
 Buffer allocate_pinned(size_t bytes) {
@@ -70,7 +70,7 @@ Buffer allocate_pinned(size_t bytes) {
     throw OutOfMemory(concat("[cuda] cannot pin ", bytes, " bytes of the host's memory"));
   }
   check(error, "allocate on the host");
-  return {data, bytes, [](void* p) noexcept { cudaFreeHost(p); }};
+  return {data, bytes, [](void* p, void*) noexcept { cudaFreeHost(p); }};
 }
 
 Stream::Stream(int device) : device_(device) {

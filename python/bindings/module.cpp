@@ -8,6 +8,7 @@
 #include "cuda/cuda_backend.h"
 #include "model/session.h"
 #include "register.h"
+#include "vulkan/vulkan_backend.h"
 
 namespace py = pybind11;
 
@@ -62,6 +63,8 @@ PYBIND11_MODULE(_core, m) {
       },
       "Instruction sets this CPU can run, fastest first.");
   m.def("cuda_device_count", &h2o::cuda_device_count, "CUDA devices this build can use here.");
+  m.def("vulkan_device_count", &h2o::vulkan_device_count,
+        "Vulkan devices this build can use here.");
   m.def(
       "auto_device",
       [](size_t n_bytes) {

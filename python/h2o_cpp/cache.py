@@ -103,7 +103,8 @@ class KVCache:
             2108.12409; CPU).
         kv_dtype: "f32", "f16", "bf16" or, if head_dim is divisible by 32, "q8_0", "q5_0" (CPU) or
             "q4_0"; or a pair (K, V).
-        device: "cpu", "cuda" or "cuda:N". "auto" is the CPU, in whose memory the arrays are.
+        device: "cpu", "cuda", "cuda:N", "vulkan" or "vulkan:N". "auto" is the CPU, in whose memory
+            the arrays are.
         threads: CPU threads; default: one per core.
 
         Raises ValueError for invalid arguments, MemoryError if the slots do not fit.

@@ -86,7 +86,7 @@ class Generator(Closing):
         kv_dtype: type of the cached keys and values, or a pair (K, V): "f16", "f32", "bf16" or,
             if the head size is divisible by 32, "q8_0", "q5_0" (CPU) or "q4_0". Default: f16,
             unless cache_memory or hh="auto" chooses.
-        device: "auto" (the CPU), "cpu", "cuda" or "cuda:N".
+        device: "auto" (the CPU), "cpu", "cuda", "cuda:N", "vulkan" or "vulkan:N".
         threads: CPU threads; default: one per core.
         seed: makes the series of outputs reproducible; default: random.
         snapshot_bytes: most bytes, or a size, for the snapshots that read() keeps.

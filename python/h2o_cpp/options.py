@@ -435,7 +435,8 @@ def capacity(model: str | os.PathLike[str], memory: int | str, **options: Any) -
 def check_device(device: object) -> str:
     """A device's name. Raises TypeError; the core checks which devices exist."""
     if not isinstance(device, str):
-        raise TypeError(f"device={device!r}, expected 'auto', 'cpu', 'cuda' or 'cuda:N'")
+        names = "'auto', 'cpu', 'cuda', 'cuda:N', 'vulkan' or 'vulkan:N'"
+        raise TypeError(f"device={device!r}, expected {names}")
     return device
 
 

@@ -41,7 +41,7 @@ inline bool uses_tensor_cores(const KvShape& shape) {
 
 // Does the CPU split products into those of bf16?
 inline bool splits_products(const KvShape& shape) {
-  if (on_cuda()) return false;
+  if (on_gpu()) return false;
   const auto backend = test_backend();
   return multiplies_in_bf16(backend->name()) &&
          backend->name().find("x86_64_v4_amx") != std::string::npos &&
@@ -51,7 +51,7 @@ inline bool splits_products(const KvShape& shape) {
 // Does the CPU round factors to bf16, if attention may round?
 inline bool rounds_to_bf16(const KvShape& shape) {
   const auto fits = [](DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; };
-  return !on_cuda() && test_backend()->name().find("x86_64_v4_bf16") != std::string::npos &&
+  return !on_gpu() && test_backend()->name().find("x86_64_v4_bf16") != std::string::npos &&
          fits(shape.k_dtype) && fits(shape.v_dtype) && shape.head_dim % 32 == 0 &&
          shape.head_dim <= 256;
 }

@@ -15,7 +15,7 @@
 
 namespace h2o {
 
-// H2O_TEST_DEVICE selects the device, "cpu" or "cuda"; H2O_ISA the CPU's instruction set.
+// H2O_TEST_DEVICE selects the device, "cpu", "cuda" or "vulkan"; H2O_ISA the CPU's instruction set.
 inline const std::string& test_device() {
   static const std::string name = [] {
     const char* device = std::getenv("H2O_TEST_DEVICE");
@@ -27,6 +27,14 @@ inline bool on_cuda() {
   static const bool cuda = test_device().starts_with("cuda");
   return cuda;
 }
+inline bool on_vulkan() {
+  static const bool vulkan = test_device().starts_with("vulkan");
+  return vulkan;
+}
+inline bool on_gpu() { return on_cuda() || on_vulkan(); }
+
+// Does the device archive evicted tokens?
+inline bool archives() { return !on_vulkan(); }
 
 inline std::unique_ptr<Backend> test_backend(int n_threads = 1) {
   return make_backend(test_device(), n_threads);

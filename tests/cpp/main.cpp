@@ -11,6 +11,7 @@
 #include "cuda/cuda_backend.h"
 #include "device_rig.h"
 #include "testing.h"
+#include "vulkan/vulkan_backend.h"
 
 int main(int argc, char** argv) {
   const char* isa = std::getenv("H2O_ISA");
@@ -20,6 +21,10 @@ int main(int argc, char** argv) {
   }
   if (h2o::on_cuda() && h2o::cuda_device_count() == 0) {
     std::printf("skipped: no CUDA device that this build can use\n");
+    return H2O_TEST_SKIPPED;
+  }
+  if (h2o::on_vulkan() && h2o::vulkan_device_count() == 0) {
+    std::printf("skipped: no Vulkan device that this build can use\n");
     return H2O_TEST_SKIPPED;
   }
   return doctest::Context(argc, argv).run();

@@ -19,7 +19,7 @@ inline DType factor_type(const Backend& backend, DType weights, int64_t n_rows, 
   if (multiplies_in_bf16(backend.name())) {
     return weights == DType::f16 ? DType::bf16 : weights == DType::bf16 ? weights : DType::f32;
   }
-  if (!on_cuda() || n_rows <= 8) return DType::f32;
+  if (!on_gpu() || n_rows <= 8) return DType::f32;
   if (is_quantized(weights)) return DType::f16;
   const bool library = backend.name().find("no cuBLAS") == std::string::npos;
   return library || n_in % 8 == 0 ? weights : DType::f32;
@@ -113,7 +113,7 @@ inline ExactProduct exact_product(std::span<const float> x, std::span<const doub
   // which are for added terms, in each product, and in scales and sums of 8-bit values.
   const int64_t n = std::ssize(x);
   double roundings = gamma(n + 16);
-  if (factors != DType::f32 && on_cuda()) roundings += tensor_core_gamma(n);
+  if (factors != DType::f32 && on_gpu()) roundings += tensor_core_gamma(n);
   if (integers && magnitude < 0x1p24) roundings = 0;
   return {sum, roundings * magnitude + off};
 }

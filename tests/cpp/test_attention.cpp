@@ -71,7 +71,7 @@ std::vector<Piece> random_pieces(Random& random, const KvCache& cache) {
 }
 
 TEST_CASE("attend is softmax attention over the tokens that H2O keeps") {
-  const int n_trials = brief() ? (on_cuda() ? 15 : 25) : on_cuda() ? 50 : 150;
+  const int n_trials = brief() ? (on_gpu() ? 15 : 25) : on_gpu() ? 50 : 150;
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     Random random(1);
     Totals totals;
@@ -85,13 +85,13 @@ TEST_CASE("attend is softmax attention over the tokens that H2O keeps") {
     // logits are products of f16.
     CHECK(totals.n_outputs > 600 * n_trials);
     CHECK(totals.n_evictions > 30 * n_trials);
-    CHECK(totals.n_close_calls <= totals.n_evictions / (on_cuda() ? 50 : 1000));
+    CHECK(totals.n_close_calls <= totals.n_evictions / (on_gpu() ? 50 : 1000));
   }
 }
 
 // Chunks evict many tokens, one, and none, and are longer and shorter than the rows that count.
 TEST_CASE("scores of questions are the largest attention of the last rows, pooled") {
-  const int n_trials = brief() ? 9 : on_cuda() ? 20 : 50;
+  const int n_trials = brief() ? 9 : on_gpu() ? 20 : 50;
   for (const DType dtype : {DType::f32, DType::f16}) {
     Random random(6);
     Totals totals;
@@ -236,7 +236,7 @@ TEST_CASE("allocated bytes depend on the budget only, not on the number of token
 TEST_CASE("Q5_0 is cached on the CPU only") {
   const KvShape shape{
       .n_heads = 4, .n_kv_heads = 2, .head_dim = 32, .max_tokens = 10, .v_dtype = DType::q5_0};
-  if (on_cuda()) {
+  if (on_gpu()) {
     CHECK_THROWS_WITH_AS(Rig(KvPolicy(), shape), doctest::Contains("in Q5_0; use device=cpu"),
                          InvalidArgument);
   } else {

@@ -64,7 +64,7 @@ void check_all_pages(DType dtype, int32_t head_dim, int n_threads, const LogitRu
 }
 
 TEST_CASE("recalling all pages is equivalent to the full cache") {
-  if (on_cuda()) {  // the emulation is slow
+  if (on_gpu()) {  // the emulation is slow
     check_all_pages(DType::f32, 32, 1);
     check_all_pages(DType::f16, 96, 1);
     return check_all_pages(DType::q8_0, 32, 1);
@@ -170,7 +170,7 @@ TEST_CASE("a cache that cannot grow has the archives that it had") {
 }
 
 // With a policy without scores, everything kept and archived is rounded rows.
-TEST_CASE("CUDA archives the same bits as the CPU" * doctest::skip(!on_cuda())) {
+TEST_CASE("CUDA archives the same bits as the CPU" * doctest::skip(!on_gpu())) {
   constexpr KvPolicy kRing{.sinks = 2, .heavy = 0, .recent = 20};
   struct Types {
     DType k, v;
@@ -213,7 +213,7 @@ TEST_CASE("CUDA archives the same bits as the CPU" * doctest::skip(!on_cuda())) 
 }
 
 // In f32, where no product is in f16.
-TEST_CASE("a sequence with an archive can be transferred" * doctest::skip(!on_cuda())) {
+TEST_CASE("a sequence with an archive can be transferred" * doctest::skip(!on_gpu())) {
   const KvShape shape = shape_with(DType::f32, 32, 3);
   Rig cuda(kPolicy, shape);
   Rig cpu(make_backend("cpu", 1), std::span(&kPolicy, 1), shape);
@@ -278,7 +278,7 @@ TEST_CASE("the number of pages of the longest sequences") {
 
 TEST_CASE("invalid archive options are rejected") {
   KvShape shape = shape_with(DType::f16, 32, 2);
-  if (on_cuda()) {
+  if (on_gpu()) {
     shape.archive.directory = "directory";
     CHECK_THROWS_WITH_AS(Rig(kPolicy, shape), doctest::Contains("leave out archive_dir"),
                          InvalidArgument);

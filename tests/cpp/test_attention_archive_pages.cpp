@@ -174,7 +174,7 @@ TEST_CASE("the pages with the largest estimates are recalled") {
       }
     }
     CHECK(worst < 1e-4);  // one page more or less changes it by at least 0.01
-    if (!on_cuda()) CHECK(rig.cache().archive()->recalls(0) == recalls);
+    if (!on_gpu()) CHECK(rig.cache().archive()->recalls(0) == recalls);
   }
 }
 
@@ -215,7 +215,7 @@ TEST_CASE("parts of the pages can be searched by any number of threads") {
     shape.max_rows = 500;
     std::vector<std::unique_ptr<Rig>> rigs;
     for (const int n_threads : {1, 2, 3, 7}) {
-      if (on_cuda() && n_threads > 1) break;
+      if (on_gpu() && n_threads > 1) break;
       if (brief() && n_threads == 2) continue;
       rigs.push_back(std::make_unique<Rig>(kPolicy, shape, n_threads));
     }

@@ -143,7 +143,7 @@ TEST_CASE(
   });
 }
 
-TEST_CASE("attention that may round is that of the reference" * doctest::skip(on_cuda())) {
+TEST_CASE("attention that may round is that of the reference" * doctest::skip(on_gpu())) {
   Totals totals;
   bool plain = false;
   for (const auto& [group, head_dim, k, v] :
@@ -166,7 +166,7 @@ TEST_CASE("attention that may round is that of the reference" * doctest::skip(on
 }
 
 TEST_CASE("chunks that are rounded are equivalent to their tokens one by one, for any threads" *
-          doctest::skip(on_cuda())) {
+          doctest::skip(on_gpu())) {
   for (const int32_t group : {1, 3}) {
     for (const bool may_roll : {false, true}) {
       if (brief() && may_roll == (group == 1)) continue;
@@ -177,11 +177,11 @@ TEST_CASE("chunks that are rounded are equivalent to their tokens one by one, fo
 }
 
 TEST_CASE("a row that is rounded does not see later values that are not finite" *
-          doctest::skip(on_cuda())) {
+          doctest::skip(on_gpu())) {
   check_later_values(two_heads(3, 64, DType::f16, DType::f16), {.allow_bf16 = true});
 }
 
-TEST_CASE("attention is that of floats unless it may round" * doctest::skip(on_cuda())) {
+TEST_CASE("attention is that of floats unless it may round" * doctest::skip(on_gpu())) {
   const KvShape shape = two_heads(3, 64, DType::f16, DType::f16);
   const KvPolicy full{};
   Random random(13);

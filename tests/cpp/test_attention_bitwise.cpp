@@ -71,7 +71,7 @@ int32_t n_rows(const std::vector<Piece>& pieces) {
 
 // On a GPU this one, and a chunk compared with its tokens, only hold up to rounding: the kernels
 // used depend on the batch. test_attention.cpp compares all of them with one reference.
-TEST_CASE("sequences of a batch do not see each other" * doctest::skip(on_cuda())) {
+TEST_CASE("sequences of a batch do not see each other" * doctest::skip(on_gpu())) {
   for_all([](const KvPolicy& policy, const Kind& kind) {
     const KvShape shape = shape_of(3, kind);
     Rig together(policy, shape);
@@ -96,7 +96,7 @@ TEST_CASE("sequences of a batch do not see each other" * doctest::skip(on_cuda()
   });
 }
 
-TEST_CASE("results do not depend on the number of threads" * doctest::skip(on_cuda())) {
+TEST_CASE("results do not depend on the number of threads" * doctest::skip(on_gpu())) {
   for_all([](const KvPolicy& policy, const Kind& kind) {
     const KvShape shape = shape_of(3, kind);
     Rig one(policy, shape, 1);
@@ -118,7 +118,7 @@ TEST_CASE("results do not depend on the number of threads" * doctest::skip(on_cu
 
 // With several blocks of keys: attention is divided by rows in long chunks, and by keys if there
 // are few rows.
-TEST_CASE("long sequences do not depend on the number of threads" * doctest::skip(on_cuda())) {
+TEST_CASE("long sequences do not depend on the number of threads" * doctest::skip(on_gpu())) {
   const std::vector<std::vector<Piece>> batches = {{{0, 650}},
                                                    {{0, 250}, {1, 40}, {2, 1}},
                                                    {{0, 1}, {1, 1}, {2, 1}},
@@ -218,7 +218,7 @@ TEST_CASE("a budget that is never reached is the full cache") {
   }
 }
 
-TEST_CASE("a chunk that fits is equivalent to its tokens one by one" * doctest::skip(on_cuda())) {
+TEST_CASE("a chunk that fits is equivalent to its tokens one by one" * doctest::skip(on_gpu())) {
   for_all([](const KvPolicy& policy, const Kind& kind) {
     const KvShape shape = shape_of(1, kind);
     const bool bounded = policy.budget() < shape.max_tokens;
@@ -249,7 +249,7 @@ TEST_CASE("a chunk that fits is equivalent to its tokens one by one" * doctest::
 
 // Past the end of a block of keys.
 TEST_CASE("long chunks that fit are equivalent to their tokens one by one" *
-          doctest::skip(on_cuda())) {
+          doctest::skip(on_gpu())) {
   for (const int n_threads : {1, 3}) {
     for (const bool may_roll : {false, true}) {
       const KvShape shape = [&] {

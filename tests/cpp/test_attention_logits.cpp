@@ -69,7 +69,7 @@ TEST_CASE("attention with soft-caps, sinks and slopes") {
     ++turn;
     for (const Heads& heads : {Heads{64, 3}, Heads{96, 1}, Heads{32, 9}, Heads{256, 2}}) {
       if (brief() && ++turn % 2 == 0) continue;  // f32 and q8_0 have the heads that f16 has not
-      if (on_cuda() && dtype == DType::q8_0 && heads.head_dim > 64) continue;  // slow if emulated
+      if (on_gpu() && dtype == DType::q8_0 && heads.head_dim > 64) continue;  // slow if emulated
       check(dtype, heads, false);
     }
     check(dtype, {64, 2}, true);

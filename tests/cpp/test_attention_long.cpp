@@ -44,7 +44,7 @@ TEST_CASE("chunks of every size of head, group and type") {
   for (const int32_t head_dim : {32, 64, 80, 96, 128, 256}) {
     for (const DType dtype :
          {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q5_0, DType::q4_0}) {
-      if (on_cuda() && dtype == DType::q5_0) continue;  // not supported
+      if (on_gpu() && dtype == DType::q5_0) continue;  // not supported
       if (head_dim % info(dtype).block_size != 0) continue;
       Random random(++seed);
       if (brief() && seed % 5 > 1) continue;  // of all groups and policies
@@ -97,7 +97,7 @@ TEST_CASE("decoding in every type") {
 // Keys are rotated when read: compared with the scalar CPU, whose cache has the same bits. A logit
 // is the sum of up to 96 products below 1 / sqrt(96), each with fewer than 16 roundings: it is off
 // by at most 9.8 * (96 + 16) * 2^-24 < 1e-4 on either side, and outputs, below 1, by 4 times that.
-TEST_CASE("decoding with rolling positions in every type" * doctest::skip(!on_cuda())) {
+TEST_CASE("decoding with rolling positions in every type" * doctest::skip(!on_gpu())) {
   const auto check = [](DType k, DType v, int32_t head_dim, const Rope& rope, int32_t group) {
     CAPTURE(info(k).name);
     CAPTURE(info(v).name);

@@ -88,7 +88,7 @@ void check_extremes(Random& random, const KvPolicy& policy, const KvShape& shape
 
 TEST_CASE("numbers that a cache cannot store become the largest that it can") {
   std::vector<DType> types{DType::f16, DType::q8_0, DType::q4_0};
-  if (!on_cuda()) types.push_back(DType::q5_0);
+  if (!on_gpu()) types.push_back(DType::q5_0);
   for (const DType dtype : types) {
     CAPTURE(info(dtype).name);
     const KvShape shape = shape_with(dtype, 64, 0);
@@ -116,7 +116,7 @@ TEST_CASE("numbers that a cache cannot store become the largest that it can") {
 
 TEST_CASE("scores are finite for any queries, keys and values") {
   Random random(1);
-  const int n_trials = on_cuda() ? 20 : brief() ? 60 : 200;
+  const int n_trials = on_gpu() ? 20 : brief() ? 60 : 200;
   for (int trial = 0; trial < n_trials; ++trial) {
     const auto one_of = [&](const auto& values) {
       return values[random.integer(0, static_cast<int32_t>(std::size(values)) - 1)];
@@ -131,7 +131,7 @@ TEST_CASE("scores are finite for any queries, keys and values") {
     policy.decay = random.flip() ? 1.0f : 0.5f;
     if (policy.budget() == 0) policy.heavy = 1;
 
-    const bool archived = random.flip();
+    const bool archived = archives() && random.flip();
     KvShape shape = shape_with(one_of(kTypes), 64, archived ? random.integer(1, 12) : 0);
     shape.max_tokens = 120;
     if (archived && random.flip()) {

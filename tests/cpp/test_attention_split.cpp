@@ -169,7 +169,7 @@ KvShape split_shape(DType dtype, bool may_roll = false) {
   return two_heads(8, 64, dtype, dtype, may_roll);
 }
 
-TEST_CASE("attention of large groups is that of floats" * doctest::skip(on_cuda())) {
+TEST_CASE("attention of large groups is that of floats" * doctest::skip(on_gpu())) {
   for (const DType dtype : {DType::f16, DType::bf16, DType::q8_0}) {
     Random random(3);
     Totals totals;
@@ -179,7 +179,7 @@ TEST_CASE("attention of large groups is that of floats" * doctest::skip(on_cuda(
 }
 
 TEST_CASE("long chunks of large groups are equivalent to their tokens one by one, for any threads" *
-          doctest::skip(on_cuda())) {
+          doctest::skip(on_gpu())) {
   for (const DType dtype : {DType::f16, DType::q8_0}) {
     for (const bool may_roll : {false, true}) {
       if (brief() && may_roll == (dtype == DType::f16)) continue;
@@ -188,7 +188,7 @@ TEST_CASE("long chunks of large groups are equivalent to their tokens one by one
   }
 }
 
-TEST_CASE("a row does not see later values that are not finite" * doctest::skip(on_cuda())) {
+TEST_CASE("a row does not see later values that are not finite" * doctest::skip(on_gpu())) {
   check_later_values(split_shape(DType::f16), {});
 }
 

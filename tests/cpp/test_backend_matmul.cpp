@@ -68,7 +68,7 @@ void check_product(Backend& backend, Random& random, const Problem& p) {
   }
 
   const DType type = factor_type(backend, p.dtype, p.n_rows, p.n_in);
-  const bool in_halves = on_cuda() && is_quantized(p.dtype) && type == DType::f16 &&
+  const bool in_halves = on_gpu() && is_quantized(p.dtype) && type == DType::f16 &&
                          p.n_rows <= 96 && p.dtype != DType::mxfp4 && !p.integers;
   const std::vector<double> w_errors =
       in_halves ? weight_errors_in_halves(p.dtype, w, bytes) : weight_errors(w, type);
@@ -217,7 +217,7 @@ TEST_CASE("a product reads what any operation wrote to its input after another p
 }
 
 // Integers, whose sums are exact in any order.
-TEST_CASE("weights of 16 bits may start at any element" * doctest::skip(!on_cuda())) {
+TEST_CASE("weights of 16 bits may start at any element" * doctest::skip(!on_gpu())) {
   const auto backend = test_backend();
   Random random(3);
   constexpr int64_t kRows = 20, kIn = 64, kOut = 24;
@@ -280,7 +280,7 @@ TEST_CASE("products of the same rows are bit-identical to each alone") {
 
 // Each expert has the rows of the copies routed to it: none, one, or more than are rounded at a
 // time.
-TEST_CASE("products of experts are bit-identical to each alone" * doctest::skip(on_cuda())) {
+TEST_CASE("products of experts are bit-identical to each alone" * doctest::skip(on_gpu())) {
   Random random(8);
   constexpr int64_t kIn = 256, kOut = 96, kExperts = 5;
   const std::vector<std::vector<int32_t>> routes = {
@@ -333,7 +333,7 @@ TEST_CASE("products of experts are bit-identical to each alone" * doctest::skip(
 }
 
 // Few columns are also divided by rows, if there are enough threads.
-TEST_CASE("products do not depend on the number of threads" * doctest::skip(on_cuda())) {
+TEST_CASE("products do not depend on the number of threads" * doctest::skip(on_gpu())) {
   Random random(5);
   for (const DType dtype : {DType::q8_0, DType::q4_0, DType::q4_k, DType::f16, DType::f32}) {
     for (const int64_t n_rows : {1, 47, 97, 200, 513}) {

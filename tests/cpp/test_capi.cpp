@@ -74,7 +74,7 @@ TEST_CASE("a session with an archive") {
   std::string prompt;
   for (int i = 0; i < 20; ++i) prompt += kPrompt;
   const std::string directory = std::filesystem::temp_directory_path().string();
-  if (!on_cuda()) options.archive_dir = directory.c_str();
+  if (!on_gpu()) options.archive_dir = directory.c_str();
   api::Session in_files = open_session(model, options);
   const std::string text = streamed(archived, prompt, up_to(20));
   const std::string by_default = streamed(fixed, prompt, up_to(20));
@@ -83,7 +83,7 @@ TEST_CASE("a session with an archive") {
   CHECK(streamed(evicting, prompt, up_to(20)) != text);
   CHECK(archived.stats().archive_bytes > 0);
   CHECK(evicting.stats().archive_bytes == 0);
-  if (on_cuda()) {  // counts and bounds of pages are copied to the device
+  if (on_gpu()) {  // counts and bounds of pages are copied to the device
     CHECK(archived.stats().cache_bytes > evicting.stats().cache_bytes);
   } else {
     CHECK(archived.stats().cache_bytes == evicting.stats().cache_bytes);

@@ -20,7 +20,7 @@ std::string backend_of_auto() {
 }
 
 TEST_CASE("a model is loaded on the GPU if it fits, and on the CPU otherwise" *
-          doctest::skip(!on_cuda())) {
+          doctest::skip(!on_gpu())) {
   CHECK(backend_of_auto().starts_with("cpu"));
   const Setting setting("H2O_CUDA_AUTO", "1");
   CHECK(backend_of_auto().starts_with("cuda (emulated"));

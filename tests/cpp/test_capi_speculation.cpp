@@ -10,7 +10,7 @@ constexpr std::string_view kPrompt =
     "It was a dark night, and the old man. It was a dark night, and";
 
 TEST_CASE("drafts of each source change no text") {
-  if (on_cuda()) return;
+  if (on_gpu()) return;
   const api::Model model = load_model();
   for (const double hh : {0.0, 12.0}) {
     api::Session plain = open_session(model, with_budget(hh));
@@ -66,7 +66,7 @@ TEST_CASE("options of drafts out of range are rejected") {
     o.drafts = H2O_DRAFTS_LOSSLESS;
     o.archive = "f16";
   });
-  if (on_cuda()) return;
+  if (on_gpu()) return;
   h2o_session_options options = with_budget(12);
   options.drafts = H2O_DRAFTS_MODEL;
   options.draft_model = other.handle();

@@ -139,7 +139,7 @@ TEST_CASE("steps with a graph match those without") {
 }
 
 // The archive grows while one captured step is replayed.
-TEST_CASE("captured steps recall tokens archived later") {
+TEST_CASE("captured steps recall tokens archived later" * doctest::skip(!archives())) {
   const auto model = load(H2O_SOURCE_DIR "/tests/data/golden/opt_untied.gguf", 1);
   const KvPolicy policy{.sinks = 1, .heavy = 4, .recent = 3};
   Decoder recorded(model, policy, false, true, 1);

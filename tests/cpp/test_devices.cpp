@@ -69,7 +69,7 @@ void with_all_caches(const File& model, const Body& body) {
     with(model, {kFull, dtype}, body);
     for (const KvPolicy& policy : {kH2o, kSinks}) {
       with(model, {policy, dtype}, body);
-      with(model, {policy, dtype, Positions::original, true}, body);
+      if (archives()) with(model, {policy, dtype, Positions::original, true}, body);
       if (model.rolls) with(model, {policy, dtype, Positions::rolling}, body);
     }
   }

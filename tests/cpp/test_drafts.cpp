@@ -181,7 +181,7 @@ void check_drafts(const std::string& path, uint64_t seed, Counts& counts) {
 }
 
 TEST_CASE("drafts leave the states and the logits of plain decoding") {
-  if (on_cuda()) return;
+  if (on_gpu()) return;
   int64_t n_rolled = 0;
   for (const char* name : {"llama_gqa2_tied", "gemma2", "bloom", "qwen3moe", "opt_odd_heads",
                            "qwen35_listed", "lfm2"}) {
@@ -259,7 +259,7 @@ Result result(Engine& engine, const Engine::Handle& generation) {
 }
 
 TEST_CASE("requests with drafts have the results of requests without") {
-  if (on_cuda()) return;
+  if (on_gpu()) return;
   const auto model = rotary_model();
   int64_t n_accepted = 0, n_wrong = 0;
   for (uint64_t seed = 0; seed < 40; ++seed) {
@@ -310,7 +310,7 @@ TEST_CASE("requests with drafts have the results of requests without") {
 }
 
 TEST_CASE("drafts with masks that are not ready, and with saved prefixes") {
-  if (on_cuda()) return;
+  if (on_gpu()) return;
   const auto model = rotary_model();
   int64_t n_accepted = 0, n_cached = 0;
   for (uint64_t seed = 0; seed < 40; ++seed) {
@@ -475,7 +475,7 @@ TEST_CASE("drafts that are not supported are errors") {
   const auto model = rotary_model();
   SessionOptions options = engine_options(1);
   options.max_drafts = 2;
-  if (on_cuda()) {
+  if (on_gpu()) {
     CHECK_THROWS_WITH_AS(Session(model, options), doctest::Contains("device=cpu"), InvalidArgument);
     return;
   }

@@ -54,7 +54,7 @@ int64_t n_read(WeightResidency& experts, int32_t layer, std::array<int32_t, kExp
   return experts.n_read() - before;
 }
 
-TEST_CASE("the most used experts stay" * doctest::skip(on_cuda())) {
+TEST_CASE("the most used experts stay" * doctest::skip(on_gpu())) {
   Mixtures mixtures;
   const std::unique_ptr<WeightResidency> experts = mixtures.open(2);
   CHECK(experts->n_kept_experts() == 2);
@@ -76,7 +76,7 @@ TEST_CASE("the most used experts stay" * doctest::skip(on_cuda())) {
   CHECK(experts->n_needed() == 20);
 }
 
-TEST_CASE("experts used long ago are replaced by recently used ones" * doctest::skip(on_cuda())) {
+TEST_CASE("experts used long ago are replaced by recently used ones" * doctest::skip(on_gpu())) {
   Mixtures mixtures;
   const std::unique_ptr<WeightResidency> experts = mixtures.open(1);
   n_read(*experts, 0, {100'000, 0, 0, 0});
@@ -90,7 +90,7 @@ TEST_CASE("experts used long ago are replaced by recently used ones" * doctest::
   CHECK(passes < 20);
 }
 
-TEST_CASE("with memory for all experts nothing is read again" * doctest::skip(on_cuda())) {
+TEST_CASE("with memory for all experts nothing is read again" * doctest::skip(on_gpu())) {
   Mixtures mixtures;
   CHECK(mixtures.open(kExperts - 2)->n_kept_experts() == kExperts - 2);
   const std::unique_ptr<WeightResidency> experts = mixtures.open(kExperts - 2, 2 * kRows * 4);

@@ -26,13 +26,13 @@ SessionOptions options_of(const KvPolicy& policy, int32_t n_sequences = 1,
 
 TEST_CASE("H2O_ISA and H2O_TEST_DEVICE select what computes") {
   const char* isa = std::getenv("H2O_ISA");
-  CHECK(test_backend()->name().starts_with(on_cuda() ? "cuda" : "cpu"));
+  CHECK(test_backend()->name().starts_with(test_device()));
   const std::string name = make_backend("cpu", 1)->name();
   if (isa != nullptr) CHECK(name == std::string("cpu (") + isa + ", 1 thread)");
   CHECK(name.starts_with("cpu ("));
 }
 
-TEST_CASE("sequences of a batch do not see each other" * doctest::skip(on_cuda())) {
+TEST_CASE("sequences of a batch do not see each other" * doctest::skip(on_gpu())) {
   const std::shared_ptr<Model> model = tiny_model(1);
   for (const KvPolicy& policy : {kFull, kH2o, kSinks}) {
     Session together(model, options_of(policy, 3));
@@ -61,7 +61,7 @@ TEST_CASE("sequences of a batch do not see each other" * doctest::skip(on_cuda()
   }
 }
 
-TEST_CASE("results do not depend on the number of threads" * doctest::skip(on_cuda())) {
+TEST_CASE("results do not depend on the number of threads" * doctest::skip(on_gpu())) {
   for (const KvPolicy& policy : {kFull, kH2o}) {
     Session one(tiny_model(1), options_of(policy));
     Session two(tiny_model(2), options_of(policy));
@@ -77,7 +77,7 @@ TEST_CASE("results do not depend on the number of threads" * doctest::skip(on_cu
 }
 
 TEST_CASE("with the full cache results do not depend on chunk boundaries" *
-          doctest::skip(on_cuda())) {
+          doctest::skip(on_gpu())) {
   const std::shared_ptr<Model> model = tiny_model(2);
   for (const DType dtype : {DType::f32, DType::f16}) {
     CAPTURE(info(dtype).name);
@@ -109,7 +109,7 @@ TEST_CASE("with the full cache results do not depend on chunk boundaries" *
 }
 
 TEST_CASE("score gives the logits after every token, as step does one by one" *
-          doctest::skip(on_cuda())) {
+          doctest::skip(on_gpu())) {
   const std::shared_ptr<Model> model = tiny_model(2);
   Session steps(model, options_of(kFull));
   Session scored(model, options_of(kFull));
@@ -146,7 +146,7 @@ TEST_CASE("a reset sequence behaves like a new one") {
   }
 }
 
-TEST_CASE("a step allocates nothing, not even the first" * doctest::skip(on_cuda())) {
+TEST_CASE("a step allocates nothing, not even the first" * doctest::skip(on_gpu())) {
   const int64_t before = allocations();
   ::operator delete(::operator new(1));
   REQUIRE(allocations() == before + 1);  // the counter works

@@ -69,7 +69,7 @@ void check_logits(const MixtureShape& shape) {
   CHECK_FALSE(whole->weights.residency);
   const std::vector<float> expected = logits_of(whole);
   CHECK(std::ranges::none_of(expected, [](float x) { return std::isnan(x); }));
-  if (!on_cuda()) {
+  if (!on_gpu()) {
     const std::shared_ptr<Model> part = open(file, std::filesystem::file_size(file.path()) * 3 / 4);
     CHECK(part->weights.residency->n_kept_experts() < static_cast<int32_t>(shape.n_experts));
     CHECK(same_bits(logits_of(part), expected));
@@ -94,7 +94,7 @@ TEST_CASE("logits are bit-identical wherever experts are stored") {
 }
 
 TEST_CASE("layers are streamed if that needs less memory than the dense weights" *
-          doctest::skip(!on_cuda())) {
+          doctest::skip(!on_gpu())) {
   const MixtureFile file({"llama", DType::q8_0, 6, 2, 1}, 1);
   const std::shared_ptr<Model> whole = open(file, 0);
   const Sizes sizes(*whole);

@@ -22,8 +22,8 @@ namespace {
 
 // Six layers; or three that are small enough for the emulation.
 const char* model_file() {
-  return on_cuda() ? H2O_SOURCE_DIR "/tests/data/golden/opt_untied.gguf"
-                   : H2O_SOURCE_DIR "/models/tiny-opt.gguf";
+  return on_gpu() ? H2O_SOURCE_DIR "/tests/data/golden/opt_untied.gguf"
+                  : H2O_SOURCE_DIR "/models/tiny-opt.gguf";
 }
 
 std::shared_ptr<Model> with_resident(const std::filesystem::path& path, size_t n_bytes,
@@ -109,9 +109,9 @@ SessionOptions options() {
 std::vector<float> logits_of(const std::shared_ptr<Model>& model, uint64_t seed) {
   Random random(seed);
   Session session(model, options());
-  std::vector<float> all = feed(session, 0, random_tokens(random, *model, on_cuda() ? 3 : 20));
+  std::vector<float> all = feed(session, 0, random_tokens(random, *model, on_gpu() ? 3 : 20));
   const std::vector<int32_t> one = random_tokens(random, *model, 1);
-  const std::vector<int32_t> prompt = random_tokens(random, *model, on_cuda() ? 2 : 19);
+  const std::vector<int32_t> prompt = random_tokens(random, *model, on_gpu() ? 2 : 19);
   const Input both[] = {{0, one}, {1, prompt}};
   const std::span<const float> logits = session.step(both);
   all.insert(all.end(), logits.begin(), logits.end());
@@ -141,7 +141,7 @@ void check_logits(const std::filesystem::path& path, int n_threads, std::vector<
 
 TEST_CASE("logits are bit-identical whatever part of the weights is in memory") {
   for (const int n_threads : {1, 2}) {
-    if (on_cuda() && n_threads == 2) break;
+    if (on_gpu() && n_threads == 2) break;
     check_logits(model_file(), n_threads, {0, size_t{1} << 20, size_t{1} << 30});
   }
 }
@@ -198,7 +198,7 @@ TEST_CASE("a model is closed while the next layer is transferred") {
   const QuantizedModel file(
       4);  // of four, the first is being copied after the last has been computed
   const size_t least = least_resident(file.path());
-  for (int i = 0; i < (on_cuda() ? 2 : 20); ++i) {
+  for (int i = 0; i < (on_gpu() ? 2 : 20); ++i) {
     const std::shared_ptr<Model> model = with_resident(file.path(), least);
     if (i % 2 == 0) {
       Session session(model, options());

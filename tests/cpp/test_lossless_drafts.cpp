@@ -45,7 +45,7 @@ std::vector<int32_t> kept_by(const KvPolicy& policy, std::vector<KvEntry> entrie
 
 TEST_CASE(
     "a cache is filled with the sinks, the recent tokens and the heavy hitters of a full one") {
-  if (on_cuda()) return;
+  if (on_gpu()) return;
   const auto model = rotary_model();
   const Config& config = model->config;
   for (uint64_t seed = 0; seed < 20; ++seed) {
@@ -82,7 +82,7 @@ TEST_CASE(
 
 // Rows of a snapshot may be those of other kernels.
 TEST_CASE("a full cache keeps its own rows, whatever would be computed for them now") {
-  if (on_cuda()) return;
+  if (on_gpu()) return;
   const auto model = rotary_model();
   Session full(model, small_options({})), small(model, small_options({.heavy = 4, .recent = 4}));
   Random random(7);
@@ -93,7 +93,7 @@ TEST_CASE("a full cache keeps its own rows, whatever would be computed for them 
 }
 
 TEST_CASE("a filled cache that evicts nothing continues as the full one") {
-  if (on_cuda()) return;
+  if (on_gpu()) return;
   const auto model = rotary_model();
   for (uint64_t seed = 0; seed < 10; ++seed) {
     CAPTURE(seed);
@@ -109,7 +109,7 @@ TEST_CASE("a filled cache that evicts nothing continues as the full one") {
 }
 
 TEST_CASE("tokens that were read ahead leave no trace") {
-  if (on_cuda()) return;
+  if (on_gpu()) return;
   const auto model = rotary_model();
   for (uint64_t seed = 0; seed < 40; ++seed) {
     CAPTURE(seed);
@@ -145,7 +145,7 @@ TEST_CASE("tokens that were read ahead leave no trace") {
 }
 
 TEST_CASE("reading ahead has limits") {
-  if (on_cuda()) return;
+  if (on_gpu()) return;
   const auto model = rotary_model();
   SessionOptions options = small_options({.heavy = 2, .recent = 2});
   options.max_drafts = 1;
@@ -185,7 +185,7 @@ TEST_CASE("reading ahead has limits") {
 }
 
 TEST_CASE("options that lossless does not support are errors") {
-  if (on_cuda()) return;
+  if (on_gpu()) return;
   const auto refused = [](const std::shared_ptr<Model>& model, const SessionOptions& options,
                           const char* message) {
     CHECK_THROWS_WITH_AS(DraftModel::of_full_cache(model, options), doctest::Contains(message),
@@ -223,7 +223,7 @@ class Free final : public Drafter {
 };
 
 TEST_CASE("outputs with a smaller cache that proposes are those of the full cache") {
-  if (on_cuda()) return;
+  if (on_gpu()) return;
   const auto model = rotary_model();
   int64_t n_accepted = 0, n_wrong = 0, n_sampled = 0;
   for (uint64_t seed = 0; seed < 60; ++seed) {

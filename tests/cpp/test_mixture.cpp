@@ -91,7 +91,7 @@ TEST_CASE("gate_rows") {
 // The type that factors of experts' products are rounded to; see factor_type(). cuBLAS does not
 // compute these.
 DType expert_factors(const Backend& backend, DType weights, int64_t n_rows, int64_t n_in) {
-  if (!on_cuda() || n_rows <= 8) return factor_type(backend, weights, n_rows, n_in);
+  if (!on_gpu() || n_rows <= 8) return factor_type(backend, weights, n_rows, n_in);
   return is_quantized(weights) ? DType::f16 : n_in % 8 == 0 ? weights : DType::f32;
 }
 

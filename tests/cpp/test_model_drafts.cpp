@@ -34,7 +34,7 @@ class Free final : public Drafter {
 };
 
 TEST_CASE("a draft model proposes what it would generate") {
-  if (on_cuda()) return;
+  if (on_gpu()) return;
   const auto model = rotary_model();
   for (uint64_t seed = 0; seed < 10; ++seed) {
     Random random(seed);
@@ -66,7 +66,7 @@ TEST_CASE("a draft model proposes what it would generate") {
 }
 
 TEST_CASE("a draft model proposes nothing where nothing is gained") {
-  if (on_cuda()) return;
+  if (on_gpu()) return;
   Random random(1);
   const auto model = rotary_model();
   const std::vector<int32_t> tokens = random_tokens(random, *model, 4);
@@ -84,7 +84,7 @@ TEST_CASE("a draft model proposes nothing where nothing is gained") {
 }
 
 TEST_CASE("a text that ends gives its sequence back") {
-  if (on_cuda()) return;
+  if (on_gpu()) return;
   Random random(2);
   const auto model = rotary_model();
   const std::vector<int32_t> tokens = random_tokens(random, *model, 4);
@@ -100,7 +100,7 @@ TEST_CASE("a text that ends gives its sequence back") {
 }
 
 TEST_CASE("a text that has ended holds no sequence, even if its handle is kept") {
-  if (on_cuda()) return;
+  if (on_gpu()) return;
   SessionOptions options = engine_options(1);
   options.max_drafts = 3;
   const auto drafts = draft_model(engine_options(1));
@@ -120,7 +120,7 @@ TEST_CASE("a text that has ended holds no sequence, even if its handle is kept")
 }
 
 TEST_CASE("a draft model stops at the end of its own context") {
-  if (on_cuda()) return;
+  if (on_gpu()) return;
   SessionOptions options = engine_options(1);
   options.policies = {};
   options.n_ctx = 8;
@@ -135,7 +135,7 @@ TEST_CASE("a draft model stops at the end of its own context") {
 }
 
 TEST_CASE("outputs are the same with a draft model") {
-  if (on_cuda()) return;
+  if (on_gpu()) return;
   const auto model = rotary_model();
   int64_t n_accepted = 0, n_wrong = 0;
   for (uint64_t seed = 0; seed < 20; ++seed) {

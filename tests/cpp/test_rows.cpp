@@ -181,7 +181,7 @@ LargestLogits largest_of(std::span<const float> row, float temperature, double& 
 }
 
 TEST_CASE("the largest logits come first, ties: the lower token, and the rest is summed" *
-          doctest::skip(!on_cuda())) {
+          doctest::skip(!on_gpu())) {
   const auto backend = test_backend();
   constexpr int64_t kRows = 9;
   Random random(11);

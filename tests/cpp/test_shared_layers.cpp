@@ -116,7 +116,7 @@ struct TwoLayers {
   const bool shares;
 };
 
-TEST_CASE("a layer that reads another's cache attends as with its own" * doctest::skip(on_cuda())) {
+TEST_CASE("a layer that reads another's cache attends as with its own" * doctest::skip(on_gpu())) {
   for (const int n_threads : {1, 3}) {
     for (const KvPolicy& policy :
          {KvPolicy(), KvPolicy{.sinks = 1, .heavy = 20, .recent = 10}, kFew}) {

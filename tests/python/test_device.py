@@ -35,12 +35,15 @@ MAKE: list[Callable[[Path, str], object]] = [
 
 @pytest.mark.parametrize("make", MAKE)
 @pytest.mark.parametrize(
-    "name", ["gpu", "", "CPU", "cuda:", "cuda:x", "cuda:-1", "cuda:99", "cpu:0"]
+    "name",
+    ["gpu", "", "CPU", "cuda:", "cuda:x", "cuda:-1", "cuda:99", "cpu:0", "vulkan:", "vulkan:99"],
 )
 def test_unknown_device_is_rejected(
     tiny_opt: Path, make: Callable[[Path, str], object], name: str
 ) -> None:
-    with pytest.raises(ValueError, match=r"^device is '.*', expected auto, cpu|CUDA|cuda") as error:
+    with pytest.raises(
+        ValueError, match=r"^device is '.*', expected auto, cpu|CUDA|cuda|[vV]ulkan"
+    ) as error:
         make(tiny_opt, name)
     assert "\n" not in str(error.value)
 

@@ -198,7 +198,7 @@ def add_machine(parser: Parser, *, resident: bool = False) -> None:
         "--device",
         default="auto",
         metavar="NAME",
-        help="auto (the CPU), cpu, cuda or cuda:N (default: %(default)s)",
+        help="auto (the CPU), cpu, cuda, cuda:N, vulkan or vulkan:N (default: %(default)s)",
     )
     if resident:
         machine.add_argument(

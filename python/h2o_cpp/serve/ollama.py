@@ -76,7 +76,7 @@ async def loaded(catalog: CatalogOf) -> dict[str, Any]:
             models.append(
                 {
                     **tag,
-                    "size_vram": entry.n_bytes if service.backend.startswith("cuda") else 0,
+                    "size_vram": 0 if service.backend.startswith("cpu") else entry.n_bytes,
                     "expires_at": "9999-12-31T23:59:59Z",
                     "context_length": service.generator.n_ctx,
                 }

@@ -1,0 +1,18 @@
+// Backend::attend() and Backend::roll() on the device.
+#pragma once
+
+#include "vulkan/attention/step.h"
+#include "vulkan/runtime/commands.h"
+
+namespace h2o::vulkan {
+
+// Limit, because a workgroup has a row of a head in shared memory.
+constexpr int32_t kMaxHeadDim = 1024;
+
+void attend(Commands& commands, const Attention& attention, const KvView& cache,
+            const DeviceBatch& device_batch, const Batch& batch);
+
+void roll(Commands& commands, const KvView& cache, const Rope& rope, int32_t sequence,
+          int32_t length);
+
+}  // namespace h2o::vulkan

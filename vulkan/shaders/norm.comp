@@ -1,0 +1,38 @@
+// layer_norm or rms_norm of a row; y may alias x.
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "common.glsl"
+
+#define THREADS 128
+layout(local_size_x = THREADS) in;
+layout(constant_id = 0) const bool CENTERED = false;
+
+layout(push_constant, scalar) uniform Push {
+  uint64_t y, x, weight, bias;
+  int n;
+  float eps;
+};
+
+#include "reduce.glsl"
+
+void main() {
+  const int first = int(gl_LocalInvocationIndex);
+  const int64_t row = int64_t(gl_WorkGroupID.x) * n;
+  Floats from = floats(x, row), to = floats(y, row);
+  float mean = 0.0;
+  if (CENTERED) {
+    float sum = 0.0;
+    for (int i = first; i < n; i += THREADS) sum += from.at[i];
+    mean = group_sum(sum) / float(n);
+  }
+  float squares = 0.0;
+  for (int i = first; i < n; i += THREADS) {
+    const float v = from.at[i] - mean;
+    squares = fma(v, v, squares);
+  }
+  const float scale = 1.0 / sqrt(group_sum(squares) / float(n) + eps);
+  for (int i = first; i < n; i += THREADS) {
+    const float v = (from.at[i] - mean) * scale * Floats(weight).at[i];
+    to.at[i] = CENTERED ? v + Floats(bias).at[i] : v;
+  }
+}

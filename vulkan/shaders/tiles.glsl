@@ -1,0 +1,115 @@
+// Tiles of logits. The query heads of a group share its keys, so a workgroup has one list of
+// queries: query t of a kv_head is head t % group of its group, in row t / group of the segment.
+#define KEYS 32   // of a tile
+#define FOURS 16  // of four dimensions, of a tile
+layout(local_size_x_id = 0) in;
+layout(constant_id = 0) const int THREADS = 128;
+layout(constant_id = 1) const int QUERIES = 16;  // of a tile
+layout(constant_id = 2) const int PARTS = 1;  // of a row, of DIMS dimensions
+layout(constant_id = 3) const int K_TYPE = 0;
+layout(constant_id = 4) const int V_TYPE = 0;
+const int LANES = THREADS / QUERIES;  // threads of a query
+const int OWN = KEYS / LANES;         // keys of a thread: lane, lane + LANES, ...
+const int DIMS = 4 * FOURS;
+
+shared vec4 q_tile[QUERIES * FOURS];
+shared vec4 tile[KEYS * (FOURS + 1)];  // rows of keys or values, padded
+shared float p_tile[QUERIES * KEYS];
+
+int thread() { return int(gl_LocalInvocationIndex); }
+int own_query() { return thread() / LANES; }
+int own_lane() { return thread() % LANES; }
+
+// Elements [i, i + 4) of key number `key`, rotated if positions roll.
+vec4 key_elements(Step step, Keys keys, int key, int i) {
+  const uint64_t row = key_row(step, keys, key);
+  vec4 x = four_elements(K_TYPE, row, i, step.head_dim);
+  if (!keys.segment.rolling || step.n_half == 0) return x;
+  Floats angles = floats(step.rope_table, int64_t(rank_of(step, keys, key)) * 2 * step.n_half);
+  for (int j = 0; j < 4; ++j) {
+    const int d = i + j, half_dims = step.n_half;
+    if (d >= 2 * half_dims) break;
+    const bool second = step.pairs != 0 ? (d & 1) != 0 : d >= half_dims;
+    const int pair = step.pairs != 0 ? d / 2 : d % half_dims;
+    const int apart = step.pairs != 0 ? 1 : half_dims;
+    const float other = element(K_TYPE, row, second ? d - apart : d + apart);
+    const float cosine = angles.at[pair], sine = angles.at[half_dims + pair];
+    x[j] = second ? other * sine + x[j] * cosine : x[j] * cosine - other * sine;
+  }
+  return x;
+}
+
+// Loads dimensions from part * DIMS on of a tile of keys, or of values, and of queries.
+void load_rows(Step step, Keys keys, bool values, int first_key, int n_keys, int part) {
+  for (int i = thread(); i < KEYS * FOURS; i += THREADS) {
+    const int key = min(first_key + i / FOURS, n_keys - 1), d = part * DIMS + i % FOURS * 4;
+    vec4 x = vec4(0.0);
+    if (d < step.head_dim) {
+      x = values ? four_elements(V_TYPE, value_row(step, keys, key), d, step.head_dim)
+                 : key_elements(step, keys, key, d);
+    }
+    tile[i / FOURS * (FOURS + 1) + i % FOURS] = x;
+  }
+}
+void load_queries(Step step, Keys keys, int first_query, int n_queries, int group, int part) {
+  for (int i = thread(); i < QUERIES * FOURS; i += THREADS) {
+    const int t = min(first_query + i / FOURS, n_queries - 1), d = part * DIMS + i % FOURS * 4;
+    const int64_t row = int64_t(keys.segment.row + t / group) * step.n_heads;
+    Floats q = floats(step.q, (row + keys.kv_head * group + t % group) * step.head_dim);
+    vec4 x = vec4(0.0);
+    for (int j = 0; j < 4 && d + j < step.head_dim; ++j) x[j] = q.at[d + j];
+    q_tile[i] = x;
+  }
+}
+
+// A logit after soft-capping and ALiBi; see Attention.
+float changed(Step step, Keys keys, float logit, int head, int row, int key) {
+  if (step.slopes != 0) {
+    logit -= Floats(step.slopes).at[head] * float(distance_to(step, keys, row, key));
+  }
+  return step.softcap > 0.0 ? step.softcap * tanh_of(logit / step.softcap) : logit;
+}
+
+// Does query t, which exists, see a key?
+bool sees(Step step, Keys keys, int t, int group, int key) {
+  const int row = t / group;
+  if (key > keys.kept + row) return false;
+  if (step.window == 0) return true;
+  return position_of(step, keys, key) > keys.segment.position + row - step.window;
+}
+
+// The logits of this thread's query and keys.
+void multiply_tile(Step step, Keys keys, int first_query, int n_queries, int group, int first_key,
+                   int n_keys, out float logits[OWN]) {
+  for (int j = 0; j < OWN; ++j) logits[j] = 0.0;
+  for (int part = 0; part < PARTS; ++part) {
+    barrier();
+    load_rows(step, keys, false, first_key, n_keys, part);
+    load_queries(step, keys, first_query, n_queries, group, part);
+    barrier();
+    for (int d = 0; d < FOURS; ++d) {
+      const vec4 q = q_tile[own_query() * FOURS + d];
+      for (int j = 0; j < OWN; ++j) {
+        const vec4 k = tile[(own_lane() + j * LANES) * (FOURS + 1) + d];
+        logits[j] = fma(q.x, k.x, fma(q.y, k.y, fma(q.z, k.z, fma(q.w, k.w, logits[j]))));
+      }
+    }
+  }
+  const int t = min(first_query + own_query(), n_queries - 1);
+  for (int j = 0; j < OWN; ++j) {
+    const int key = min(first_key + own_lane() + j * LANES, n_keys - 1);
+    logits[j] = changed(step, keys, logits[j] * step.scale, keys.kv_head * group + t % group,
+                        t / group, key);
+  }
+}
+
+// Keys of each split: whole tiles.
+int split_length(int n_keys, int n_splits) {
+  return ((n_keys + n_splits - 1) / n_splits + KEYS - 1) / KEYS * KEYS;
+}
+
+// The sink of a head; -FLT_MAX if NaN, as on the CPU.
+float sink_of(Step step, int head) {
+  const float sink = Floats(step.sinks).at[head], most = uintBitsToFloat(0x7f7fffffu);
+  return is_nan(sink) ? -most : clamp(sink, -most, most);
+}

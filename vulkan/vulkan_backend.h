@@ -1,0 +1,17 @@
+// The Vulkan back end. CMake compiles either it or no_vulkan.cpp, which replaces it.
+#pragma once
+
+#include <memory>
+
+#include "backend/backend.h"
+
+namespace h2o {
+
+// Number of Vulkan devices that this build can use, including processors (lavapipe), which come
+// last.
+int vulkan_device_count();
+
+// Throws InvalidArgument if the device does not exist.
+std::unique_ptr<Backend> make_vulkan_backend(int device);
+
+}  // namespace h2o
