@@ -76,7 +76,7 @@ def measure(
     """
     longest = max(len(p.prompt) + _MOST_LENGTHS * len(p.trace) for p in problems)
     mean_length = sum(len(p.prompt) + len(p.trace) for p in problems) // len(problems)
-    whole = Budgeted("full", 1.0, longest, Policy.full())
+    whole = Budgeted("full", 1.0, mean_length, Policy.full())
     full: _Outputs | None = None
     for one in [whole, *at_budgets(policies, budgets, mean_length)]:
         with Generator(
