@@ -35,7 +35,7 @@ Memory::~Memory() { device.vk.DestroySemaphore(device.handle, progress, nullptr)
 
 Buffer Memory::allocate(Heap::Kind kind, size_t bytes) {
   if (bytes == 0) return {};
-  auto owner = std::make_unique<Owner>(shared_from_this(), kind);
+  auto owner = std::make_unique<Owner>(Owner{shared_from_this(), kind});
   std::byte* const data = (kind == Heap::Kind::device ? own : host).allocate(bytes);
   return {data, bytes, free_part, owner.release()};
 }
