@@ -136,6 +136,23 @@ def test_measure(tiny_opt: Path) -> None:
     assert all(row.tokens_per_second > 0 for row in rows)
 
 
+@pytest.fixture(scope="session")
+def reasoner() -> Path:
+    """The model that was trained on these problems."""
+    return Path(__file__).parents[2] / "models" / "reasoning.gguf"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_trained_model_solves_problems(family: str, reasoner: Path) -> None:
+    """With the full cache, it solves new problems, and in a window only if it keeps the prompt."""
+    problems = make_problems(family, n=8, length=250, seed=7)
+    rows = list(measure(reasoner, family, problems, policies=["window"], budgets=[0.5], threads=1))
+    full, window, protected = (row.accuracy for row in rows)
+    assert full >= 7 / 8
+    assert window <= 1 / 8
+    assert protected > window
+
+
 def test_protected_prompt_needs_room(tiny_opt: Path) -> None:
     problems = [Problem("abcdefghijklmnopqrstuvwxyz" * 2, "z" * 8, "z")]
     with pytest.raises(ValueError, match=r"protect.* (\d+) .*budget"):

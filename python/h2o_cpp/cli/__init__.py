@@ -66,7 +66,7 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "reasoning": (
             "measure how well problems with long traces are solved",
-            "reasoning model.gguf --hh 0.125,0.25",
+            "reasoning models/reasoning.gguf --hh 0.25,0.5",
         ),
         "eval": (
             "score a model on benchmark tasks under eviction",
