@@ -34,7 +34,7 @@ Map map_of(Gate kind) {
 class VulkanBackend final : public Backend {
  public:
   explicit VulkanBackend(int device)
-      : memory_(std::make_shared<vulkan::Memory>(device)),
+      : memory_(vulkan::Memory::of(device)),
         commands_(memory_),
         batches_(*memory_),
         staged_(memory_->allocate(Heap::Kind::host, kStagedBytes)) {}

@@ -47,8 +47,7 @@ void Recording::begin() {
 
 void Recording::end() { check(memory_->device.vk.EndCommandBuffer(commands), "record"); }
 
-Commands::Commands(std::shared_ptr<Memory> memory)
-    : memory_(std::move(memory)), pipelines_(memory_->device) {
+Commands::Commands(std::shared_ptr<Memory> memory) : memory_(std::move(memory)) {
   for (auto& recording : own_) recording = std::make_unique<Recording>(memory_);
 }
 
@@ -56,12 +55,7 @@ Recording& Commands::open() {
   if (captured_ != nullptr) return *captured_;
   Recording& recording = *own_[current_];
   if (is_open_) return recording;
-  const uint64_t value = recording.last_submission;
-  auto info = make<VkSemaphoreWaitInfo>(VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO);
-  info.semaphoreCount = 1;
-  info.pSemaphores = &memory_->progress;
-  info.pValues = &value;
-  check(memory_->device.vk.WaitSemaphores(memory_->device.handle, &info, UINT64_MAX), "record");
+  memory_->wait_for(recording.last_submission);
   recording.begin();
   is_open_ = true;
   barrier_after_copies();
@@ -100,11 +94,11 @@ void Commands::launch(Shader shader, const std::vector<uint32_t>& constants, con
     require(n <= device.most_groups, "[vulkan] an operation of ", n, " workgroups, at most ",
             device.most_groups);
   }
-  const VkPipeline pipeline = pipelines_.get(shader, constants);
+  const VkPipeline pipeline = memory_->pipelines.get(shader, constants);
   const VkCommandBuffer commands = next();
   device.vk.CmdBindPipeline(commands, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline);
-  device.vk.CmdPushConstants(commands, pipelines_.layout(), VK_SHADER_STAGE_COMPUTE_BIT, 0, bytes,
-                             push);
+  device.vk.CmdPushConstants(commands, memory_->pipelines.layout(), VK_SHADER_STAGE_COMPUTE_BIT, 0,
+                             bytes, push);
   device.vk.CmdDispatch(commands, static_cast<uint32_t>(grid.x), static_cast<uint32_t>(grid.y),
                         static_cast<uint32_t>(grid.z));
 }
@@ -147,21 +141,7 @@ std::unique_ptr<Recording> Commands::take() {
 }
 
 void Commands::submit(Recording& recording) {
-  const uint64_t value = memory_->submitted + 1;
-  auto timeline =
-      make<VkTimelineSemaphoreSubmitInfo>(VK_STRUCTURE_TYPE_TIMELINE_SEMAPHORE_SUBMIT_INFO);
-  timeline.signalSemaphoreValueCount = 1;
-  timeline.pSignalSemaphoreValues = &value;
-  auto info = make<VkSubmitInfo>(VK_STRUCTURE_TYPE_SUBMIT_INFO);
-  info.pNext = &timeline;
-  info.commandBufferCount = 1;
-  info.pCommandBuffers = &recording.commands;
-  info.signalSemaphoreCount = 1;
-  info.pSignalSemaphores = &memory_->progress;
-  const Device& device = memory_->device;
-  check(device.vk.QueueSubmit(device.queue, 1, &info, nullptr), "submit");
-  recording.last_submission = value;
-  memory_->submitted = value;
+  recording.last_submission = memory_->submit(recording.commands);
 }
 
 }  // namespace h2o::vulkan

@@ -9,7 +9,6 @@
 
 #include "core/buffer.h"
 #include "vulkan/runtime/memory.h"
-#include "vulkan/runtime/pipelines.h"
 
 namespace h2o::vulkan {
 
@@ -94,7 +93,6 @@ class Commands {
   VkCommandBuffer next();
 
   std::shared_ptr<Memory> memory_;
-  Pipelines pipelines_;
   // Used in turn, so that one is recorded while the other is executed.
   std::unique_ptr<Recording> own_[2];
   int current_ = 0;

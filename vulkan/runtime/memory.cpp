@@ -1,5 +1,7 @@
 #include "vulkan/runtime/memory.h"
 
+#include <map>
+
 #include "core/error.h"
 
 namespace h2o::vulkan {
@@ -23,15 +25,26 @@ void free_part(void* data, void* owner) noexcept {
 
 }  // namespace
 
+std::shared_ptr<Memory> Memory::of(int index) {
+  static std::mutex mutex;
+  static auto* const all = new std::map<int, std::shared_ptr<Memory>>();
+  const std::lock_guard lock(mutex);
+  const auto found = all->find(index);
+  if (found != all->end()) return found->second;
+  auto memory = std::make_shared<Memory>(index);
+  all->emplace(index, memory);
+  return memory;
+}
+
 Memory::Memory(int index) : device(index) {
   auto type = make<VkSemaphoreTypeCreateInfo>(VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO);
   type.semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE;
   auto info = make<VkSemaphoreCreateInfo>(VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO);
   info.pNext = &type;
-  check(device.vk.CreateSemaphore(device.handle, &info, nullptr, &progress), "create a semaphore");
+  check(device.vk.CreateSemaphore(device.handle, &info, nullptr, &progress_), "create a semaphore");
 }
 
-Memory::~Memory() { device.vk.DestroySemaphore(device.handle, progress, nullptr); }
+Memory::~Memory() { device.vk.DestroySemaphore(device.handle, progress_, nullptr); }
 
 Buffer Memory::allocate(Heap::Kind kind, size_t bytes) {
   if (bytes == 0) return {};
@@ -45,11 +58,28 @@ std::optional<Range> Memory::find(const void* data) const {
   return range ? range : host.find(data);
 }
 
-void Memory::wait() const {
-  const uint64_t value = submitted;
+uint64_t Memory::submit(VkCommandBuffer commands) {
+  const std::lock_guard lock(queue_);
+  const uint64_t value = submitted_ + 1;
+  auto timeline =
+      make<VkTimelineSemaphoreSubmitInfo>(VK_STRUCTURE_TYPE_TIMELINE_SEMAPHORE_SUBMIT_INFO);
+  timeline.signalSemaphoreValueCount = 1;
+  timeline.pSignalSemaphoreValues = &value;
+  auto info = make<VkSubmitInfo>(VK_STRUCTURE_TYPE_SUBMIT_INFO);
+  info.pNext = &timeline;
+  info.commandBufferCount = 1;
+  info.pCommandBuffers = &commands;
+  info.signalSemaphoreCount = 1;
+  info.pSignalSemaphores = &progress_;
+  check(device.vk.QueueSubmit(device.queue, 1, &info, nullptr), "submit");
+  submitted_ = value;
+  return value;
+}
+
+void Memory::wait_for(uint64_t value) const {
   auto info = make<VkSemaphoreWaitInfo>(VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO);
   info.semaphoreCount = 1;
-  info.pSemaphores = &progress;
+  info.pSemaphores = &progress_;
   info.pValues = &value;
   check(device.vk.WaitSemaphores(device.handle, &info, UINT64_MAX), "wait");
 }

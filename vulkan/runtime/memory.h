@@ -1,16 +1,22 @@
-// A device with its memory and its queue's progress: what buffers keep alive.
+// A device with its memory, its pipelines and its queue's progress, shared by all back ends on it.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <memory>
+#include <mutex>
 
 #include "core/buffer.h"
 #include "vulkan/runtime/heap.h"
+#include "vulkan/runtime/pipelines.h"
 
 namespace h2o::vulkan {
 
 struct Memory : std::enable_shared_from_this<Memory> {
+  // The device's only one, which exists until the process ends: drivers take seconds to compile the
+  // shaders of a model. Throws InvalidArgument if there is no such device; DeviceError.
+  static std::shared_ptr<Memory> of(int index);
+
   explicit Memory(int index);
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
@@ -23,14 +29,24 @@ struct Memory : std::enable_shared_from_this<Memory> {
   // Where memory of either heap is.
   std::optional<Range> find(const void* data) const;
 
+  // Submits commands and returns the number of submissions so far. By any thread.
+  uint64_t submit(VkCommandBuffer commands);
+
+  // Waits until the first `value` submissions are complete. Throws DeviceError.
+  void wait_for(uint64_t value) const;
+
   // Waits until everything that has been submitted is complete. Throws DeviceError.
-  void wait() const;
+  void wait() const { wait_for(submitted_); }
 
   Device device;
   Heap own{device, Heap::Kind::device};
   Heap host{device, Heap::Kind::host};
-  VkSemaphore progress = nullptr;      // a timeline: the number of completed submissions
-  std::atomic<uint64_t> submitted{0};  // submissions so far
+  Pipelines pipelines{device};
+
+ private:
+  VkSemaphore progress_ = nullptr;  // a timeline: the number of completed submissions
+  std::atomic<uint64_t> submitted_{0};
+  std::mutex queue_;
 };
 
 }  // namespace h2o::vulkan

@@ -18,6 +18,7 @@ Pipelines::~Pipelines() {
 }
 
 VkPipeline Pipelines::get(Shader shader, const std::vector<uint32_t>& constants) {
+  const std::lock_guard lock(mutex_);
   const auto [found, is_new] = pipelines_.try_emplace({shader, constants});
   if (!is_new) return found->second;
   try {

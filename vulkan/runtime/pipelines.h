@@ -1,8 +1,9 @@
-// Compute pipelines, created when they are first used.
+// Compute pipelines, created when they are first used, by any thread.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -32,6 +33,7 @@ class Pipelines {
 
   const Device& device_;
   VkPipelineLayout layout_ = nullptr;
+  std::mutex mutex_;
   std::map<std::pair<Shader, std::vector<uint32_t>>, VkPipeline> pipelines_;
 };
 
