@@ -8,8 +8,8 @@
 namespace h2o::vulkan {
 namespace {
 
-constexpr int32_t kSplitKeys = 64;   // at least
-constexpr int32_t kMostSplits = 32;  // of a query
+// The least keys of a split, and the most splits of a query, as in shaders/tiles.glsl.
+constexpr int32_t kSplitKeys = 64, kMostSplits = 32;
 
 // Bytes of the arrays of shaders/admission.glsl for one kv_head.
 int64_t admission_bytes(const KvView& cache) {
@@ -22,12 +22,9 @@ int64_t admission_bytes(const KvView& cache) {
 
 Splits::Splits(const KvView& cache)
     : n_(std::clamp((cache.slots + kSplitKeys - 1) / kSplitKeys, 1, kMostSplits)),
-      n_heads_(cache.n_heads),
-      n_partials_(n_ > 1 ? n_heads_ * cache.n_sequences * n_ : 0) {}
+      n_partials_(int64_t{cache.n_heads} * std::max(cache.n_sequences * n_, kMostSplits)) {}
 
-int32_t Splits::of_chunk(int32_t n_rows) const {
-  return static_cast<int32_t>(std::clamp<int64_t>(n_partials_ / (n_heads_ * n_rows), 1, n_));
-}
+int32_t Splits::of_chunk(int32_t n_rows) { return std::max(kMostSplits / n_rows, 1); }
 
 // Logits and logarithms of decoding sequences, or logarithms of a chunk's rows; partial sums; or
 // the data of eviction, of several chunks in turn.

@@ -29,14 +29,13 @@ class Splits {
 
   int32_t of_decode() const { return n_; }
 
-  // Splits of a chunk of n_rows rows, for which the memory of decoding's partial sums suffices.
-  int32_t of_chunk(int32_t n_rows) const;
+  // Splits of a chunk of n_rows rows: a few rows alone would not keep a GPU busy.
+  static int32_t of_chunk(int32_t n_rows);
 
   int64_t n_partials() const { return n_partials_; }
 
  private:
   int32_t n_;
-  int64_t n_heads_;
   int64_t n_partials_;
 };
 

@@ -39,7 +39,7 @@ void main() {
   const int n_queries = segment.n_rows * group;
   const int first_query = (n_tiles - 1 - index % n_tiles) * QUERIES;  // the longest start first
   const int n_keys = keys.kept + (min(first_query + QUERIES, n_queries) - 1) / group + 1;
-  const int size = split_length(keys.kept + segment.n_rows, n_splits);
+  const int size = split_length(keys.kept + segment.n_rows, n_splits, decodes != 0);
   const int begin = split * size, end = min(begin + size, n_keys);
   if (begin >= end) return;
 
@@ -49,9 +49,7 @@ void main() {
   // A decoding sequence, or a row of the segment: its place in the workspace.
   const int64_t query =
       int64_t(decodes != 0 ? segment.sequence : t / group) * step.n_heads + head;
-  const bool sinks = exists && step.sinks != 0 && n_splits == 1;
-  float largest = sinks ? sink_of(step, head) : -infinity();
-  float total = sinks && own_lane() == 0 ? 1.0 : 0.0;
+  float largest = -infinity(), total = 0.0;
   vec4 sums[PARTS * OWN_FOURS];
   for (int j = 0; j < PARTS * OWN_FOURS; ++j) sums[j] = vec4(0.0);
 
@@ -95,20 +93,29 @@ void main() {
 
   total = of_lanes(total, true);
   if (!exists) return;
+  float weight = 1.0;
+  if (n_splits == 1) {  // as merge.comp does with one split
+    const float own = largest;
+    if (step.sinks != 0) largest = max(largest, sink_of(step, head));
+    const float sink = step.sinks != 0 ? exp_negative(sink_of(step, head) - largest) : 0.0;
+    weight = exp_negative(own - largest);
+    total = max(fma(weight, total, sink), 1e-37);  // finite even if all are NaN
+  }
   const int64_t partial = query * n_splits + split;
   const int64_t row = int64_t(segment.row + t / group) * step.n_heads + head;
   Floats to = n_splits > 1 ? floats(step.partial_out, partial * step.head_dim)
                            : floats(step.result, row * step.head_dim);
-  const float scale = n_splits > 1 ? 1.0 : 1.0 / max(total, 1e-37);  // finite even if all are NaN
   for (int i = 0; i < PARTS * OWN_FOURS; ++i) {
     const int d = i / OWN_FOURS * DIMS + (own_lane() + i % OWN_FOURS * LANES) * 4;
-    for (int j = 0; j < 4 && d + j < step.head_dim; ++j) to.at[d + j] = sums[i][j] * scale;
+    for (int j = 0; j < 4 && d + j < step.head_dim; ++j) {
+      to.at[d + j] = n_splits > 1 ? sums[i][j] : weight * sums[i][j] / total;
+    }
   }
   if (own_lane() > 0) return;
   if (n_splits > 1) {
     floats(step.partial_shift, partial).at[0] = largest;
     floats(step.partial_total, partial).at[0] = total;
   } else if (step.lse != 0) {
-    floats(step.lse, query).at[0] = largest + log_of(max(total, 1e-37));
+    floats(step.lse, query).at[0] = largest + log_of(total);
   }
 }

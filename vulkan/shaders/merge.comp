@@ -18,7 +18,7 @@ void main() {
   const int row = index % n_per_segment;
   const int group = step.n_heads / step.n_kv_heads;
   const Keys keys = keys_of(step, segment, head / group);
-  const int size = split_length(keys.kept + segment.n_rows, n_splits);
+  const int size = split_length(keys.kept + segment.n_rows, n_splits, decodes != 0);
   const int n = (keys.kept + row) / size + 1;  // splits with a key that the row sees
   const int64_t query = int64_t(decodes != 0 ? segment.sequence : row) * step.n_heads + head;
   Floats shift = floats(step.partial_shift, query * n_splits);

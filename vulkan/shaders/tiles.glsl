@@ -2,6 +2,8 @@
 // queries: query t of a kv_head is head t % group of its group, in row t / group of the segment.
 #define KEYS 32   // of a tile
 #define FOURS 16  // of four dimensions, of a tile
+#define MOST_SPLITS 32  // when decoding, and
+#define SPLIT_KEYS 64   // the least keys of a split, as in attention/step.cpp
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const int THREADS = 128;
 layout(constant_id = 1) const int QUERIES = 16;  // of a tile
@@ -103,9 +105,11 @@ void multiply_tile(Step step, Keys keys, int first_query, int n_queries, int gro
   }
 }
 
-// Keys of each split: whole tiles.
-int split_length(int n_keys, int n_splits) {
-  return ((n_keys + n_splits - 1) / n_splits + KEYS - 1) / KEYS * KEYS;
+// Keys of each split, as many as `most` splits need: whole tiles. It depends on the keys only, not on
+// the slots, so that a budget which is never reached gives the bits of the full cache.
+int split_length(int n_keys, int n_splits, bool decodes) {
+  const int most = decodes ? MOST_SPLITS : n_splits;
+  return max(SPLIT_KEYS, ((n_keys + most - 1) / most + KEYS - 1) / KEYS * KEYS);
 }
 
 // The sink of a head; -FLT_MAX if NaN, as on the CPU.
