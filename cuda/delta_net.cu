@@ -39,9 +39,10 @@ __global__ void __launch_bounds__(kChannels) convolve_kernel(Layer layer) {
   if (channel >= layer.n_channels) return;
   const Segment segment = layer.segments[blockIdx.x];
   const auto x = [&](int i) -> float& { return layer.row(segment.row + i)[channel]; };
-  convolve(layer.state(segment) + layer.matrix_floats + channel, layer.conv + channel,
-           layer.n_channels, layer.n_taps, segment.n_rows, x,
-           [&](int i, float sum) { x(i) = sum * sigmoid(sum); });
+  convolve(
+      layer.state(segment) + layer.matrix_floats + channel, layer.conv + channel, layer.n_channels,
+      layer.n_taps, segment.n_rows, [&](int i) { return float2{x(i), 0}; },
+      [&](int i, float, float sum) { x(i) = sum * sigmoid(sum); });
 }
 
 // One block of a warp for each q and k of a row, and one for the row's gates.
@@ -96,19 +97,33 @@ __global__ void __launch_bounds__(kThreads) delta_rule_kernel(Layer layer) {
 #pragma unroll
   for (int j = 0; j < kMaxRows; ++j) s[j] = j < n ? state[j * kThreads] : 0;
 
+  // Each row is loaded during the previous one.
+  struct Row {
+    float q, k, v, decay, beta;
+  } next{};
   const int k_width = layer.n_k_heads * head_dim;
+  const bool has_element = static_cast<int>(threadIdx.x) < head_dim;
+  const auto load = [&](int64_t row) {
+    const float* const x = layer.row(row);
+    const float* const from = x + layer.k_head(head) * head_dim + threadIdx.x;
+    if (has_element) {
+      next.q = from[0];
+      next.k = from[k_width];
+    }
+    next.v = x[2 * k_width + first + column];
+    next.decay = layer.alpha[row * layer.n_v_heads + head];
+    next.beta = layer.beta[row * layer.n_v_heads + head];
+  };
+  load(segment.row);
   for (int i = 0; i < segment.n_rows; ++i) {
     const int64_t row = segment.row + i;
-    const float* const x = layer.row(row);
-    const float* const from = x + layer.k_head(head) * head_dim;
-    if (static_cast<int>(threadIdx.x) < head_dim) {
-      q[threadIdx.x] = from[threadIdx.x];
-      k[threadIdx.x] = from[k_width + threadIdx.x];
+    if (has_element) {
+      q[threadIdx.x] = next.q;
+      k[threadIdx.x] = next.k;
     }
-    const float decay = layer.alpha[row * layer.n_v_heads + head];
-    const float beta = layer.beta[row * layer.n_v_heads + head];
-    const float v = x[2 * k_width + first + column];
+    const float v = next.v, decay = next.decay, beta = next.beta;
     __syncthreads();
+    if (i + 1 < segment.n_rows) load(row + 1);
     float sum = 0;
 #pragma unroll
     for (int j = 0; j < kMaxRows; ++j) {

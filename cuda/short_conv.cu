@@ -21,9 +21,9 @@ __global__ void __launch_bounds__(kChannels)
       segment.n_rows,
       [&](int i) {
         const float* const row = b + int64_t{i} * 3 * width;
-        return row[0] * row[2 * width];
+        return float2{row[0] * row[2 * width], row[width]};
       },
-      [&](int i, float sum) { y[int64_t{i} * width] = b[(int64_t{i} * 3 + 1) * width] * sum; });
+      [&](int i, float c, float sum) { y[int64_t{i} * width] = c * sum; });
 }
 
 }  // namespace

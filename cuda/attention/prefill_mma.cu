@@ -23,6 +23,7 @@ struct Shape {
   static_assert(kSplitMultiple % kKeys == 0);
   static constexpr int kStride = kTileStride<kDim>;
   static constexpr int kSharedBytes = (kQueries + 2 * kKeys) * kStride;
+  static_assert(kSharedBytes <= 99 << 10);  // of devices with the least
 };
 
 // A thread's part of its warp's queries. In strip s it holds queries lane / 4 + 8 * half, with
