@@ -9,6 +9,7 @@ from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -151,6 +152,26 @@ def test_trained_model_solves_problems(family: str, reasoner: Path) -> None:
     assert full >= 5 / 6
     assert window <= 1 / 6
     assert protected > window
+
+
+def test_archive_keeps_what_is_evicted(reasoner: Path) -> None:
+    """With pages for all archived tokens, a small cache solves what the full one does."""
+    problems = make_problems("machine", n=4, length=200, seed=7)
+
+    def accuracies(**archive: Any) -> list[float]:
+        rows = measure(
+            *(reasoner, "machine", problems),
+            policies=["window"],
+            budgets=[0.2],
+            protects=["none"],
+            threads=1,
+            **archive,
+        )
+        return [row.accuracy for row in rows]
+
+    full, lost = accuracies()
+    assert (full, lost) == (1, 0)
+    assert accuracies(archive="q8_0", archive_pages=30) == [full, full]
 
 
 def test_protected_prompt_needs_room(tiny_opt: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from math import isnan
 
 from h2o_cpp.cli.argument_types import integer, names
-from h2o_cpp.cli.cache_options import add_kv_dtype
+from h2o_cpp.cli.cache_options import add_archive, add_kv_dtype, options_of
 from h2o_cpp.cli.comparison import add_budgets, add_outputs, show_rows, shows_table
 from h2o_cpp.cli.files import STANDARD, check_outputs
 from h2o_cpp.cli.options import add_machine, add_model
@@ -20,6 +20,7 @@ from h2o_cpp.measure.reasoning.measurement import (
     measure,
 )
 from h2o_cpp.measure.reasoning.problems import FAMILIES
+from h2o_cpp.options import ArchiveOptions
 
 
 def add_arguments(parser: Parser) -> None:
@@ -46,6 +47,7 @@ def add_arguments(parser: Parser) -> None:
         help="the same seed gives the same problems (default: %(default)s)",
     )  # fmt: skip
     add_kv_dtype(parser, "f16")
+    add_archive(parser)
     add_outputs(parser)
     add_machine(parser)
 
@@ -72,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
                 kv_dtype=args.kv_dtype,
                 device=args.device,
                 threads=args.threads,
+                **vars(options_of(args, ArchiveOptions)),
             )
 
     each = 1 + len(args.policy) * len(args.budget) * len(args.protect)

@@ -69,7 +69,7 @@ def measure(
     path: a model that was trained on the family.
     budgets: fractions of the mean length of a problem with its solution.
     protects: whether the prompt is never evicted ("prompt") or treated as other tokens ("none").
-    options: for Generator, except those of the cache's size.
+    options: for Generator, except those of the cache's size. The full cache has no archive.
 
     Outputs are greedy. Raises as Generator does, and ValueError if a protected prompt leaves no
     room in a budget or a problem is longer than the model's context.
@@ -78,9 +78,11 @@ def measure(
     mean_length = sum(len(p.prompt) + len(p.trace) for p in problems) // len(problems)
     whole = Budgeted("full", 1.0, mean_length, Policy.full())
     full: _Outputs | None = None
+    common = {name: value for name, value in options.items() if not name.startswith("archive")}
     for one in [whole, *at_budgets(policies, budgets, mean_length)]:
+        some = options if full else common
         with Generator(
-            path, policy=one.policy, n_ctx=longest + 8, prefix_cache=0, **options
+            path, policy=one.policy, n_ctx=longest + 8, prefix_cache=0, **some
         ) as generator:
             for protect in protects if full else PROTECTED[:1]:
                 outputs = _solve(generator, problems, protect)
