@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from h2o_cpp.cli import main
-from h2o_cpp.measure.reasoning.measurement import is_loop, make_problems, measure
-from h2o_cpp.measure.reasoning.problems import FAMILIES, Problem, make_problem
+from h2o_cpp.eval.reasoning.measurement import is_loop, make_problems, measure
+from h2o_cpp.eval.reasoning.problems import FAMILIES, Problem, make_problem
 
 
 def nodes_of_walk(prompt: str) -> list[str]:

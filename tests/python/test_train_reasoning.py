@@ -14,7 +14,7 @@ import pytest
 
 from h2o_cpp import Generator
 from h2o_cpp.cli import main
-from h2o_cpp.measure.reasoning.problems import FAMILIES, make_problem
+from h2o_cpp.eval.reasoning.problems import FAMILIES, make_problem
 from support.needs import packages
 
 pytestmark = packages("torch", "safetensors", "tokenizers", "gguf")

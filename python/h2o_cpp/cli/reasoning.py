@@ -13,13 +13,13 @@ from h2o_cpp.cli.files import STANDARD, check_outputs
 from h2o_cpp.cli.options import add_machine, add_model
 from h2o_cpp.cli.output import put
 from h2o_cpp.cli.parser import Parser
-from h2o_cpp.measure.reasoning.measurement import (
+from h2o_cpp.eval.reasoning.measurement import (
     PROTECTED,
     Measurement,
     make_problems,
     measure,
 )
-from h2o_cpp.measure.reasoning.problems import FAMILIES
+from h2o_cpp.eval.reasoning.problems import FAMILIES
 from h2o_cpp.options import ArchiveOptions
 
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from h2o_cpp.arguments import check_int
 from h2o_cpp.budget.policy import Policy
+from h2o_cpp.eval.reasoning.problems import Problem, make_problem
 from h2o_cpp.generator import Generator
 from h2o_cpp.measure.budgets import Budgeted, at_budgets
-from h2o_cpp.measure.reasoning.problems import Problem, make_problem
 
 # An output that is this many times as long as the solution is cut off.
 _MOST_LENGTHS = 2
