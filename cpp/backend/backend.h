@@ -223,6 +223,7 @@ struct Capabilities {
   bool whole_texts = false;        // attend_whole() and multiply() are supported
   bool copied_summaries = false;   // attend() keeps the counts and bounds of archived pages also in
                                    // memory of allocate(), and reads them there
+  int32_t n_batch = 512;           // rows of a pass that use the device well
 
   bool caches(DType dtype) const { return std::ranges::find(kv_dtypes, dtype) != kv_dtypes.end(); }
 };

@@ -185,7 +185,7 @@ typedef struct h2o_session_options {
   double recent;   /* recent part of hh, likewise; negative: half of what n_sinks leaves */
   int32_t n_sinks; /* part of hh for the first tokens of the sequence */
   int32_t n_ctx;   /* the context in tokens, at most n_ctx_train; 0: n_ctx_train, up to 4096 */
-  int32_t n_batch; /* prompt tokens per chunk; eviction follows each chunk */
+  int32_t n_batch; /* prompt tokens per chunk, each followed by eviction; 0: 512, with CUDA 2048 */
   int32_t positions;  /* H2O_POSITIONS_* */
   const char* k_type; /* type of cached keys: "f16", "f32", "bf16", "q8_0", "q5_0" (CPU) or "q4_0";
                          NULL: "f16" */

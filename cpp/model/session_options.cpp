@@ -71,6 +71,10 @@ int32_t default_drafts(const Config& config) {
   return std::ranges::any_of(config.state_floats(), [](int64_t n) { return n > 0; }) ? 4 : 16;
 }
 
+int32_t batch_rows(const Model& model, const SessionOptions& options) {
+  return options.n_batch == 0 ? model.backend->capabilities().n_batch : options.n_batch;
+}
+
 SessionOptions resolve(const Model& model, SessionOptions options) {
   const Config& config = model.config;
   if (options.policies.empty()) options.policies.emplace_back();
@@ -78,6 +82,7 @@ SessionOptions resolve(const Model& model, SessionOptions options) {
   if (options.n_ctx == 0) options.n_ctx = config.n_ctx_train;
   require(options.n_ctx > 0 && options.n_ctx <= config.n_ctx_train, "n_ctx is ", options.n_ctx,
           ", expected 1 to ", config.n_ctx_train, ", as trained");
+  options.n_batch = batch_rows(model, options);
   require(options.n_batch > 0 && options.n_batch <= 65536, "n_batch is ", options.n_batch,
           ", expected 1 to 65536");
   require(options.n_sequences > 0 && options.n_sequences <= 65536, "n_sequences is ",

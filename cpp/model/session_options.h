@@ -29,7 +29,7 @@ constexpr int32_t kMaxDrafts = 1024;  // the limit of SessionOptions::max_drafts
 struct SessionOptions {
   std::vector<KvPolicy> policies;  // one, or one per layer; none = full cache
   int32_t n_ctx = 0;               // maximum length of a sequence unless it rolls; 0 = as trained
-  int32_t n_batch = 512;           // maximum rows of a forward pass
+  int32_t n_batch = 0;             // maximum rows of a forward pass; 0 = Capabilities::n_batch
   int32_t n_sequences = 1;         // allocated when the session is created
   int32_t max_sequences = 0;       // limit of reserve_sequences(); 0 = n_sequences
   DType k_dtype = DType::f16;      // of the cached keys
@@ -45,8 +45,11 @@ struct SessionOptions {
 // The usual max_drafts: 16, or 4 with recurrent layers, whose states each draft copies.
 int32_t default_drafts(const Config& config);
 
-// The options with defaults replaced by the model's: a policy per layer, n_ctx, max_sequences, the
-// heads that have an archive. Throws InvalidArgument.
+// options.n_batch, or if that is 0, the back end's.
+int32_t batch_rows(const Model& model, const SessionOptions& options);
+
+// The options with defaults replaced by the model's: a policy per layer, n_ctx, n_batch,
+// max_sequences, the heads that have an archive. Throws InvalidArgument.
 SessionOptions resolve(const Model& model, SessionOptions options);
 
 // The shape of the cache that resolved options ask for, except output_gram. Throws InvalidArgument

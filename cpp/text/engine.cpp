@@ -9,7 +9,8 @@
 namespace h2o {
 namespace {
 
-SessionOptions with_rows(SessionOptions options) {
+SessionOptions with_rows(SessionOptions options, int32_t n_batch) {
+  options.n_batch = n_batch;
   require(options.n_batch > 0 && options.n_batch <= 65536, "n_batch is ", options.n_batch,
           ", expected 1 to 65536");
   const int32_t n = std::max({options.n_sequences, options.max_sequences, 1});
@@ -35,8 +36,8 @@ Engine::Engine(std::shared_ptr<Model> model, std::shared_ptr<const Tokenizer> to
                std::shared_ptr<DraftModel> draft_model)
     : model_(std::move(model)),
       tokenizer_(std::move(tokenizer)),
-      n_batch_(options.n_batch),
-      session_(std::make_shared<Session>(model_, with_rows(std::move(options)))),
+      n_batch_(batch_rows(*model_, options)),
+      session_(std::make_shared<Session>(model_, with_rows(std::move(options), n_batch_))),
       draft_model_(std::move(draft_model)),
       monitor_(std::make_shared<EngineMonitor>()),
       runner_(monitor_, *session_, *tokenizer_, chunk(*session_, n_batch_), prefixes),

@@ -4,6 +4,7 @@
 #include <library_types.h>
 
 #include <array>
+#include <utility>
 
 #include "core/error.h"
 
@@ -91,15 +92,14 @@ cudaDataType data_type(DType dtype) {
 Cublas::Cublas(const Stream& stream) {
   if (library() == nullptr) return;
   workspace_ = allocate_device(kWorkspaceBytes);
-  check_status(library()->create(&handle_), "create a handle");
-  try {
-    check_status(library()->set_stream(handle_, stream.get()), "set the stream");
-    check_status(library()->set_workspace(handle_, workspace_.data(), workspace_.size()),
-                 "set the workspace");
-  } catch (...) {
-    library()->destroy(handle_);
-    throw;
+  Status status = library()->create(&handle_);
+  if (status == 0) status = library()->set_stream(handle_, stream.get());
+  if (status == 0) {
+    status = library()->set_workspace(handle_, workspace_.data(), workspace_.size());
   }
+  if (status == 0) return;
+  problem_ = concat(": ", library()->status_string(status));
+  if (handle_ != nullptr) library()->destroy(std::exchange(handle_, nullptr));
 }
 
 Cublas::~Cublas() {
@@ -107,7 +107,7 @@ Cublas::~Cublas() {
 }
 
 std::string Cublas::name() const {
-  if (handle_ == nullptr) return "no cuBLAS";
+  if (handle_ == nullptr) return "no cuBLAS" + problem_;
   int major = 0;
   int minor = 0;
   library()->get_property(MAJOR_VERSION, &major);

@@ -19,10 +19,11 @@ class Cublas {
   Cublas& operator=(const Cublas&) = delete;
   ~Cublas();
 
-  // True if cuBLAS was found. Otherwise only name() may be called.
+  // True if cuBLAS was found and could start. Otherwise only name() may be called.
   explicit operator bool() const { return handle_ != nullptr; }
 
-  std::string name() const;  // "cuBLAS 13.0" or "no cuBLAS"
+  // "cuBLAS 13.0", "no cuBLAS", or "no cuBLAS: " and why it could not start
+  std::string name() const;
 
   // y = x w^T, or y += it: x [n_rows, n_in], w [n_out, n_in], y [n_rows, y_stride], whose first
   // n_out columns are written. x and w have the same type: f16, bf16 or f32. Sums are f32.
@@ -32,6 +33,7 @@ class Cublas {
  private:
   Buffer workspace_;
   void* handle_ = nullptr;
+  std::string problem_;
 };
 
 }  // namespace h2o::cuda

@@ -13,7 +13,7 @@ namespace h2o::cuda {
 
 // A few rows are multiplied with the weights in their stored type; tens of rows with quantized
 // weights by gemm_narrow(); more, and other types, by cuBLAS, with a tile of unpacked weights at a
-// time. gemm() is for experts, and where cuBLAS is not found.
+// time. gemm() is for experts, and where cuBLAS is not found or cannot start.
 class Matmul {
  public:
   explicit Matmul(const Stream& stream);

@@ -82,7 +82,7 @@ class Generator(Closing):
             that an output can be endless. "auto": original up to the trained length, then rolling,
             if the policy evicts. Models with learned positions, such as OPT, support only original.
         n_batch: prompt tokens per chunk. Eviction follows each chunk; within a chunk, attention is
-            full.
+            full. Default: 512, with CUDA 2048.
         kv_dtype: type of the cached keys and values, or a pair (K, V): "f16", "f32", "bf16" or,
             if the head size is divisible by 32, "q8_0", "q5_0" (CPU) or "q4_0". Default: f16,
             unless cache_memory or hh="auto" chooses.

@@ -82,13 +82,14 @@ class CacheOptions(ArchiveOptions):
     policy: str | Policy | Sequence[Policy] | None = None
     n_ctx: int | None = None
     positions: Positions = "auto"
-    n_batch: int = 512
+    n_batch: int | None = None
     kv_dtype: KvDType | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positions(self.positions)
-        check_int("n_batch", self.n_batch, 1)
+        if self.n_batch is not None:
+            check_int("n_batch", self.n_batch, 1)
         if isinstance(self.hh, str):
             if self.hh != "auto":
                 raise ValueError(
@@ -169,12 +170,17 @@ class CacheOptions(ArchiveOptions):
             positions=chosen.positions,
         )
 
+    @property
+    def most_rows(self) -> int:
+        """n_batch, or the largest that a device has by default."""
+        return 2048 if self.n_batch is None else self.n_batch
+
     def core(self) -> _core.SessionOptions:
         """For the core, with one sequence; `policy` and `n_ctx` must be known."""
         options = _core.SessionOptions()
         options.policies = core_policies(self.policies)
         options.n_ctx = check_int("n_ctx", self.context, 1)
-        options.n_batch = self.n_batch
+        options.n_batch = self.n_batch or 0  # what suits the device
         options.n_sequences = 1
         options.set_dtypes(*dtype_pair("kv_dtype", self.types))
         options.set_positions(self.positions)
@@ -329,17 +335,17 @@ class GeneratorOptions(CacheOptions, MachineOptions, EngineOptions):
     """All options of Generator, which documents them."""
 
     def __post_init__(self) -> None:
-        check_int("n_batch", self.n_batch, 1, MAX_ROWS)
+        check_int("n_batch", self.most_rows, 1, MAX_ROWS)
         super().__post_init__()
         budget = (self.hh, self.recent, self.cache_memory, self.policy)
         if self.lossless and all(part is None for part in budget):
             object.__setattr__(self, "hh", self.draft_tokens)
-        check_int("n_batch", self.n_batch, 1, MAX_ROWS - self.max_drafts)
-        most = _most_sequences(self.n_batch + self.max_drafts)
+        check_int("n_batch", self.most_rows, 1, MAX_ROWS - self.max_drafts)
+        most = _most_sequences(self.most_rows + self.max_drafts)
         if self.max_sequences is not None and self.max_sequences > most:
             raise ValueError(
                 f"max_sequences={self.max_sequences}, expected at most {most} with "
-                f"n_batch={self.n_batch}"
+                f"n_batch={self.most_rows}"
             )
 
 

@@ -151,7 +151,6 @@ TEST_CASE("session options out of range are rejected") {
     refused([&](h2o_session_options& o) { o.n_batch = number; });
     refused([&](h2o_session_options& o) { o.positions = number; });
   }
-  refused([](h2o_session_options& o) { o.n_batch = 0; });
   refused([](h2o_session_options& o) {
     o.positions = H2O_POSITIONS_ROLLING;
   });  // OPT has learned positions

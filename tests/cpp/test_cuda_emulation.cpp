@@ -220,6 +220,13 @@ TEST_CASE("a parallel copy copies every byte, and no other") {
   }
 }
 
+TEST_CASE("cuBLAS that cannot start is not used" *
+          doctest::skip(!on_cuda() || std::getenv("H2O_EMULATION_CUBLAS") == nullptr)) {
+  CHECK(test_backend()->name().find("cuBLAS 13.0") != std::string::npos);
+  const Setting fails("H2O_EMULATION_CUBLAS", "fails");
+  CHECK(test_backend()->name().find("no cuBLAS: not initialized") != std::string::npos);
+}
+
 TEST_CASE("an error of the driver is one sentence" * doctest::skip(!on_cuda())) {
   for (const cudaError_t error :
        {cudaErrorInsufficientDriver, cudaErrorNoKernelImageForDevice, cudaErrorIllegalAddress,

@@ -420,7 +420,7 @@ TEST_CASE("prompts and samplers are validated against the vocabulary and the con
   request = letters(1, -2);
   CHECK_THROWS_AS(engine->submit(request), InvalidArgument);
   SessionOptions options = engine_options(2);
-  options.n_batch = 0;
+  options.n_batch = -1;
   CHECK_THROWS_AS(make_engine(model, options), InvalidArgument);
   options = engine_options(1);
   options.policies.clear();

@@ -14,7 +14,6 @@ TEST_CASE("options out of range are rejected") {
     change(options);
     CHECK_THROWS_AS(Session(model, options), InvalidArgument);
   };
-  refused([](SessionOptions& o) { o.n_batch = 0; });
   refused([](SessionOptions& o) { o.n_batch = -1; });
   refused([](SessionOptions& o) { o.n_sequences = 0; });
   refused([](SessionOptions& o) { o.n_ctx = -1; });
@@ -27,6 +26,15 @@ TEST_CASE("options out of range are rejected") {
   SessionOptions most;
   most.n_ctx = model->config.n_ctx_train;
   CHECK_NOTHROW(Session(model, most));
+}
+
+TEST_CASE("a pass has as many rows as suit the back end") {
+  const std::shared_ptr<Model> model = tiny_model(1);
+  const int32_t n_ctx = model->config.n_ctx_train;
+  CHECK(Session(model, {}).options().n_batch == std::min(on_cuda() ? 2048 : 512, n_ctx));
+  SessionOptions seven;
+  seven.n_batch = 7;
+  CHECK(Session(model, seven).options().n_batch == 7);
 }
 
 TEST_CASE("only layers that rotate alike, each with a cache of its own, roll") {

@@ -342,7 +342,7 @@ def test_lists_and_arrays_of_prompts(generator: Generator) -> None:
 def test_signature_lists_options_of_generator(tiny_opt: Path) -> None:
     parameters = inspect.signature(Generator).parameters
     assert list(parameters)[:2] == ["path", "hh"]
-    assert (parameters["n_batch"].default, parameters["hh"].default) == (512, None)
+    assert (parameters["positions"].default, parameters["n_batch"].default) == ("auto", None)
     documented = re.findall(r"^        (\w+): ", Generator.__init__.__doc__ or "", re.MULTILINE)
     assert sorted(parameters) == sorted(documented)
     with pytest.raises(TypeError, match="no option 'max_sequence'; did you mean max_sequences"):

@@ -115,7 +115,7 @@ impl Model {
             recent: -1.0,
             n_sinks: 0,
             n_ctx: options.context,
-            n_batch: 512,
+            n_batch: 0,
             positions: 0,
         };
         let mut engine = Engine(ptr::null_mut());

@@ -43,7 +43,7 @@ def add_max_sequences(parser: Arguments, meaning: str, *aliases: str) -> None:
     )
 
 
-def add_cache(parser: Parser, *, n_batch: int = 512, memory: bool = False) -> None:
+def add_cache(parser: Parser, *, n_batch: int | None = None, memory: bool = False) -> None:
     """Add the options of the cache; n_batch is the default of --n-batch.
 
     memory: add --cache-memory and the archive, for open_generator.
@@ -89,7 +89,8 @@ def add_cache(parser: Parser, *, n_batch: int = 512, memory: bool = False) -> No
         help="positions of a rotary model: in the text (original) or among the kept tokens "
         "(rolling); auto: rolling past the trained length (default: %(default)s)",
     )
-    add_n_batch(cache, n_batch)
+    usual = "512, with CUDA 2048" if n_batch is None else n_batch
+    add_n_batch(cache, n_batch, f"prompt tokens read at a time (default: {usual})")
     add_kv_dtype(cache)
     if memory:
         add_archive(cache)

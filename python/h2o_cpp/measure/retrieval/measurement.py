@@ -48,7 +48,7 @@ def measure(
     Raises ValueError.
     """
     n_ctx = every.cache.context
-    check_int("n_batch", every.cache.n_batch, 1, n_ctx)
+    check_int("n_batch", every.cache.n_batch or 1, 1, n_ctx)
     whole, *evicting = every.caches(model)
     absent = whole._replace(name="absent")
     for task, samples in tasks.items():
