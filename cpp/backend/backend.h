@@ -58,7 +58,7 @@ struct Attention {
   Rope rope;           // of q and k; RopeLayout::none: not rotated
   float scale;         // of the logits, usually 1 / sqrt(head_dim)
   int32_t window = 0;  // a row attends to itself and the window - 1 tokens before it; 0: unlimited.
-                       // The cache's policy keeps no token outside the window.
+                       // The cache's policy keeps only the newest tokens, at most window - 1.
   float softcap = 0;   // logits become softcap * tanh(logit / softcap); 0: disabled
   Tensor sinks;   // [1, n_heads] f32: one extra logit per head in every softmax, without a value
                   // (attention sinks). Empty: none

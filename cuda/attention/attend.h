@@ -1,8 +1,6 @@
 // The steps of attend() on the device, in order.
 #pragma once
 
-#include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <span>
 
@@ -27,13 +25,11 @@ void store_kv(const Stream& stream, const Attention& attention, const KvView& ca
 // these.
 struct DecodeKinds {
   explicit DecodeKinds(std::span<const Segment> segments) {
-    int32_t longest = 0;
     for (const Segment& segment : segments) {
       if (segment.n_rows > 1) continue;
       (segment.rolling ? rolling : fixed) = true;
-      longest = std::max(longest, std::min(segment.position, kMostInUse - 1) + 1);
+      while (in_use < kMostInUse && in_use <= segment.position) in_use *= 4;
     }
-    in_use = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(longest)));
   }
 
   // With more slots in use, the number of splits is the same.
@@ -41,7 +37,7 @@ struct DecodeKinds {
 
   bool fixed = false;
   bool rolling = false;
-  int32_t in_use;  // rounded up to a power of two
+  int32_t in_use = 64;  // rounded up to a power of four, up to kMostInUse: few kinds of steps
 };
 
 // For segments of one row: attention, score update, and selection of the next slot. Other segments

@@ -228,11 +228,12 @@ void decode(const Stream& stream, const Attention& attention, const KvView& cach
   const size_t shared = (group + 1) / 2 * 2 * sizeof(Softmax);
   // Whole groups of rounded elements are of one block.
   const unsigned parts = cache.head_dim % QuantizedRows::kGroup == 0 ? group : 1;
+  const dim3 grid(n_segments, cache.n_kv_heads, 1 + parts);
   const auto finish = [&]<int kThreads>() {
-    launch(stream, finish_kernel<kThreads>, dim3(n_segments, cache.n_kv_heads, 1 + parts),
-           dim3(kThreads), shared, decode, cache, batch, rounded, recalled);
+    launch(stream, finish_kernel<kThreads>, grid, dim3(kThreads), shared, decode, cache, batch,
+           rounded, recalled);
   };
-  if (2 * n_segments * cache.n_kv_heads > kManyBlocks) {
+  if (grid.x * grid.y * grid.z > kManyBlocks) {
     finish.template operator()<kFewThreads>();
   } else {
     finish.template operator()<kMostThreads>();

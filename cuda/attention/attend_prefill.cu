@@ -8,7 +8,8 @@
 namespace h2o::cuda {
 namespace {
 
-// f32 would lose bits as f16. bf16 has fewer: only numbers beyond f16's range change.
+// f32 would lose bits as f16. bf16 has fewer: numbers change beyond 65504, where they are clamped,
+// below 6e-5, where they lose bits, and below 3e-8, where they become zero.
 bool suits_tiles(const KvView& cache) {
   return tile_dim(cache.head_dim) > 0 && cache.k_dtype != DType::f32 && cache.v_dtype != DType::f32;
 }

@@ -18,7 +18,7 @@ struct Decode {
   bool whole_fixed;
   bool whole_rolling;
   LogitChanges changes;
-  int32_t in_use;   // at least as many slots as a segment of one row has in use
+  int32_t in_use;   // at least as many slots as a segment of one row has in use, or kMostInUse
   int32_t n_pools;  // (segment, kv_head)
   bool reads;       // keys that an earlier layer stored in this pass, when scores decayed
   bool evicts;      // see Attention

@@ -140,12 +140,14 @@ TEST_CASE("decoding with rolling positions in every type" * doctest::skip(!on_gp
   }
 }
 
-// Splits get longer with the slots in use, and with the number of heads and sequences. Compared
-// with the CPU, which has read the tokens. Logits are below 4, and sums of 16 products, outputs
-// below 1: both are off by less than 1e-4, as above; a split that is missing changes them by more.
+// Splits get longer with the slots in use, and with the number of heads and sequences: here 128,
+// 128, 256 and 512. Compared with the CPU, which has read the tokens. Logits are below 4, and sums
+// of 16 products, outputs below 1: both are off by less than 1e-4, as above; a split that is
+// missing changes them by more.
 TEST_CASE("decoding with splits of every length" * doctest::skip(!on_cuda())) {
   for (const auto& [n_kv_heads, group, n_tokens] :
-       {std::tuple{1, 2, 9000}, std::tuple{64, 1, 850}, std::tuple{32, 4, 1700}}) {
+       {std::tuple{1, 2, 9000}, std::tuple{32, 4, 1700}, std::tuple{128, 1, 850},
+        std::tuple{256, 1, 850}}) {
     CAPTURE(n_tokens);
     const KvShape shape{.n_sequences = 2,
                         .n_heads = n_kv_heads * group,

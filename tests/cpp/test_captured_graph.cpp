@@ -31,7 +31,9 @@ class Decoder {
       batch.want_last();
     }
     Backend& b = *model_->backend;
+    bool issued = false;
     const auto pass = [&] {
+      issued = true;
       forward(b, model_->config, model_->weights, batch, cache_, activations_);
       unembed(b, model_->config, model_->weights, batch, activations_);
     };
@@ -40,6 +42,7 @@ class Decoder {
     } else {
       b.run(batch, pass);
     }
+    n_replayed_ += !issued;
     cache_.advance(batch);
     std::vector<float> logits(inputs.size() * model_->config.n_vocab);
     b.read(logits.data(), activations_.logits.data, logits.size() * sizeof(float));
@@ -53,6 +56,7 @@ class Decoder {
   }
 
   KvCache& cache() { return cache_; }
+  int n_replayed() const { return n_replayed_; }  // steps whose operations were not issued again
 
  private:
   static KvShape shape_of(const Model& model, bool roll, int32_t n_recalled) {
@@ -73,6 +77,7 @@ class Decoder {
   Buffer storage_;
   Activations activations_;
   std::unique_ptr<CapturedGraph> graph_;
+  int n_replayed_ = 0;
 };
 
 bool same_entries(const KvCache& a, const KvCache& b) {
@@ -120,6 +125,7 @@ void check_graphs(const std::shared_ptr<Model>& model, const KvPolicy& policy, b
     CHECK(same_bits(eager.step(inputs), logits));
     if (step % 10 == 9) CHECK(same_entries(recorded.cache(), eager.cache()));
   }
+  if (on_cuda()) CHECK(recorded.n_replayed() > n_steps / 4);
 }
 
 TEST_CASE("steps with a graph match those without") {
@@ -157,6 +163,7 @@ TEST_CASE("captured steps recall tokens archived later" * doctest::skip(!archive
   CHECK(recorded.cache().archive_bytes() == eager.cache().archive_bytes());
   CHECK(same_entries(recorded.cache(), eager.cache()));
   CHECK(n_others > 15);
+  if (on_cuda()) CHECK(recorded.n_replayed() == 25 - 3);  // the first, a chunk, and the capture
 }
 
 // Two sessions have a graph each, and their passes alternate.
@@ -175,6 +182,7 @@ TEST_CASE("graphs do not affect each other") {
     CHECK(same_bits(first.step(inputs), expected));
     CHECK(same_bits(second.step(inputs), expected));
   }
+  if (on_cuda()) CHECK(std::min(first.n_replayed(), second.n_replayed()) == 30 - 2);
 }
 
 }  // namespace

@@ -124,16 +124,17 @@ TEST_CASE("blocks of decode attention follow the slots in use" * doctest::skip(!
   const Skipping skipping;
   Rig one(KvPolicy{}, shape), bounded({.sinks = 0, .heavy = 150, .recent = 149}, shape);
   CHECK(splits_of(one, 10) == 1);
-  CHECK(splits_of(one, 100) == 2);
+  CHECK(splits_of(one, 63) == 1);
+  CHECK(splits_of(one, 64) == 4);      // for up to 256 slots
   CHECK(splits_of(one, 4096) == 128);  // 65 of them have slots
   CHECK(splits_of(one, 90'000) == 128);
-  CHECK(splits_of(bounded, 100) == 2);
+  CHECK(splits_of(bounded, 100) == 4);
   CHECK(splits_of(bounded, 90'000) == 5);
   shape.n_sequences = 24;
   shape.max_tokens = 10'000;
   Rig many(KvPolicy{}, shape);
-  CHECK(splits_of(many, 100) == 2);
-  CHECK(splits_of(many, 8000) == 16);  // of 512 slots
+  CHECK(splits_of(many, 100) == 4);
+  CHECK(splits_of(many, 8000) == 20);  // of 512 slots
 }
 
 // The kernel that reads keys and values to decode one token.
