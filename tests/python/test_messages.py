@@ -171,8 +171,11 @@ CASES: list[tuple[Callable[[Any], object], str]] = [
     (lambda p: p.open(positions=5), "positions=5, expected 'auto', 'original' or 'rolling'"),
     (lambda p: p.open(kv_dtype="int8"), "kv_dtype is 'int8', expected one of f32, f16"),
     (lambda p: p.open(kv_dtype=8), "kv_dtype=8, expected a type or a pair of types"),
-    (lambda p: p.open(device=0), "device=0, expected 'auto', 'cpu', 'cuda' or 'cuda:N'"),
-    (lambda p: p.open(device="tpu"), "device is 'tpu', expected auto, cpu, cuda or cuda:N"),
+    (lambda p: p.open(device=0), "device=0, expected 'auto', 'cpu', 'cuda', 'cuda:N'"),
+    (
+        lambda p: p.open(device="tpu"),
+        "device is 'tpu', expected auto, cpu, cuda, cuda:N, vulkan or",
+    ),
     (lambda p: Generator(p.path, threads=5000), "threads=5000, expected an integer, 1 to 1024"),
     (lambda p: p.open(seed="x"), "seed='x', expected an integer, 0 or more"),
     (lambda p: p.open(snapshot_bytes="x"), "snapshot_bytes='x', expected bytes"),
