@@ -11,12 +11,15 @@ namespace {
 
 // A block has a tile of queries in shared memory and iterates over tiles of keys, as in
 // FlashAttention-2 (arXiv 2307.08691). A warp has its own queries, with accumulators in registers.
-template <int kDim_>
+// kPlaces: logits depend on distances.
+template <int kDim_, bool kPlaces_>
 struct Shape {
   static constexpr int kDim = kDim_;
+  static constexpr bool kPlaces = kPlaces_;
   static constexpr int kWarps = 4;
   static constexpr int kThreads = kWarps * kWarp;
-  static constexpr int kStrips = kDim <= 128 ? 2 : 1;  // of 16 queries per warp
+  // Strips of 16 queries per warp, as many as registers allow.
+  static constexpr int kStrips = kDim <= (kPlaces ? 96 : 128) ? 2 : 1;
   static constexpr int kQueries = kWarps * kStrips * 16;
   static_assert(kQueries <= kMostTileQueries);
   static constexpr int kKeys = 64;
@@ -198,6 +201,8 @@ __device__ __forceinline__ void hide_later(const PrefillStep& step, int32_t kept
                                            int32_t first_query, int32_t first_key,
                                            Logits<S>& logits) {
   const int first_column = threadIdx.x % 4 * 2;
+  // Else what depends on it is computed before all tiles, and takes registers.
+  asm volatile("" : "+r"(first_query));
 #pragma unroll
   for (int strip = 0; strip < S::kStrips; ++strip) {
 #pragma unroll
@@ -296,32 +301,12 @@ __device__ __forceinline__ void write_row(float* out, int head_dim, const Querie
   }
 }
 
-// Writes the partial results of one split.
-template <class S>
-__device__ __forceinline__ void write_partials(const PrefillStep& step, int32_t kv_head,
-                                               int32_t first_query, const Queries<S>& own) {
-#pragma unroll
-  for (int strip = 0; strip < S::kStrips; ++strip) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float total = warp_sum<4>(own.total[strip][half]);
-      const int32_t t = first_query + query_index<S>(strip, half);
-      if (t >= step.n_queries()) continue;
-      const int64_t i = step.first_partial(kv_head, t) + blockIdx.y;
-      const int head_dim = step.cache.head_dim;
-      write_row<S>(step.splits.out + i * head_dim, head_dim, own, strip, half, 1.0f);
-      if (threadIdx.x % 4 == 0) {
-        step.splits.shift[i] = own.shift[strip][half];
-        step.splits.total[i] = total;
-      }
-    }
-  }
-}
-
+// Writes the outputs, or the partial results of one split.
 template <class S>
 __device__ __forceinline__ void write_out(const PrefillStep& step, int32_t kv_head,
                                           int32_t first_query, const Queries<S>& own) {
   const bool is_first = threadIdx.x % 4 == 0;  // of the threads with a query
+  const int head_dim = step.cache.head_dim;
 #pragma unroll
   for (int strip = 0; strip < S::kStrips; ++strip) {
 #pragma unroll
@@ -330,25 +315,35 @@ __device__ __forceinline__ void write_out(const PrefillStep& step, int32_t kv_he
       float shift = own.shift[strip][half];
       const int32_t t = first_query + query_index<S>(strip, half);
       if (t >= step.n_queries()) continue;
-      float weight = 1.0f;  // rescales the previous sums
-      if (step.changes.sinks != nullptr) {
-        const float sink = step.changes.sink(step.head(kv_head, t));
-        const float largest = fmaxf(shift, sink);
-        weight = exp2_fast(shift - largest);
-        total = total * weight + exp2_fast(sink - largest);
-        shift = largest;
+      float* out = step.out + step.offset(kv_head, t);
+      float factor = 1.0f;
+      if (step.splits.n > 1) {
+        const int64_t i = step.first_partial(kv_head, t) + blockIdx.y;
+        out = step.splits.out + i * head_dim;
+        if (is_first) {
+          step.splits.shift[i] = shift;
+          step.splits.total[i] = total;
+        }
+      } else {
+        if (step.changes.sinks != nullptr) {
+          const float sink = step.changes.sink(step.head(kv_head, t));
+          const float largest = fmaxf(shift, sink);
+          factor = exp2_fast(shift - largest);  // rescales the previous sums
+          total = total * factor + exp2_fast(sink - largest);
+          shift = largest;
+        }
+        factor /= total;
+        if (step.lse != nullptr && is_first) {
+          step.lse[step.first_query(kv_head) + t] = shift + log2f(total);
+        }
       }
-      write_row<S>(step.out + step.offset(kv_head, t), step.cache.head_dim, own, strip, half,
-                   weight / total);
-      if (step.lse != nullptr && is_first) {
-        step.lse[step.first_query(kv_head) + t] = shift + log2f(total);
-      }
+      write_row<S>(out, head_dim, own, strip, half, factor);
     }
   }
 }
 
-// kPlaces: logits depend on distances. Each block along y has a part of the keys.
-template <class S, bool kPlaces>
+// Each block along y has a part of the keys.
+template <class S>
 __global__ void __launch_bounds__(S::kThreads, 2) prefill_mma_kernel(PrefillStep step) {
   let_next_start();
   wait_for_previous();
@@ -366,16 +361,22 @@ __global__ void __launch_bounds__(S::kThreads, 2) prefill_mma_kernel(PrefillStep
   const int32_t n_keys = keys.kept + last_query / step.group + 1;
   const int32_t n_seen_by_all = keys.kept + first_query / step.group + 1;
   const int32_t split = static_cast<int32_t>(blockIdx.y) * step.splits.length;
-  const int32_t begin = kPlaces ? max(split, first_tile(step, keys, first_query)) : split;
+  const int32_t begin = S::kPlaces ? max(split, first_tile(step, keys, first_query)) : split;
   const int32_t end = min(split + step.splits.length, n_keys);
   if (begin >= end) return;
   const auto k = key_rows<S::kDim>(step, keys, kv_head);
-  const auto v = value_rows<S::kDim>(step, keys, kv_head);
-
   std::byte* const k_rows = shared + S::kQueries * S::kStride;
+  // Where the values are, in the padding of their tile, because registers are few.
+  auto* const v_rows =
+      reinterpret_cast<const uint16_t**>(k_rows + S::kKeys * S::kStride + S::kDim * 2);
+  if (threadIdx.x == 0) {
+    const auto v = value_rows<S::kDim>(step, keys, kv_head);
+    v_rows[0] = v.old;
+    v_rows[1] = v.own;
+  }
   const auto copy_keys = [&](int32_t first_key) {
     copy_rows_async<S::kKeys, S::kThreads>(k_tile, k, first_key, end);
-    if (kPlaces) copy_places_async<S>(step, keys, first_key, end, k_rows);
+    if (S::kPlaces) copy_places_async<S>(step, keys, first_key, end, k_rows);
     commit_copies();
   };
   copy_keys(begin);
@@ -388,11 +389,14 @@ __global__ void __launch_bounds__(S::kThreads, 2) prefill_mma_kernel(PrefillStep
   for (int32_t first_key = begin; first_key < end; first_key += S::kKeys) {
     wait_for_copies<0>();
     __syncthreads();  // keys have been loaded, and no thread reads the previous values
+    auto v = k;
+    v.old = v_rows[0];
+    v.own = v_rows[1];
     copy_rows_async<S::kKeys, S::kThreads>(v_tile, v, first_key, end);
     commit_copies();
     Logits<S> logits;
     multiply_keys<S>(q_tile, k_tile, logits);
-    const float scale = kPlaces
+    const float scale = S::kPlaces
                             ? change<S>(step, keys, kv_head, first_query, first_key, k_rows, logits)
                             : cap<S>(step, logits);
     wait_for_copies<0>();
@@ -404,20 +408,13 @@ __global__ void __launch_bounds__(S::kThreads, 2) prefill_mma_kernel(PrefillStep
     weigh<S>(scale, logits, own);
     add_values<S>(v_tile, logits, own);
   }
-  if (step.splits.n > 1) {
-    write_partials<S>(step, kv_head, first_query, own);
-  } else {
-    write_out<S>(step, kv_head, first_query, own);
-  }
+  write_out<S>(step, kv_head, first_query, own);
 }
 
-template <int kDim>
+template <class S>
 void attend(const Stream& stream, PrefillStep step) {
-  using S = Shape<kDim>;
   const dim3 grid = split_keys(step, S::kQueries);
-  const bool places = step.window > 0 || step.changes.slopes != nullptr;
-  launch(stream, places ? prefill_mma_kernel<S, true> : prefill_mma_kernel<S, false>, grid,
-         dim3(S::kThreads), S::kSharedBytes, step);
+  launch(stream, prefill_mma_kernel<S>, grid, dim3(S::kThreads), S::kSharedBytes, step);
   if (step.splits.n > 1) merge_splits(stream, step);
 }
 
@@ -430,7 +427,10 @@ int tile_dim(int head_dim) {
 }
 
 void prefill_mma(const Stream& stream, const PrefillStep& step) {
-  with_tile_dim(step.cache.head_dim, [&](auto dim) { attend<dim>(stream, step); });
+  const bool places = step.window > 0 || step.changes.slopes != nullptr;
+  with_tile_dim(step.cache.head_dim, [&](auto dim) {
+    places ? attend<Shape<dim, true>>(stream, step) : attend<Shape<dim, false>>(stream, step);
+  });
 }
 
 }  // namespace h2o::cuda
