@@ -46,15 +46,15 @@ void multiply(Commands& commands, std::span<const Product> products, const Tenso
     std::vector<uint32_t> constants = {static_cast<uint32_t>(weight.dtype), adds ? 1u : 0u,
                                        routes != nullptr ? 1u : 0u};
     if (x.rows > kFewRows * (routes != nullptr ? routes->n_used : 1)) {
-      const int64_t n_tiles = (x.rows + kTileRows - 1) / kTileRows + push.n_experts;
-      commands.launch(Shader::matmul, constants, {groups_of(push.n_out, kTileOutputs), n_tiles},
+      const int64_t n_tiles = tiles_of(x.rows, kTileRows) + push.n_experts;
+      commands.launch(Shader::matmul, constants, {tiles_of(push.n_out, kTileOutputs), n_tiles},
                       push);
       continue;
     }
     const int64_t rows = routes != nullptr || x.rows == 1 ? 1 : x.rows <= 4 ? 4 : kFewRows;
     constants.push_back(static_cast<uint32_t>(rows));
     commands.launch(Shader::matvec, constants,
-                    {groups_of(push.n_out, kOutputs), (x.rows + rows - 1) / rows}, push);
+                    {groups_of(tiles_of(push.n_out, kOutputs)), tiles_of(x.rows, rows)}, push);
   }
 }
 

@@ -1,13 +1,10 @@
 #include "vulkan/operations.h"
 
-#include <algorithm>
-
 #include "core/error.h"
 
 namespace h2o::vulkan {
 namespace {
 
-constexpr int64_t kMostGroups = 65535;  // along each axis, which every device has
 constexpr int64_t kMapThreads = 128;
 
 struct RowsPush {
@@ -26,8 +23,6 @@ int32_t narrow(int64_t n) { return static_cast<int32_t>(n); }
 
 }  // namespace
 
-int64_t groups_of(int64_t n, int64_t size) { return std::min((n + size - 1) / size, kMostGroups); }
-
 void map(Commands& commands, Map kind, const Tensor& x, const Tensor& gate,
          const MapParameters& parameters) {
   const struct {
@@ -36,19 +31,24 @@ void map(Commands& commands, Map kind, const Tensor& x, const Tensor& gate,
     MapParameters f;
   } push{address_of(x), address_of(gate), x.rows * x.cols, parameters};
   commands.barrier();
-  commands.launch(Shader::map, {static_cast<uint32_t>(kind)}, {groups_of(push.n, kMapThreads)},
-                  push);
+  commands.launch(Shader::map, {static_cast<uint32_t>(kind)},
+                  {groups_of(tiles_of(push.n, kMapThreads))}, push);
 }
 
 void norm(Commands& commands, const Tensor& y, const Tensor& x, const Affine& norm, float eps) {
   const struct {
     uint64_t y, x, weight, bias;
-    int32_t n;
+    int32_t n, n_rows;
     float eps;
-  } push{address_of(y),         address_of(x),  address_of(norm.weight),
-         address_of(norm.bias), narrow(x.cols), eps};
+  } push{address_of(y),
+         address_of(x),
+         address_of(norm.weight),
+         address_of(norm.bias),
+         narrow(x.cols),
+         narrow(x.rows),
+         eps};
   commands.barrier();
-  commands.launch(Shader::norm, {norm.bias ? 1u : 0u}, {x.rows}, push);
+  commands.launch(Shader::norm, {norm.bias ? 1u : 0u}, {groups_of(x.rows)}, push);
 }
 
 void look_up(Commands& commands, const Tensor& to, const Tensor& table, uint64_t rows, bool adds) {

@@ -1,6 +1,7 @@
 // Operations other than attention; see backend/backend.h. Each begins with a barrier.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <span>
@@ -14,9 +15,12 @@ namespace h2o::vulkan {
 inline uint64_t address_of(const void* data) { return reinterpret_cast<uint64_t>(data); }
 inline uint64_t address_of(const Tensor& tensor) { return address_of(tensor.data); }
 
-// A number of workgroups, each for `size` of n, or for several times as many if these are more than
-// a device may have.
-int64_t groups_of(int64_t n, int64_t size = 1);
+// The number of tiles of `size` that n have, the last of which may be shorter.
+inline int64_t tiles_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
+
+// Workgroups for n tiles, of a shader in which a workgroup computes several if there are more than
+// a device can launch.
+inline int64_t groups_of(int64_t n) { return std::min<int64_t>(n, kMostGroups); }
 
 // The weights that products and lookups read from their blocks.
 std::span<const DType> weight_dtypes();

@@ -30,7 +30,7 @@ void delta_net(Commands& commands, const DeltaNet& layer, const KvView& cache,
                                 static_cast<int32_t>(layer.qkv.cols),
                                 static_cast<int32_t>(layer.conv.rows)};
   commands.barrier();
-  commands.launch(Shader::convolve, {0}, {n_segments, groups_of(layer.qkv.cols, kChannels)},
+  commands.launch(Shader::convolve, {0}, {n_segments, tiles_of(layer.qkv.cols, kChannels)},
                   convolution);
   // Mirrors Push in shaders/delta.glsl.
   const struct {
@@ -70,7 +70,7 @@ void short_conv(Commands& commands, const ShortConv& layer, const KvView& cache,
                          static_cast<int32_t>(layer.out.cols),
                          static_cast<int32_t>(layer.conv.rows)};
   commands.barrier();
-  commands.launch(Shader::convolve, {1}, {n_segments, groups_of(layer.out.cols, kChannels)}, push);
+  commands.launch(Shader::convolve, {1}, {n_segments, tiles_of(layer.out.cols, kChannels)}, push);
 }
 
 }  // namespace h2o::vulkan

@@ -6,13 +6,25 @@ if(NOT H2O_VULKAN STREQUAL "OFF")
   find_path(H2O_VULKAN_HEADERS vulkan/vulkan.h HINTS $ENV{VULKAN_SDK}/include DOC "Vulkan's headers"
     NO_CMAKE_FIND_ROOT_PATH)
 endif()
+set(compile_shader --quiet --target-env vulkan1.2 -V)
 if(NOT H2O_VULKAN STREQUAL "OFF" AND H2O_GLSLANG AND H2O_VULKAN_HEADERS)
-  set(H2O_HAS_VULKAN ON)
-elseif(H2O_VULKAN STREQUAL "ON")
+  # Old versions lack options or Vulkan 1.2.
+  execute_process(COMMAND ${H2O_GLSLANG} ${compile_shader} --depfile ${PROJECT_BINARY_DIR}/argmax.d
+    -o ${PROJECT_BINARY_DIR}/argmax.spv ${directory}/shaders/argmax.comp
+    RESULT_VARIABLE failed OUTPUT_QUIET ERROR_QUIET)
+  if(EXISTS ${H2O_VULKAN_HEADERS}/vulkan/vulkan_core.h)
+    file(STRINGS ${H2O_VULKAN_HEADERS}/vulkan/vulkan_core.h version REGEX "define VK_API_VERSION_1_2 ")
+  endif()
+  if(failed EQUAL 0 AND version)
+    set(H2O_HAS_VULKAN ON)
+  endif()
+endif()
+if(H2O_VULKAN STREQUAL "ON" AND NOT H2O_HAS_VULKAN)
   message(FATAL_ERROR "H2O_VULKAN=ON: got glslangValidator ${H2O_GLSLANG} and vulkan/vulkan.h "
-    "${H2O_VULKAN_HEADERS}, expected both (Debian: glslang-tools and libvulkan-dev)")
-elseif(H2O_VULKAN STREQUAL "AUTO")
-  message(STATUS "glslangValidator or Vulkan's headers not found: building without Vulkan")
+    "${H2O_VULKAN_HEADERS}, expected both (Debian: glslang-tools and libvulkan-dev), glslang since "
+    "11.3 and headers of Vulkan 1.2")
+elseif(H2O_VULKAN STREQUAL "AUTO" AND NOT H2O_HAS_VULKAN)
+  message(STATUS "glslangValidator or Vulkan's headers not found, or too old: building without Vulkan")
 endif()
 if(NOT H2O_HAS_VULKAN)
   h2o_layer(vulkan ${directory} SOURCES no_vulkan.cpp DEPENDS core backend kv)
@@ -29,9 +41,7 @@ h2o_layer(vulkan ${directory}
 # this is cross-compiled.
 foreach(part vulkan vk_video)
   if(EXISTS ${H2O_VULKAN_HEADERS}/${part})
-    file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/include/vulkan_headers)
-    file(CREATE_LINK ${H2O_VULKAN_HEADERS}/${part}
-      ${PROJECT_BINARY_DIR}/include/vulkan_headers/${part} SYMBOLIC)
+    file(COPY ${H2O_VULKAN_HEADERS}/${part} DESTINATION ${PROJECT_BINARY_DIR}/include/vulkan_headers)
   endif()
 endforeach()
 target_include_directories(h2o_vulkan SYSTEM PRIVATE ${PROJECT_BINARY_DIR}/include/vulkan_headers)
@@ -42,7 +52,7 @@ file(GLOB sources CONFIGURE_DEPENDS ${directory}/shaders/*.comp)
 foreach(source ${sources})
   get_filename_component(name ${source} NAME_WE)
   add_custom_command(OUTPUT ${built}/${name}.h
-    COMMAND ${H2O_GLSLANG} --quiet --target-env vulkan1.2 -V --vn ${name}_code
+    COMMAND ${H2O_GLSLANG} ${compile_shader} --vn ${name}_code
       --depfile ${built}/${name}.d -o ${built}/${name}.h ${source}
     DEPENDS ${source} DEPFILE ${built}/${name}.d
     COMMENT "Compiling shader ${name}" VERBATIM)

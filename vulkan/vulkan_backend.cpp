@@ -53,7 +53,7 @@ class VulkanBackend final : public Backend {
     Buffer buffer = memory_->allocate(Heap::Kind::device, bytes);
     if (bytes == 0) return buffer;
     commands_.barrier_after_copies();
-    commands_.fill_zero(*memory_->find(buffer.data()), (bytes + 3) / 4 * 4);
+    commands_.fill_zero(*memory_->own.find(buffer.data()), (bytes + 3) / 4 * 4);
     commands_.finish();
     return buffer;
   }
@@ -81,22 +81,23 @@ class VulkanBackend final : public Backend {
   }
 
   Tensor upload(const Tensor& host, std::byte* to) override {
+    Tensor tensor = host;
+    tensor.data = to;
     if (memory_->host.find(to)) {
       std::memcpy(to, host.data, host.bytes());
+      tensor.data = reinterpret_cast<std::byte*>(memory_->host.address(to));
     } else {
       write(to, host.data, host.bytes());
     }
-    Tensor tensor = host;
-    tensor.data = to;
     return tensor;
   }
 
   void read(void* host, const void* device, size_t bytes) override {
     if (bytes == 0) return;
     const std::optional<vulkan::Range> direct = memory_->host.find(host);
-    if (direct) return copy(*direct, *memory_->find(device), bytes);
+    if (direct) return copy(*direct, *memory_->own.find(device), bytes);
     transfer(bytes, [&](size_t at, size_t n) {
-      copy(staging(), *memory_->find(static_cast<const std::byte*>(device) + at), n);
+      copy(staging(), *memory_->own.find(static_cast<const std::byte*>(device) + at), n);
       std::memcpy(static_cast<std::byte*>(host) + at, staged_.data(), n);
     });
   }
@@ -104,14 +105,14 @@ class VulkanBackend final : public Backend {
   void write(void* device, const void* host, size_t bytes) override {
     transfer(bytes, [&](size_t at, size_t n) {
       std::memcpy(staged_.data(), static_cast<const std::byte*>(host) + at, n);
-      copy(*memory_->find(static_cast<std::byte*>(device) + at), staging(), n);
+      copy(*memory_->own.find(static_cast<std::byte*>(device) + at), staging(), n);
     });
   }
 
   void copy_async(std::span<const HostCopy> copies) override {
     commands_.barrier();
     for (const HostCopy& copy : copies) {
-      commands_.copy(*memory_->find(copy.to), *memory_->find(copy.from), copy.bytes);
+      commands_.copy(*memory_->own.find(copy.to), *memory_->host.find(copy.from), copy.bytes);
     }
   }
 
@@ -121,8 +122,7 @@ class VulkanBackend final : public Backend {
 
   void run(const Batch& batch, const std::function<void()>& pass) override {
     begin(batch);
-    pass();
-    commands_.submit();
+    submit(pass);
   }
 
   void run(const Batch& batch, std::unique_ptr<CapturedGraph>& graph,
@@ -251,13 +251,11 @@ class VulkanBackend final : public Backend {
   }
 
   void compute_rope_table(Tensor rope_table, const Rope& rope) override {
-    vulkan::compute_rope_table(commands_, rope_table, rope);
-    commands_.submit();
+    submit([&] { vulkan::compute_rope_table(commands_, rope_table, rope); });
   }
 
   void roll(const KvView& cache, const Rope& rope, int32_t sequence, int32_t length) override {
-    vulkan::roll(commands_, cache, rope, sequence, length);
-    commands_.submit();
+    submit([&] { vulkan::roll(commands_, cache, rope, sequence, length); });
   }
 
  private:
@@ -268,12 +266,25 @@ class VulkanBackend final : public Backend {
     batches_.write(batch);
   }
 
+  // Submits what `record` records. If it throws, what it recorded is computed now, as on other
+  // back ends: copies to be made are not lost, and no memory that is freed later is used.
+  template <class Record>
+  void submit(const Record& record) {
+    try {
+      record();
+    } catch (...) {
+      commands_.submit();
+      throw;
+    }
+    commands_.submit();
+  }
+
   void map(Map kind, const Tensor& x, const Tensor& gate = {},
            const vulkan::MapParameters& parameters = {}) {
     vulkan::map(commands_, kind, x, gate, parameters);
   }
 
-  vulkan::Range staging() const { return *memory_->find(staged_.data()); }
+  vulkan::Range staging() const { return *memory_->host.find(staged_.data()); }
 
   // Copies, and waits for it.
   void copy(const vulkan::Range& to, const vulkan::Range& from, size_t bytes) {

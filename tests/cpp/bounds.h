@@ -21,7 +21,7 @@ inline double in_bounds(double actual, double expected, double bound) {
 // For e^x whose argument was rounded twice: on the CPU a polynomial, off by less than 4 units
 // (Cephes: 1.7e-7); on CUDA __expf, off by 2 + floor(1.173 |x|) places of up to 2 units.
 inline double power_error(double x) {
-  const double fast = on_gpu() ? 2 * 1.173 * std::abs(x) : 0;
+  const double fast = on_cuda() ? 2 * 1.173 * std::abs(x) : 0;
   return (2 * std::abs(x) + 4 + fast) * kUnit;
 }
 

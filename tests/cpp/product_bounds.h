@@ -19,7 +19,7 @@ inline DType factor_type(const Backend& backend, DType weights, int64_t n_rows, 
   if (multiplies_in_bf16(backend.name())) {
     return weights == DType::f16 ? DType::bf16 : weights == DType::bf16 ? weights : DType::f32;
   }
-  if (!on_gpu() || n_rows <= 8) return DType::f32;
+  if (!on_cuda() || n_rows <= 8) return DType::f32;
   if (is_quantized(weights)) return DType::f16;
   const bool library = backend.name().find("no cuBLAS") == std::string::npos;
   return library || n_in % 8 == 0 ? weights : DType::f32;
@@ -37,7 +37,7 @@ inline std::vector<float> random_integers(Random& random, int64_t n) {
 }
 
 // The rounding error of each number of a row of x: with quantized weights up to 8 bits of the
-// largest of 32; on tensor cores, 16.
+// largest of 32; on tensor cores, 16; on Vulkan none.
 inline std::vector<double> row_errors(std::span<const float> x, DType weights, DType factors) {
   std::vector<double> errors(x.size());
   for (size_t begin = 0; begin < x.size(); begin += 32) {
@@ -47,7 +47,7 @@ inline std::vector<double> row_errors(std::span<const float> x, DType weights, D
     for (size_t i = 0; i < block.size(); ++i) {
       double& error = errors[begin + i];
       error = rounding_error(factors, block[i]);
-      if (is_quantized(weights) && factors == DType::f32 && largest != 127) {
+      if (is_quantized(weights) && !on_vulkan() && factors == DType::f32 && largest != 127) {
         error = largest / 254 * (1 + 0x1p-16);  // and some roundings of the scale
       }
     }
@@ -113,7 +113,7 @@ inline ExactProduct exact_product(std::span<const float> x, std::span<const doub
   // which are for added terms, in each product, and in scales and sums of 8-bit values.
   const int64_t n = std::ssize(x);
   double roundings = gamma(n + 16);
-  if (factors != DType::f32 && on_gpu()) roundings += tensor_core_gamma(n);
+  if (factors != DType::f32 && on_cuda()) roundings += tensor_core_gamma(n);
   if (integers && magnitude < 0x1p24) roundings = 0;
   return {sum, roundings * magnitude + off};
 }

@@ -411,5 +411,51 @@ TEST_CASE("rms_norm") {
   }
 }
 
+// Norms of heads have rows for each head of each token: more than Vulkan has workgroups.
+TEST_CASE("rms_norm of many rows" * doctest::skip(on_cuda())) {
+  constexpr int64_t kRows = 65536 + 3;
+  const auto backend = test_backend(2);
+  Random random(5);
+  const std::vector<float> x = random.reals(kRows);
+  DeviceMatrix matrix(*backend, x, kRows, 1);
+  const DeviceMatrix w(*backend, std::vector<float>{2}, 1, 1);
+  run_rows(*backend, 1, [&](const Batch&) { backend->rms_norm(matrix, matrix, w, 1); });
+  const std::vector<float> y = matrix.read();
+  double worst = 0;
+  for (int64_t i = 0; i < kRows; ++i) {
+    const double expected = 2 * x[i] / std::sqrt(1 + double{x[i]} * x[i]);
+    worst = std::max(worst, in_bounds(y[i], expected, gamma(10) * std::abs(expected)));
+  }
+  CHECK(worst <= 1);
+}
+
+// Operations before an exception are not left for later, when their memory may be freed.
+TEST_CASE("a pass that throws has ended" * doctest::skip(!on_vulkan())) {
+  const auto backend = test_backend(2);
+  Buffer other = backend->allocate(64);
+  const Buffer memory = backend->allocate_host(sizeof(float));
+  std::vector<float> one{1};
+  Tensor host{reinterpret_cast<std::byte*>(one.data()), DType::f32, 1, 1};
+  const Tensor x = backend->upload(host, memory.data());
+  Batch batch;
+  batch.add(0, 0, std::vector<int32_t>(1));
+  batch.want_last();
+  const auto half = [&] {
+    backend->scale(x, 2);
+    throw std::runtime_error("half");
+  };
+  CHECK_THROWS_AS(backend->run(batch, half), std::runtime_error);
+  other = {};  // which waits for what has begun
+  CHECK(*memory.as<float>() == 2);
+
+  std::unique_ptr<CapturedGraph> graph;
+  CHECK_THROWS_AS(backend->run(batch, graph, half), std::runtime_error);
+  DeviceMatrix y(*backend, one, 1, 1);
+  for (const float expected : {3.0f, 9.0f}) {
+    backend->run(batch, graph, [&] { backend->scale(y, 3); });
+    CHECK(y.read() == std::vector<float>{expected});
+  }
+}
+
 }  // namespace
 }  // namespace h2o

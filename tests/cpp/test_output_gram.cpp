@@ -50,8 +50,8 @@ TEST_CASE("the Gram matrices are sums over the query heads of a kv_head") {
             }
           }
           // Rows of x are rounded to 8 bits with scales of 32 elements: ones are reproduced up to
-          // about 2^-22; on a GPU weights are rounded to f16.
-          const double bound = size * (on_gpu() ? 4e-3 : 1e-5);
+          // about 2^-22; on CUDA weights are rounded to f16.
+          const double bound = size * (on_cuda() ? 4e-3 : 1e-5);
           CHECK(std::abs(grams[(l * c.n_kv_heads + kv_head) * d * d + i] - sum) <= bound);
         }
       }

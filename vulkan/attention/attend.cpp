@@ -69,7 +69,7 @@ class Attending {
           int64_t{std::min(segment.position, cache_.slots)} + segment.n_rows;  // at most
       commands_.barrier();
       commands_.launch(Shader::score, tiles(kManyQueries),
-                       {(n_keys + kTileKeys - 1) / kTileKeys, cache_.n_kv_heads}, push);
+                       {tiles_of(n_keys, kTileKeys), cache_.n_kv_heads}, push);
     }
     if (!evicts) return;
     commands_.barrier();
@@ -93,13 +93,18 @@ class Attending {
     const Tile tile = n_queries <= kFewQueries.queries ? kFewQueries : kManyQueries;
     struct {
       uint64_t step;
-      int32_t first_segment, n_tiles, n_splits, decodes;
-    } push{step_, attended.first_segment, (n_queries + tile.queries - 1) / tile.queries,
-           attended.n_splits, attended.decodes};
+      int32_t first_segment, n_segments, n_tiles, n_splits, decodes;
+    } push{step_,
+           attended.first_segment,
+           attended.n_segments,
+           (n_queries + tile.queries - 1) / tile.queries,
+           attended.n_splits,
+           attended.decodes};
     commands_.barrier();
     commands_.launch(
         Shader::attend, tiles(tile),
-        {int64_t{attended.n_segments} * push.n_tiles, cache_.n_kv_heads, push.n_splits}, push);
+        {groups_of(int64_t{attended.n_segments} * push.n_tiles), cache_.n_kv_heads, push.n_splits},
+        push);
     if (push.n_splits == 1) return;
     push.n_tiles = attended.n_rows;
     commands_.barrier();

@@ -1,8 +1,12 @@
 #include "vulkan/attention/step.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <initializer_list>
+#include <utility>
 
 #include "core/layout.h"
+#include "kv/policy.h"
 #include "vulkan/operations.h"
 
 namespace h2o::vulkan {
@@ -10,6 +14,37 @@ namespace {
 
 // The least keys of a split, and the most splits of a query, as in shaders/tiles.glsl.
 constexpr int32_t kSplitKeys = 64, kMostSplits = 32;
+
+// The shaders' kv.glsl and policy.glsl mirror these.
+static_assert(sizeof(Segment) == 20 && offsetof(Segment, rolling) == 16);
+static_assert(sizeof(KvPolicy) == 32 && offsetof(KvPolicy, value_norm) == 28);
+static_assert(KvPolicy::kQuestionRows == 64 && KvPolicy::kNeighbors == 12);
+static_assert(Scoring{0} == Scoring::sum && Scoring{1} == Scoring::mean &&
+              Scoring{2} == Scoring::inverse && Scoring{4} == Scoring::question &&
+              Scoring{5} == Scoring::random);
+static_assert(ValueNorm{0} == ValueNorm::none && ValueNorm{2} == ValueNorm::output);
+
+// So do weights.glsl and kv_types.glsl.
+constexpr bool has_numbers(std::initializer_list<std::pair<DType, uint32_t>> types) {
+  return std::ranges::all_of(
+      types, [](const auto& type) { return static_cast<uint32_t>(type.first) == type.second; });
+}
+static_assert(has_numbers({{DType::f32, 0},
+                           {DType::f16, 1},
+                           {DType::q4_0, 2},
+                           {DType::q4_1, 3},
+                           {DType::q5_0, 6},
+                           {DType::q5_1, 7},
+                           {DType::q8_0, 8},
+                           {DType::q2_k, 10},
+                           {DType::q3_k, 11},
+                           {DType::q4_k, 12},
+                           {DType::q5_k, 13},
+                           {DType::q6_k, 14},
+                           {DType::iq4_nl, 20},
+                           {DType::iq4_xs, 23},
+                           {DType::bf16, 30},
+                           {DType::mxfp4, 39}}));
 
 // Bytes of the arrays of shaders/admission.glsl for one kv_head.
 int64_t admission_bytes(const KvView& cache) {
@@ -81,8 +116,6 @@ Step describe(const KvView& cache, const Rope& rope) {
   step.slots = cache.slots;
   step.max_rows = cache.max_rows;
   step.first_head = cache.first_head;
-  step.k_type = static_cast<int32_t>(cache.k_dtype);
-  step.v_type = static_cast<int32_t>(cache.v_dtype);
   step.frequencies = address_of(rope.frequencies);
   step.n_half = static_cast<int32_t>(rope.frequencies.cols);
   step.pairs = rope.layout == RopeLayout::pairs;

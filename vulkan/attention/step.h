@@ -17,7 +17,7 @@ struct Step {
   uint64_t q, new_k, new_v, out, frequencies, sinks, slopes, segments, segment_of;
   uint64_t lse, logits, partial_out, partial_shift, partial_total, admission;
   int64_t k_row_bytes, v_row_bytes;
-  int32_t n_heads, n_kv_heads, head_dim, slots, max_rows, first_head, k_type, v_type;
+  int32_t n_heads, n_kv_heads, head_dim, slots, max_rows, first_head;
   int32_t n_half, pairs, window, reads, evicts;
   float scale, softcap, magnitude;
 };

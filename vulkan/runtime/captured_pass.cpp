@@ -1,6 +1,7 @@
 #include "vulkan/runtime/captured_pass.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace h2o::vulkan {
 
@@ -8,9 +9,11 @@ void CapturedPass::run(Commands& commands, const Batch& batch, const std::functi
   const Sizes sizes{batch.tokens.size(), batch.logits_rows.size(), batch.temperatures.size()};
   auto found = entries_.find(sizes);
   if (found == entries_.end()) {
-    commands.capture();
+    std::unique_ptr<Recording> recording;
     try {
+      commands.capture();
       pass();
+      recording = commands.take();
     } catch (...) {
       commands.drop();
       throw;
@@ -19,7 +22,7 @@ void CapturedPass::run(Commands& commands, const Batch& batch, const std::functi
       const auto last_run = [](const auto& entry) { return entry.second.last_run; };
       entries_.erase(std::ranges::min_element(entries_, {}, last_run));
     }
-    found = entries_.emplace(sizes, Entry{commands.take()}).first;
+    found = entries_.emplace(sizes, Entry{std::move(recording)}).first;
   }
   found->second.last_run = ++n_runs_;
   commands.submit(*found->second.recording);

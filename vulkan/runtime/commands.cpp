@@ -16,7 +16,9 @@ Recording::Recording(std::shared_ptr<Memory> memory) : memory_(std::move(memory)
   info.level = VK_COMMAND_BUFFER_LEVEL_PRIMARY;
   info.commandBufferCount = 1;
   const Device& device = memory_->device;
-  check(device.vk.AllocateCommandBuffers(device.handle, &info, &commands), "create commands");
+  const VkResult result = device.vk.AllocateCommandBuffers(device.handle, &info, &commands);
+  if (result != VK_SUCCESS) device.vk.DestroyCommandPool(device.handle, pool_, nullptr);
+  check(result, "create commands");
 }
 
 Recording::~Recording() {
@@ -91,8 +93,7 @@ void Commands::launch(Shader shader, const std::vector<uint32_t>& constants, con
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
   const Device& device = memory_->device;
   for (const int64_t n : {grid.x, grid.y, grid.z}) {
-    require(n <= device.most_groups, "[vulkan] an operation of ", n, " workgroups, at most ",
-            device.most_groups);
+    require(n <= kMostGroups, "[vulkan] an operation of ", n, " workgroups, at most ", kMostGroups);
   }
   const VkPipeline pipeline = memory_->pipelines.get(shader, constants);
   const VkCommandBuffer commands = next();

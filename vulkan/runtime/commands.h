@@ -80,7 +80,7 @@ class Commands {
   // Records into a recording of its own from now on until take(), which ends and returns it.
   void capture();
   std::unique_ptr<Recording> take();
-  void drop() { captured_.reset(); }  // instead of take()
+  void drop() { captured_.reset(); }  // after an exception in capture(), take() or between them
 
   // Submits a complete recording, which may have been submitted before.
   void submit(Recording& recording);

@@ -8,6 +8,8 @@
 namespace h2o::vulkan {
 namespace {
 
+constexpr uint32_t kMostThreads = 256;  // of a workgroup of the shaders
+
 // The features that the shaders and the runtime need.
 struct Features {
   Features() {
@@ -37,6 +39,21 @@ struct Features {
       make<VkPhysicalDeviceFeatures2>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2);
 };
 
+// The properties of a device with Vulkan 1.2.
+struct Properties {
+  explicit Properties(VkPhysicalDevice device) {
+    all.pNext = &of_11;
+    Instance::get()->vk.GetPhysicalDeviceProperties2(device, &all);
+  }
+  Properties(const Properties&) = delete;
+
+  VkPhysicalDeviceVulkan11Properties of_11 = make<VkPhysicalDeviceVulkan11Properties>(
+      VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_PROPERTIES);
+  VkPhysicalDeviceProperties2 all =
+      make<VkPhysicalDeviceProperties2>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2);
+};
+
+// Those that every device has.
 VkPhysicalDeviceProperties properties_of(VkPhysicalDevice device) {
   auto properties =
       make<VkPhysicalDeviceProperties2>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2);
@@ -57,15 +74,26 @@ std::vector<VkPhysicalDevice> all_devices() {
   return devices;
 }
 
-// The name of something that a device lacks; empty if it has all.
+// The names of what a device lacks; empty if it has all.
 std::string lacks(VkPhysicalDevice device) {
   if (properties_of(device).apiVersion < VK_API_VERSION_1_2) return "Vulkan 1.2";
   Features features;
   Instance::get()->vk.GetPhysicalDeviceFeatures2(device, &features.all);
   std::string missing;
-  features.visit([&](VkBool32 has, const char* name) {
-    if (has == VK_FALSE) missing = name;
-  });
+  const auto need = [&](bool has, const char* name) {
+    if (!has) missing += concat(missing.empty() ? "" : ", ", name);
+  };
+  features.visit([&](VkBool32 has, const char* name) { need(has == VK_TRUE, name); });
+  const Properties has(device);
+  const VkPhysicalDeviceLimits& limits = has.all.properties.limits;
+  constexpr VkSubgroupFeatureFlags kSums =
+      VK_SUBGROUP_FEATURE_BASIC_BIT | VK_SUBGROUP_FEATURE_ARITHMETIC_BIT;
+  need((has.of_11.subgroupSupportedOperations & kSums) == kSums &&
+           (has.of_11.subgroupSupportedStages & VK_SHADER_STAGE_COMPUTE_BIT) != 0,
+       "sums of subgroups");
+  need(limits.maxComputeWorkGroupInvocations >= kMostThreads &&
+           limits.maxComputeWorkGroupSize[0] >= kMostThreads,
+       "workgroups of 256");
   return missing;
 }
 
@@ -162,16 +190,9 @@ Device::Device(int index) {
   const std::string reason = refusal(index);
   require(reason.empty(), reason);
   physical = usable_devices()[index];
-  VkPhysicalDeviceVulkan11Properties of_11 = make<VkPhysicalDeviceVulkan11Properties>(
-      VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_PROPERTIES);
-  auto properties =
-      make<VkPhysicalDeviceProperties2>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2);
-  properties.pNext = &of_11;
-  const InstanceFunctions& from = Instance::get()->vk;
-  from.GetPhysicalDeviceProperties2(physical, &properties);
-  name = properties.properties.deviceName;
-  most_at_once = of_11.maxMemoryAllocationSize;
-  most_groups = std::min(properties.properties.limits.maxComputeWorkGroupCount[0], 65535u);
+  const Properties properties(physical);
+  name = properties.all.properties.deviceName;
+  most_at_once = properties.of_11.maxMemoryAllocationSize;
 
   family = compute_family(physical);
   const std::vector<const char*> enabled = extensions(physical);
@@ -179,6 +200,7 @@ Device::Device(int index) {
     return std::strcmp(extension, VK_EXT_MEMORY_BUDGET_EXTENSION_NAME) == 0;
   });
   handle = create_device(physical, family, enabled);
+  const InstanceFunctions& from = Instance::get()->vk;
 #define H2O_VK_LOAD(name) \
   vk.name = reinterpret_cast<PFN_vk##name>(from.GetDeviceProcAddr(handle, "vk" #name));
   H2O_VK_DEVICE_FUNCTIONS(H2O_VK_LOAD)

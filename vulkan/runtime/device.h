@@ -10,6 +10,9 @@
 
 namespace h2o::vulkan {
 
+// Workgroups along each axis, which every device can launch.
+constexpr int32_t kMostGroups = 65535;
+
 // The devices that have what the shaders need: discrete GPUs first, processors (lavapipe) last.
 std::vector<VkPhysicalDevice> usable_devices();
 
@@ -31,7 +34,6 @@ class Device {
   VkPhysicalDeviceMemoryProperties memory{};
   std::string name;           // e.g. "llvmpipe (LLVM 15.0.6, 256 bits)"
   uint64_t most_at_once = 0;  // bytes of one allocation
-  uint32_t most_groups = 0;   // workgroups along each axis, at most 65535 along y and z
   bool reports_free = false;  // VK_EXT_memory_budget
   VkPhysicalDevice physical = nullptr;
 

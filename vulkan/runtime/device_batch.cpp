@@ -10,7 +10,7 @@
 namespace h2o::vulkan {
 namespace {
 
-constexpr int32_t kMaxRows = 65535;  // workgroups along each axis, which every device has
+constexpr int32_t kMaxRows = kMostGroups;  // a workgroup each
 
 // Calls visit(array, offset) for each array of a batch, and returns the offset of segment_of.
 template <class Visit>

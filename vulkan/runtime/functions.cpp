@@ -6,6 +6,10 @@
 #include <dlfcn.h>
 #endif
 
+#include <algorithm>
+#include <string_view>
+#include <vector>
+
 #include "core/error.h"
 
 namespace h2o::vulkan {
@@ -58,6 +62,18 @@ const char* name_of(VkResult result) {
   }
 }
 
+// Does the loader, or MoltenVK without one, know an extension of instances?
+bool knows(PFN_vkGetInstanceProcAddr get, std::string_view extension) {
+  const auto enumerate = reinterpret_cast<PFN_vkEnumerateInstanceExtensionProperties>(
+      get(nullptr, "vkEnumerateInstanceExtensionProperties"));
+  uint32_t n = 0;
+  if (enumerate == nullptr || enumerate(nullptr, &n, nullptr) != VK_SUCCESS) return false;
+  std::vector<VkExtensionProperties> all(n);
+  if (enumerate(nullptr, &n, all.data()) != VK_SUCCESS) return false;
+  return std::ranges::any_of(
+      all, [&](const VkExtensionProperties& one) { return one.extensionName == extension; });
+}
+
 // Creates the instance; returns why there is none.
 std::string create(InstanceFunctions& vk, VkInstance& handle) {
   const auto get = find_loader();
@@ -76,12 +92,13 @@ std::string create(InstanceFunctions& vk, VkInstance& handle) {
   application.apiVersion = VK_API_VERSION_1_2;
   auto info = make<VkInstanceCreateInfo>(VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO);
   info.pApplicationInfo = &application;
-#ifdef __APPLE__
+  // Where a loader has it, devices with a subset of Vulkan are found only with this extension.
   const char* const extension = "VK_KHR_portability_enumeration";
-  info.flags = VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR;
-  info.enabledExtensionCount = 1;
-  info.ppEnabledExtensionNames = &extension;
-#endif
+  if (knows(get, extension)) {
+    info.flags = VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR;
+    info.enabledExtensionCount = 1;
+    info.ppEnabledExtensionNames = &extension;
+  }
   const VkResult result = create_instance(&info, nullptr, &handle);
   if (result != VK_SUCCESS) return name_of(result);
 #define H2O_VK_LOAD(name) vk.name = reinterpret_cast<PFN_vk##name>(get(handle, "vk" #name));

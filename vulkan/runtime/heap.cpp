@@ -91,6 +91,20 @@ uint64_t Heap::address(const void* data) const {
          static_cast<uint64_t>(static_cast<const std::byte*>(data) - slab->first);
 }
 
+std::span<const std::byte> Heap::slab(const void* data) const {
+  const std::lock_guard lock(mutex_);
+  const auto slab = slab_of(data);
+  return {slab->first, slab->second.size};
+}
+
+bool Heap::overlaps(std::span<const std::byte> range) const {
+  const std::lock_guard lock(mutex_);
+  const std::byte* const end = range.data() + range.size();
+  return std::ranges::any_of(slabs_, [&](const auto& slab) {
+    return slab.first < end && range.data() < slab.first + slab.second.size;
+  });
+}
+
 uint64_t Heap::allocated() const {
   const std::lock_guard lock(mutex_);
   return allocated_;
@@ -142,11 +156,13 @@ Heap::Slabs::iterator Heap::add_slab(uint64_t size) {
     info.pNext = &flags;
     info.allocationSize = needs.size;
     info.memoryTypeIndex = memory_type(needs.memoryTypeBits);
-    if (device_.vk.AllocateMemory(device_.handle, &info, nullptr, &slab.memory) != VK_SUCCESS) {
+    const VkResult result = device_.vk.AllocateMemory(device_.handle, &info, nullptr, &slab.memory);
+    if (result == VK_ERROR_OUT_OF_DEVICE_MEMORY || result == VK_ERROR_OUT_OF_HOST_MEMORY) {
       const auto [free, total] = device_.own_memory(allocated_);
       throw OutOfMemory(concat("[vulkan] cannot allocate ", size, " bytes; the device has ", total,
                                ", of which ", free, " are free"));
     }
+    check(result, "allocate");
     check(device_.vk.BindBufferMemory(device_.handle, slab.buffer, slab.memory, 0), "allocate");
     auto at = make<VkBufferDeviceAddressInfo>(VK_STRUCTURE_TYPE_BUFFER_DEVICE_ADDRESS_INFO);
     at.buffer = slab.buffer;

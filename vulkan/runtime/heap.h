@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 
 #include "vulkan/runtime/device.h"
 
@@ -38,6 +39,10 @@ class Heap {
 
   // The device address of memory of this heap.
   uint64_t address(const void* data) const;
+
+  // The slab of memory of this heap; and whether any slab has addresses of a range.
+  std::span<const std::byte> slab(const void* data) const;
+  bool overlaps(std::span<const std::byte> range) const;
 
   uint64_t allocated() const;
 

@@ -1,6 +1,7 @@
 #include "vulkan/runtime/memory.h"
 
 #include <map>
+#include <span>
 
 #include "core/error.h"
 
@@ -49,13 +50,13 @@ Memory::~Memory() { device.vk.DestroySemaphore(device.handle, progress_, nullptr
 Buffer Memory::allocate(Heap::Kind kind, size_t bytes) {
   if (bytes == 0) return {};
   auto owner = std::make_unique<Owner>(Owner{shared_from_this(), kind});
-  std::byte* const data = (kind == Heap::Kind::device ? own : host).allocate(bytes);
-  return {data, bytes, free_part, owner.release()};
-}
-
-std::optional<Range> Memory::find(const void* data) const {
-  const std::optional<Range> range = own.find(data);
-  return range ? range : host.find(data);
+  const bool is_own = kind == Heap::Kind::device;
+  std::byte* const data = (is_own ? own : host).allocate(bytes);
+  Buffer buffer(data, bytes, free_part, owner.release());
+  const std::span<const std::byte> slab = (is_own ? own : host).slab(data);
+  if ((is_own ? host : own).overlaps(slab))
+    throw DeviceError("[vulkan] the device has addresses that are also addresses of the host");
+  return buffer;
 }
 
 uint64_t Memory::submit(VkCommandBuffer commands) {

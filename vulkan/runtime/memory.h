@@ -23,11 +23,9 @@ struct Memory : std::enable_shared_from_this<Memory> {
   ~Memory();
 
   // Uninitialized memory. A buffer may be freed by any thread, while no pass is being recorded; it
-  // waits for the submitted ones. Throws OutOfMemory.
+  // waits for the submitted ones. No slab of one heap has addresses of the other's, so that an
+  // address says which heap it is of. Throws OutOfMemory; DeviceError.
   Buffer allocate(Heap::Kind kind, size_t bytes);
-
-  // Where memory of either heap is.
-  std::optional<Range> find(const void* data) const;
 
   // Submits commands and returns the number of submissions so far. By any thread.
   uint64_t submit(VkCommandBuffer commands);

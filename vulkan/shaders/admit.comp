@@ -34,10 +34,6 @@ shared uint64_t chosen;
 shared int left;
 
 int thread() { return int(gl_LocalInvocationIndex); }
-void wait_for_all() {
-  memoryBarrierBuffer();
-  barrier();
-}
 
 // A float and an index as one integer: ordered by float, ties by index.
 uint64_t order_of(float x, uint index) {
@@ -109,9 +105,10 @@ void sort_tokens(SharedLongs tokens, int n) {
 }
 
 // The score of slot i, or of row i - slots.
-Floats score_at(Keys keys, int i) {
-  return i < keys.head.slots ? floats(step.scores, keys.head.index + i)
-                             : floats(step.staged_scores, keys.staged + i - keys.head.slots);
+SharedFloats score_at(Keys keys, int i) {
+  return SharedFloats(i < keys.head.slots
+                          ? floats(step.scores, keys.head.index + i)
+                          : floats(step.staged_scores, keys.staged + i - keys.head.slots));
 }
 
 // Replaces the scores of all evictable tokens by the maximum over their evictable neighbors.
@@ -253,7 +250,7 @@ void admit_rows(Keys keys) {
 void main() {
   const Segment segment = segment_at(step, segment_index);
   const Keys keys = keys_of(step, segment, int(gl_WorkGroupID.x));
-  barrier();  // all have read next_slot
+  wait_for_all();  // which have read next_slot
   if (!keys.fits) {
     admit_rows(keys);
     return;

@@ -10,7 +10,7 @@
 
 layout(push_constant, scalar) uniform Push {
   Step step;
-  int first_segment, n_tiles, n_splits, decodes;
+  int first_segment, n_segments, n_tiles, n_splits, decodes;
 };
 const int OWN_FOURS = FOURS / LANES;  // of each part of a row
 
@@ -21,7 +21,7 @@ float of_lanes(float x, bool sums) {
   barrier();
   largest_of_lane[thread()] = x;
   barrier();
-  float all = sums ? 0.0 : -infinity();
+  float all = sums ? 0.0 : -largest_float();
   for (int i = 0; i < LANES; ++i) {
     const float other = largest_of_lane[own_query() * LANES + i];
     all = sums ? all + other : max(all, other);
@@ -29,9 +29,9 @@ float of_lanes(float x, bool sums) {
   return all;
 }
 
-void main() {
-  const int index = int(gl_WorkGroupID.x), kv_head = int(gl_WorkGroupID.y);
-  const int split = int(gl_WorkGroupID.z);
+// Tile number `index` of all segments'.
+void attend(int index) {
+  const int kv_head = int(gl_WorkGroupID.y), split = int(gl_WorkGroupID.z);
   const Segment segment = segment_at(step, first_segment + index / n_tiles);
   if ((segment.n_rows == 1) != (decodes != 0)) return;
   const Keys keys = keys_of(step, segment, kv_head);
@@ -49,7 +49,7 @@ void main() {
   // A decoding sequence, or a row of the segment: its place in the workspace.
   const int64_t query =
       int64_t(decodes != 0 ? segment.sequence : t / group) * step.n_heads + head;
-  float largest = -infinity(), total = 0.0;
+  float largest = -largest_float(), total = 0.0;  // finite, as on the CPU
   vec4 sums[PARTS * OWN_FOURS];
   for (int j = 0; j < PARTS * OWN_FOURS; ++j) sums[j] = vec4(0.0);
 
@@ -63,10 +63,10 @@ void main() {
       seen[j] = exists && key < end && sees(step, keys, t, group, key);
       if (seen[j] && !is_nan(logits[j])) most = max(most, logits[j]);
       if (decodes != 0 && step.logits != 0 && exists && key < end) {
-        floats(step.logits, query * step.slots).at[key] = seen[j] ? logits[j] : -infinity();
+        floats(step.logits, query * step.slots).at[key] = seen[j] ? logits[j] : -largest_float();
       }
     }
-    most = of_lanes(most, false);
+    most = of_lanes(min(most, largest_float()), false);
     const float correction = exp_negative(largest - most);
     largest = most;
     total *= correction;
@@ -117,5 +117,12 @@ void main() {
     floats(step.partial_total, partial).at[0] = total;
   } else if (step.lse != 0) {
     floats(step.lse, query).at[0] = largest + log_of(total);
+  }
+}
+
+void main() {
+  for (int index = int(gl_WorkGroupID.x); index < n_segments * n_tiles;
+       index += int(gl_NumWorkGroups.x)) {
+    attend(index);
   }
 }

@@ -23,6 +23,7 @@ Ints ints(uint64_t address, int64_t i) { return Ints(address + uint64_t(4 * i));
 // GLSL leaves min, max and comparisons of NaN to the driver.
 bool is_nan(float x) { return (floatBitsToUint(x) & 0x7fffffffu) > 0x7f800000u; }
 float infinity() { return uintBitsToFloat(0x7f800000u); }
+float largest_float() { return uintBitsToFloat(0x7f7fffffu); }
 
 // e^x to about 1 ulp; 0 for NaN and below -87, and e^88 from there on.
 float exp_of(float x) {
@@ -103,10 +104,17 @@ float power(float x, int n) {
   return y;
 }
 
-// f16: to f32 exactly, and from f32 to the nearest, ties to even.
-float half_at(uint64_t address, int i) {
-  return unpackHalf2x16(uint(Shorts(address).at[i])).x;
+// f16: to f32 exactly, and from f32 to the nearest, ties to even. unpackHalf2x16() may flush
+// subnormal numbers, which scales of blocks often are, to zero.
+float half_of(uint bits) {
+  const uint size = bits & 0x7fffu;
+  const uint normal = (size << 13) + (size < 0x7c00u ? 0x38000000u : 0x70000000u);
+  const float x = size < 0x400u ? float(size) * uintBitsToFloat(0x33800000u)  // 2^-24
+                                : uintBitsToFloat(normal);
+  return uintBitsToFloat(floatBitsToUint(x) | (bits & 0x8000u) << 16);
 }
+vec2 halves_of(uint bits) { return vec2(half_of(bits), half_of(bits >> 16)); }
+float half_at(uint64_t address, int i) { return half_of(uint(Shorts(address).at[i])); }
 uint half_bits(float x) {
   const uint bits = floatBitsToUint(x), sign = bits >> 16 & 0x8000u;
   const uint size = bits & 0x7fffffffu;

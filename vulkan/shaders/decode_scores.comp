@@ -24,7 +24,7 @@ void main() {
   const float decay = step.reads != 0 ? 1.0 : policy.decay;
   const bool evicting =
       step.evicts != 0 && evicts(policy, keys.head.slots) && n_keys == keys.head.slots;
-  barrier();  // all have read next_slot
+  wait_for_all();  // which have read next_slot
   Victim victim = Victim(infinity(), -1, -1);
   for (int i = int(gl_LocalInvocationIndex); i < n_keys; i += THREADS) {
     float score = 0.0;
@@ -32,7 +32,7 @@ void main() {
       float received = 0.0;
       for (int h = 0; h < group; ++h) {
         const float logit = floats(step.logits, (query + h) * step.slots).at[i];
-        received += logit == -infinity()
+        received += logit == -largest_float()  // not seen
                         ? 0.0
                         : exp_negative(logit - floats(step.lse, query + h).at[0]);
       }

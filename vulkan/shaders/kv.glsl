@@ -8,7 +8,7 @@ layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Ste
   uint64_t q, new_k, new_v, result, frequencies, sinks, slopes, segments, segment_of;
   uint64_t lse, logits, partial_out, partial_shift, partial_total, admission;
   int64_t k_row_bytes, v_row_bytes;
-  int n_heads, n_kv_heads, head_dim, slots, max_rows, first_head, k_type, v_type;
+  int n_heads, n_kv_heads, head_dim, slots, max_rows, first_head;
   int n_half, pairs, window, reads, evicts;
   float scale, softcap, magnitude;
 };

@@ -1,4 +1,5 @@
-// The types of cached rows: reading, and writing them bit-identically to the CPU.
+// The types of cached rows: reading and writing them, with the CPU's bits where the device divides
+// floats exactly; Vulkan allows it 2.5 units in the last place.
 #define F32 0
 #define F16 1
 #define Q4_0 2
@@ -37,7 +38,7 @@ vec4 four_elements(const int type, uint64_t row, int i, int n) {
   if (type == F32 && n % 4 == 0) return Vec4s(row).at[i / 4];
   if ((type == F16 || type == BF16) && n % 4 == 0) {
     const uint low = Words(row).at[i / 2], high = Words(row).at[i / 2 + 1];
-    if (type == F16) return vec4(unpackHalf2x16(low), unpackHalf2x16(high));
+    if (type == F16) return vec4(halves_of(low), halves_of(high));
     return uintBitsToFloat(uvec4(low << 16, low & 0xffff0000u, high << 16, high & 0xffff0000u));
   }
   if (type == Q8_0 || type == Q4_0) {
@@ -64,7 +65,7 @@ float most_stored(int type) {
     case Q4_0:
       return 8.0 * 65504.0;
     default:
-      return uintBitsToFloat(0x7f7fffffu);
+      return largest_float();
   }
 }
 

@@ -40,13 +40,14 @@ void multiply(int first_output) {
   for (int o = 0; o < OUTPUTS; ++o) {
     for (int r = 0; r < ROWS; ++r) {
       const float sum = subgroupAdd(all[o][r]);
-      barrier();
       if (subgroupElect()) sums[gl_SubgroupID] = sum;
       barrier();
-      if (t > 0 || first_output + o >= n_out || first_row + r >= n_rows) continue;
-      float total = 0.0;
-      for (int s = 0; s < int(gl_NumSubgroups); ++s) total += sums[s];
-      put(first_row + r, first_output + o, base + first_output + o, total);
+      if (t == 0 && first_output + o < n_out && first_row + r < n_rows) {
+        float total = 0.0;
+        for (int s = 0; s < int(gl_NumSubgroups); ++s) total += sums[s];
+        put(first_row + r, first_output + o, base + first_output + o, total);
+      }
+      barrier();
     }
   }
 }

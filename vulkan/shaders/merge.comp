@@ -8,7 +8,7 @@
 
 layout(push_constant, scalar) uniform Push {
   Step step;
-  int first_segment, n_per_segment, n_splits, decodes;
+  int first_segment, n_segments, n_per_segment, n_splits, decodes;
 };
 
 void main() {
@@ -25,7 +25,7 @@ void main() {
   Floats part = floats(step.partial_total, query * n_splits);
   Floats sums = floats(step.partial_out, query * n_splits * step.head_dim);
 
-  float largest = step.sinks != 0 ? sink_of(step, head) : -infinity();
+  float largest = step.sinks != 0 ? sink_of(step, head) : -largest_float();
   float total = 0.0;
   for (int s = 0; s < n; ++s) largest = max(largest, shift.at[s]);
   if (step.sinks != 0) total = exp_negative(sink_of(step, head) - largest);

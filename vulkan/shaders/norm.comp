@@ -9,16 +9,15 @@ layout(constant_id = 0) const bool CENTERED = false;
 
 layout(push_constant, scalar) uniform Push {
   uint64_t y, x, weight, bias;
-  int n;
+  int n, n_rows;
   float eps;
 };
 
 #include "reduce.glsl"
 
-void main() {
+void norm(int64_t row) {
   const int first = int(gl_LocalInvocationIndex);
-  const int64_t row = int64_t(gl_WorkGroupID.x) * n;
-  Floats from = floats(x, row), to = floats(y, row);
+  Floats from = floats(x, row * n), to = floats(y, row * n);
   float mean = 0.0;
   if (CENTERED) {
     float sum = 0.0;
@@ -35,4 +34,8 @@ void main() {
     const float v = (from.at[i] - mean) * scale * Floats(weight).at[i];
     to.at[i] = CENTERED ? v + Floats(bias).at[i] : v;
   }
+}
+
+void main() {
+  for (int row = int(gl_WorkGroupID.x); row < n_rows; row += int(gl_NumWorkGroups.x)) norm(row);
 }

@@ -17,7 +17,6 @@ layout(push_constant, scalar) uniform Push {
 
 shared uint64_t keys[MOST_EXPERTS];
 shared uint64_t best_of[THREADS];
-shared uint groups;  // the selected ones, as bits
 
 #include "reduce.glsl"
 

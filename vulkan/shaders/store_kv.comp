@@ -32,10 +32,9 @@ float value_norm(int kind, int kv_head) {
     norm += kind == OUTPUT_NORM ? moved * v_row[i] : abs(v_row[i]);
   }
   norm = group_sum(norm);
-  const float most = uintBitsToFloat(0x7f7fffffu);
-  if (is_nan(norm)) return most;
+  if (is_nan(norm)) return largest_float();
   if (kind == OUTPUT_NORM) norm = sqrt(max(norm, 0.0));  // rounding may make it negative
-  return min(norm, most);
+  return min(norm, largest_float());
 }
 
 void main() {

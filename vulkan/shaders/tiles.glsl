@@ -114,6 +114,6 @@ int split_length(int n_keys, int n_splits, bool decodes) {
 
 // The sink of a head; -FLT_MAX if NaN, as on the CPU.
 float sink_of(Step step, int head) {
-  const float sink = Floats(step.sinks).at[head], most = uintBitsToFloat(0x7f7fffffu);
-  return is_nan(sink) ? -most : clamp(sink, -most, most);
+  const float sink = Floats(step.sinks).at[head];
+  return is_nan(sink) ? -largest_float() : clamp(sink, -largest_float(), largest_float());
 }

@@ -10,6 +10,12 @@ bool before(Victim a, Victim b) {
 
 shared Victim victims[THREADS];
 
+// Orders what threads write to memory before it and read after it, or the other way around.
+void wait_for_all() {
+  memoryBarrierBuffer();
+  barrier();
+}
+
 // The first of all threads' victims.
 Victim first_victim(Victim own) {
   const uint t = gl_LocalInvocationIndex;
@@ -35,7 +41,7 @@ void select_next_slot(Step step, Keys keys, int n_keys, bool evicts, Victim own)
   if (gl_LocalInvocationIndex == 0) Ints(head.next_slot).at[0] = victim.slot;
   if (!keys.segment.rolling) return;
   const int rank = ints(step.ranks, head.index + victim.slot).at[0];
-  barrier();
+  wait_for_all();
   for (int slot = int(gl_LocalInvocationIndex); slot < n_keys; slot += THREADS) {
     Ints at = ints(step.ranks, head.index + slot);
     if (at.at[0] > rank) --at.at[0];

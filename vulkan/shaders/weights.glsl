@@ -73,7 +73,7 @@ void load_eight(const int type, uint64_t row, int i, out float w[8]) {
   if (type == F16 || type == BF16) {
     const uvec4 bits = floatBitsToUint(Vec4s(row).at[i / 8]);
     for (int j = 0; j < 4; ++j) {
-      const vec2 pair = type == F16 ? unpackHalf2x16(bits[j])
+      const vec2 pair = type == F16 ? halves_of(bits[j])
                                     : vec2(bf16_of(bits[j]), bf16_of(bits[j] >> 16));
       w[2 * j] = pair.x;
       w[2 * j + 1] = pair.y;
