@@ -49,6 +49,9 @@ target_link_libraries(h2o_vulkan PRIVATE ${CMAKE_DL_LIBS})
 
 set(built ${PROJECT_BINARY_DIR}/include/vulkan_shaders/built_shaders)
 file(GLOB sources CONFIGURE_DEPENDS ${directory}/shaders/*.comp)
+unset(codes)
+unset(names)
+unset(includes)
 foreach(source ${sources})
   get_filename_component(name ${source} NAME_WE)
   add_custom_command(OUTPUT ${built}/${name}.h

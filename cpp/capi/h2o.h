@@ -219,7 +219,7 @@ typedef struct h2o_session_options {
 } h2o_session_options;
 /* clang-format off */
 #define H2O_SESSION_OPTIONS \
-  {sizeof(h2o_session_options), 0, -1, 0, 0, 512, 0, NULL, NULL, 0, NULL, 0, 0, NULL, 0, NULL, NULL, \
+  {sizeof(h2o_session_options), 0, -1, 0, 0, 0, 0, NULL, NULL, 0, NULL, 0, 0, NULL, 0, NULL, NULL, \
    0, 0, NULL, 0, 0}
 /* clang-format on */
 

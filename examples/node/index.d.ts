@@ -37,7 +37,7 @@ export interface SessionOptions {
   sinks?: number;
   /** In tokens; by default the trained length, up to 4096. */
   context?: number;
-  /** Maximum prompt tokens per step. */
+  /** Maximum prompt tokens per step; by default 512, with CUDA 2048. */
   batch?: number;
   positions?: 'auto' | 'original' | 'rolling';
   /** Type of the cached keys: "f16" (the default), "f32", "bf16", "q8_0", "q5_0" (CPU) or "q4_0". */

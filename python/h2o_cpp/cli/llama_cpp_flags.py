@@ -108,7 +108,7 @@ def translate(words: Sequence[str], known: Container[str]) -> list[str]:
         elif flag in _GPU_LAYERS and "--device" in known:
             tell(
                 f"note: {flag} {value_of(flag, given, 'a number')} has no effect: --device (auto, "
-                "cpu, cuda:N or vulkan:N) chooses where all layers are computed",
+                "cpu, cuda[:N] or vulkan[:N]) chooses where all layers are computed",
             )
         elif flag in REASONS and flag not in known:
             tell(f"note: {flag} has no effect: {REASONS[flag]}")

@@ -35,7 +35,7 @@ def add_arguments(parser: Parser) -> None:
         help="prompt: never evict the prompt; none: evict it as other tokens (default: both)",
     )  # fmt: skip
     parser.add_argument(
-        "--length", type=integer, default=800, metavar="N",
+        "--length", type=integer, default=900, metavar="N",
         help="tokens of a problem with its solution, about (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(

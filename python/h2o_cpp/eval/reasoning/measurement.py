@@ -135,7 +135,7 @@ def _measurement(
         error=_error(outputs.solved.astype(float)),
         of_full=float(gain.mean()),
         of_full_error=_error(gain),
-        tokens=float(outputs.tokens.sum() / full.tokens.sum()),
+        tokens=float(outputs.tokens.sum() / max(1, full.tokens.sum())),
         loops=float(outputs.loops.mean()),
         tokens_per_second=float(outputs.tokens.sum() / outputs.seconds),
         problems=len(gain),

@@ -41,7 +41,7 @@ def measure(
 ) -> Iterator[Measurement]:
     """Measure each task with the full cache, without the fact, and with every policy and budget.
 
-    every: the caches; n_ctx and n_batch are required. The correct answer follows a prompt token by
+    every: the caches; n_ctx is required. The correct answer follows a prompt token by
         token.
     question_apart: evict before the question, as if the text had been read in advance.
 
