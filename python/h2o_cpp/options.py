@@ -170,10 +170,11 @@ class CacheOptions(ArchiveOptions):
             positions=chosen.positions,
         )
 
-    @property
-    def most_rows(self) -> int:
-        """n_batch, or the largest that a device has by default."""
-        return 2048 if self.n_batch is None else self.n_batch
+    def rows_on(self, device: str) -> int:
+        """n_batch, or the default of a device, as Generator or the core names it."""
+        if self.n_batch is not None:
+            return self.n_batch
+        return 2048 if device.startswith("cuda") else 512
 
     def core(self) -> _core.SessionOptions:
         """For the core, with one sequence; `policy` and `n_ctx` must be known."""
@@ -335,17 +336,18 @@ class GeneratorOptions(CacheOptions, MachineOptions, EngineOptions):
     """All options of Generator, which documents them."""
 
     def __post_init__(self) -> None:
-        check_int("n_batch", self.most_rows, 1, MAX_ROWS)
+        if self.n_batch is not None:
+            check_int("n_batch", self.n_batch, 1, MAX_ROWS)
         super().__post_init__()
         budget = (self.hh, self.recent, self.cache_memory, self.policy)
         if self.lossless and all(part is None for part in budget):
             object.__setattr__(self, "hh", self.draft_tokens)
-        check_int("n_batch", self.most_rows, 1, MAX_ROWS - self.max_drafts)
-        most = _most_sequences(self.most_rows + self.max_drafts)
+        n_batch = check_int("n_batch", self.rows_on(self.device), 1, MAX_ROWS - self.max_drafts)
+        most = _most_sequences(n_batch + self.max_drafts)
         if self.max_sequences is not None and self.max_sequences > most:
             raise ValueError(
                 f"max_sequences={self.max_sequences}, expected at most {most} with "
-                f"n_batch={self.most_rows}"
+                f"n_batch={n_batch}"
             )
 
 

@@ -179,7 +179,7 @@ CASES: list[tuple[Callable[[Any], object], str]] = [
     (lambda p: Generator(p.path, threads=5000), "threads=5000, expected an integer, 1 to 1024"),
     (lambda p: p.open(seed="x"), "seed='x', expected an integer, 0 or more"),
     (lambda p: p.open(snapshot_bytes="x"), "snapshot_bytes='x', expected bytes"),
-    (lambda p: p.open(max_sequences=70000), "max_sequences=70000, expected at most 63489 with"),
+    (lambda p: p.open(max_sequences=70000), "max_sequences=70000, expected at most 65025 with"),
     (lambda p: p.open(memory="4 gigs"), "memory='4 gigs', expected bytes or a size"),
     (lambda p: p.open(memory=-1), "memory=-1, expected bytes or a size such as 4GiB"),
     (lambda p: capacity(p.path, None), "memory=None, expected bytes"),  # type: ignore[arg-type]

@@ -132,7 +132,7 @@ def inspect(
     """
     given = make_options(CacheOptions, {"policy": policy, "n_batch": 1, **cache})
     options = given.for_model(ModelFile(model.shards))
-    n_ctx, n_batch = options.context, options.most_rows
+    n_ctx, n_batch = options.context, options.rows_on(model.backend)
     check_int("max_tokens", max_tokens, 0)
     if not 0 < len(tokens) <= n_ctx:
         raise ValueError(f"the text has {len(tokens)} tokens, expected 1 to n_ctx={n_ctx}")

@@ -51,7 +51,7 @@ def _open_on(device: str, file: ModelFile, options: GeneratorOptions) -> Runtime
         cache = replace(cache, policy=Policy.full())
         each += cache.slab_bytes(file)
     session = cache.core()
-    n_sequences, session.n_sequences = options.sequences(each, options.most_rows)
+    n_sequences, session.n_sequences = options.sequences(each, options.rows_on(device))
     session.max_sequences = n_sequences
     session.max_drafts = options.max_drafts_of(file)
     tokenizer = Tokenizer.of_model(model)
