@@ -1,26 +1,16 @@
-// Sums and maxima over a workgroup of THREADS, in the same order on every device.
+// Sums and maxima over a workgroup of THREADS.
+#include "join.glsl"
+
 shared float reduced[THREADS];
 
+float plus(float a, float b) { return a + b; }
+
 float group_sum(float x) {
-  const uint t = gl_LocalInvocationIndex;
-  barrier();
-  reduced[t] = x;
-  barrier();
-  for (uint apart = THREADS / 2; apart > 0; apart /= 2) {
-    if (t < apart) reduced[t] += reduced[t + apart];
-    barrier();
-  }
+  JOIN_ALL(reduced, x, plus)
   return reduced[0];
 }
 
 float group_max(float x) {
-  const uint t = gl_LocalInvocationIndex;
-  barrier();
-  reduced[t] = x;
-  barrier();
-  for (uint apart = THREADS / 2; apart > 0; apart /= 2) {
-    if (t < apart) reduced[t] = max(reduced[t], reduced[t + apart]);
-    barrier();
-  }
+  JOIN_ALL(reduced, x, max)
   return reduced[0];
 }

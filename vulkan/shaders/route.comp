@@ -21,14 +21,7 @@ shared uint64_t best_of[THREADS];
 #include "reduce.glsl"
 
 uint64_t largest_key(uint64_t key) {
-  const uint t = gl_LocalInvocationIndex;
-  barrier();
-  best_of[t] = key;
-  barrier();
-  for (uint apart = THREADS / 2; apart > 0; apart /= 2) {
-    if (t < apart) best_of[t] = max(best_of[t], best_of[t + apart]);
-    barrier();
-  }
+  JOIN_ALL(best_of, key, max)
   return best_of[0];
 }
 

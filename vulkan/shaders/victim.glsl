@@ -1,3 +1,5 @@
+#include "join.glsl"
+
 // An evictable token. The lowest importance is evicted first; ties: the younger token, so that all
 // back ends agree.
 struct Victim {
@@ -16,16 +18,14 @@ void wait_for_all() {
   barrier();
 }
 
+Victim first_of(Victim a, Victim b) {
+  if (before(b, a)) return b;
+  return a;
+}
+
 // The first of all threads' victims.
 Victim first_victim(Victim own) {
-  const uint t = gl_LocalInvocationIndex;
-  barrier();
-  victims[t] = own;
-  barrier();
-  for (uint apart = THREADS / 2; apart > 0; apart /= 2) {
-    if (t < apart && before(victims[t + apart], victims[t])) victims[t] = victims[t + apart];
-    barrier();
-  }
+  JOIN_ALL(victims, own, first_of)
   return victims[0];
 }
 
