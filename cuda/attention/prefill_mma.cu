@@ -166,7 +166,7 @@ __device__ __forceinline__ float change(const PrefillStep& step, const SegmentKe
   const bool slopes = step.changes.slopes != nullptr;
   // Is a key outside the window of the tile's last row, as any of the cached ones may be?
   const int32_t last_row = min(first_query + S::kQueries, step.n_queries()) / step.group;
-  const bool hides = step.window > 0 && first_key < keys.kept + max(0, last_row - step.window + 1);
+  const bool hides = first_key < keys.end_of_hidden(step.window, last_row);
   if (!slopes && !hides) return cap<S>(step, logits);
   float rows[S::kStrips][2], slope[S::kStrips][2];
 #pragma unroll

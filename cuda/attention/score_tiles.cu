@@ -237,9 +237,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kDim <= 128 ? 3 : 2)
     __syncthreads();  // tiles[used] has been loaded
     const int32_t first_row = first_query / step.group;
     const int32_t last_row = (first_query + S::kQueries - 1) / step.group;
-    const bool far = block_key < keys.kept + max(0, last_row - step.window + 1);
     if (last_key > keys.kept + first_row || step.changes.slopes != nullptr ||
-        (step.window > 0 && far)) {
+        block_key < keys.end_of_hidden(step.window, last_row)) {
       add_tile<S, true>(step, tiles[used], own, received);
     } else {
       add_tile<S, false>(step, tiles[used], own, received);

@@ -54,6 +54,11 @@ struct SegmentKeys {
     return window > 0 && row >= window - 1 ? kept + row - (window - 1) : 0;
   }
 
+  // The end of the keys that a row may not see, because they may be outside its window.
+  __device__ int32_t end_of_hidden(int32_t window, int32_t row) const {
+    return window > 0 ? kept + max(0, row - window + 1) : 0;
+  }
+
   // The end of the rows of which one may see a key up to i.
   __device__ int32_t end_of_seeing(const Segment& segment, int32_t window, int32_t i) const {
     return window > 0 ? min(segment.n_rows, max(i - kept, -1) + window) : segment.n_rows;
