@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "text/drafter.h"
@@ -55,7 +54,7 @@ class DraftPace {
   static constexpr int32_t kFirstPause = 32;
   static constexpr int32_t kLongestPause = 1024;
 
-  // A try takes this share of the time between tries, at most.
+  // A try takes this share of the time between tries, or more if it is longer than 51 steps.
   static constexpr double kTriedShare = 0.05;
 
   static constexpr int32_t kMostTries = 4;    // proposals
