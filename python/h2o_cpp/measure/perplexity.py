@@ -101,7 +101,7 @@ def measure(
     agreement: compare the predictions of all windows with those of the full cache.
     """
     n_ctx = check_int("n_ctx", every.cache.context, 2)
-    check_int("n_batch", every.cache.n_batch or 1, 1, n_ctx)
+    check_int("n_batch", every.cache.n_batch, 1, n_ctx)
     compared = every.caches(model)
     if agreement and (streaming or stride is not None):
         raise ValueError("agreement applies to whole windows, not to streaming or a stride")

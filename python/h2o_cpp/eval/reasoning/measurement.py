@@ -18,6 +18,7 @@ from h2o_cpp.budget.policy import Policy
 from h2o_cpp.eval.reasoning.problems import Problem, make_problem
 from h2o_cpp.generator import Generator
 from h2o_cpp.measure.budgets import Budgeted, at_budgets
+from h2o_cpp.options import ArchiveOptions
 
 # An output that is this many times as long as the solution is cut off.
 _MOST_LENGTHS = 2
@@ -78,9 +79,9 @@ def measure(
     mean_length = sum(len(p.prompt) + len(p.trace) for p in problems) // len(problems)
     whole = Budgeted("full", 1.0, mean_length, Policy.full())
     full: _Outputs | None = None
-    common = {name: value for name, value in options.items() if not name.startswith("archive")}
+    without_archive = options | vars(ArchiveOptions())
     for one in [whole, *at_budgets(policies, budgets, mean_length)]:
-        some = options if full else common
+        some = options if full else without_archive
         with Generator(
             path, policy=one.policy, n_ctx=longest + 8, prefix_cache=0, **some
         ) as generator:

@@ -41,14 +41,14 @@ def measure(
 ) -> Iterator[Measurement]:
     """Measure each task with the full cache, without the fact, and with every policy and budget.
 
-    every: the caches; n_ctx is required. The correct answer follows a prompt token by
+    every: the caches; n_ctx and n_batch are required. The correct answer follows a prompt token by
         token.
     question_apart: evict before the question, as if the text had been read in advance.
 
     Raises ValueError.
     """
     n_ctx = every.cache.context
-    check_int("n_batch", every.cache.n_batch or 1, 1, n_ctx)
+    check_int("n_batch", every.cache.n_batch, 1, n_ctx)
     whole, *evicting = every.caches(model)
     absent = whole._replace(name="absent")
     for task, samples in tasks.items():
