@@ -16,8 +16,8 @@ import pytest
 
 from h2o_bench.chart import Chart, draw
 from h2o_bench.main import main, names
-from h2o_bench.results import Results, ResultsError, Row
-from h2o_bench.tables import markdown, put_between
+from h2o_bench.results import Results, ResultsError, Row, read
+from h2o_bench.tables import markdown
 from support.needs import LINUX, packages, programs
 from support.shapes import SHAPES, small
 
@@ -195,16 +195,25 @@ def test_tables() -> None:
     assert "| a | theirs | 100 (98.0 to 160) **2.00x** | | 0.0123 |" in lines
     assert "| b | theirs | 50.0 | | |" in lines  # nothing of ours to compare with
     assert "- a, other; b, other: not installed" in lines
-    assert text.endswith("### second\n\n| x   |\n|-----|\n| y   |\n")
+    assert text.endswith("### second\n\n| x |\n| --- |\n| y |\n")
 
 
-def test_table_between_marks(tmp_path: Path) -> None:
+def test_results_go_into_a_record(tmp_path: Path) -> None:
+    """Beside the page, with where they are from; text around the table stays."""
     page = tmp_path / "page.md"
-    page.write_text("before\n<!-- a -->\nold\n<!-- /a -->\nafter\n")
-    put_between(page, "a", "new\n")
-    assert page.read_text() == "before\n<!-- a -->\nnew\n<!-- /a -->\nafter\n"
-    with pytest.raises(ValueError, match="has no markers <!-- b --> and <!-- /b -->"):
-        put_between(page, "b", "new\n")
+    page.write_text("before\n<!-- speed -->\nold\n<!-- /speed -->\nafter\n")
+    words = ["sampler", "--vocab", "50", "--rounds", "1"]
+    assert main([*words, "--into", f"{page}#speed"]) == 0
+    before, text, after = page.read_text().split(" -->\n")
+    line, *_ = read(tmp_path / "page.jsonl")
+    assert (line["name"], line["row"]["options"]) == ("speed", "greedy")
+    assert before.startswith("before")
+    command = f"tools/bench {' '.join(words)} --into page.md#speed"
+    assert f"```sh\n{command}\n```\n{line['machine']}, {line['date']}" in text
+    assert "| greedy |" in text
+    assert after == "after\n"
+    page.write_text("<!-- none -->\n<!-- /none -->\n")
+    assert main([*words, "--into", str(page)]) == 1
 
 
 def test_chart(tmp_path: Path) -> None:

@@ -1,33 +1,22 @@
-"""The documentation: links resolve, code runs, outputs are as shown, and the site builds."""
+"""The documentation: links resolve, records show their results, and the site builds."""
 
 from __future__ import annotations
 
-import ast
-import asyncio
-import inspect
 import itertools
 import os
 import re
-import shlex
-import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
-from h2o_cpp import BUNDLED_MODEL, Chat, Completion, Generator
-from h2o_cpp.cli import _GROUPS, main, make_parser
+from h2o_bench.tables import TABLE, redraw
+from h2o_cpp.cli import _GROUPS, make_parser
 from support.needs import packages
-from support.scripted_chat import scripted_chat
-from support.scripted_opt import END
+from support.pages import FENCE, PAGES, ROOT, documented_commands
 
-ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "docs" / "site"
-FOLDERS = (".", "docs", "docs/measured", "examples", "models")
-PAGES = sorted(page for folder in FOLDERS for page in (ROOT / folder).glob("*.md"))
-FENCE = re.compile(r"^( *)(```+)(\w*)\n(.*?)^\1\2$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)|\b(?:src|srcset)=\"([^\"]+)\"")
 
 
@@ -36,13 +25,14 @@ def prose(page: Path) -> str:
     return re.sub(r"`[^`\n]+`", "``", FENCE.sub("", page.read_text(encoding="utf-8")))
 
 
+def anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as on GitHub and on the site."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
-    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    return {
-        re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings
-    }
+    return {anchor(heading) for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
 
 
 def broken_links(page: Path) -> list[str]:
@@ -87,114 +77,42 @@ def test_broken_links_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ]
 
 
-def blocks(page: str, language: str = "python") -> list[str]:
-    """The code blocks of a page in a language."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    return [textwrap.dedent(match[4]) for match in FENCE.finditer(text) if match[3] == language]
+RECORDS = sorted((ROOT / "docs" / "measured").glob("*.md"))
 
 
-def run(page: str, names: dict[str, object]) -> dict[str, object]:
-    """The names after the Python blocks of a page, run in order."""
-    for block in blocks(page):
-        code = compile(block, page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        done = eval(code, names)
-        if inspect.iscoroutine(done):
-            asyncio.run(done)
-    return names
+@pytest.mark.parametrize("page", RECORDS, ids=lambda page: page.name)
+def test_records_show_their_results(page: Path) -> None:
+    """Each table is that of the results beside the page (`tools/bench records` draws it)."""
+    text = page.read_text(encoding="utf-8")
+    assert text == redraw(page)
+    assert not re.search(r"^\|", TABLE.sub("", text), re.MULTILINE)
 
 
-@pytest.fixture
-def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with the bundled model under the names that pages use."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("model.gguf", "large.gguf", "tiny-opt.gguf"):
-        shutil.copyfile(BUNDLED_MODEL, name)
-    return tmp_path
+def section(page: Path, name: str) -> str:
+    """The text after the heading with this anchor; the whole page without one."""
+    text = page.read_text(encoding="utf-8")
+    headings = [*re.finditer(r"^#+ (.+)$", text, re.MULTILINE), None]
+    for heading, following in itertools.pairwise(headings):
+        if heading is not None and anchor(heading[1]) == name:
+            return text[heading.end() : following and following.start()]
+    return text
 
 
-@pytest.mark.usefixtures("in_folder")
-def test_quick_start(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(blocks("docs/quickstart.md")) == 3
-    run("docs/quickstart.md", {})
-    out = capsys.readouterr().out
-    assert re.search(r"^\d+ tokens read, 409 kept$", out, re.MULTILINE)
-    assert "100 tokens seen;" in out
-
-
-def test_front_page(capsys: pytest.CaptureFixture[str]) -> None:
-    run("docs/index.md", {})
-    assert len(capsys.readouterr().out) > 100
-
-
-def test_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its Python blocks run with a model that has a chat template."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("model.gguf", "small.gguf"):
-        scripted_chat([END] * 128).write(Path(name))
-    names = run("README.md", {})
-    assert isinstance(names["chat"], Chat)
-    assert len(names["outputs"]) == 2  # type: ignore[arg-type]
-
-
-@pytest.mark.usefixtures("in_folder")
-def test_batching_page(capsys: pytest.CaptureFixture[str]) -> None:
-    names = run("docs/batching.md", {"prompts": ["The old man", "It was"]})
-    pieces = capsys.readouterr().out
-    assert set(re.findall(r"^[01] ", pieces, re.MULTILINE)) == {"0 ", "1 "}
-    assert isinstance(names["completion"], Completion)
-    assert names["completion"].result().completion_tokens > 0
-
-
-@pytest.mark.usefixtures("in_folder")
-def test_snapshots_of_the_cache_page() -> None:
-    names: dict[str, object] = {"generator": Generator("model.gguf", hh=0.2)}
-    run("docs/cache.md", names | {"prompt": "The old", "question": "Who?", "system_prompt": "Be."})
-
-
-@packages("llguidance", "pydantic")
-@pytest.mark.usefixtures("in_folder")
-def test_grammar_page() -> None:
-    run("docs/grammar.md", {"generator": Generator("model.gguf")})
-
-
-def documented_commands(page: Path) -> list[list[str]]:
-    """The arguments of each h2o-cpp in a page's sh blocks, without the shell's variables."""
-    found = []
-    for block in blocks(str(page), "sh"):
-        for line in block.replace("\\\n", "").splitlines():
-            lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
-            lexer.whitespace_split = True
-            words = ["0.2" if word.startswith("$(") else word for word in lexer]
-            for separates, command in itertools.groupby(
-                words, {"|", "&&", ";", "<", ">"}.__contains__
-            ):
-                name, *arguments = command
-                if not separates and Path(name).name == "h2o-cpp":
-                    found.append([word for word in arguments if not word.startswith("$")])
-    return found
+def test_claims_of_the_readme_lead_to_results() -> None:
+    """Each row of the table "Measured" has a link to a table of results."""
+    claims = section(ROOT / "README.md", "measured").split("|---|---|")[1].strip().splitlines()
+    assert len(claims) == 3
+    for claim in claims:
+        links = [link for link, _ in LINK.findall(claim) if link.startswith("docs/measured/")]
+        assert links
+        for page, _, heading in (link.partition("#") for link in links):
+            assert TABLE.search(section(ROOT / page, heading)), (page, heading)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_have_valid_options(page: Path) -> None:
     for words in documented_commands(page):
         assert make_parser(words[0]).parse_args(words).command == words[0]
-
-
-def expected_output(page: str) -> tuple[list[str], re.Pattern[str]]:
-    """The command of a page that begins with $, and its output, in which ... is any text."""
-    (block,) = blocks(page, "")
-    command, output = re.fullmatch(r"\$ h2o-cpp (.*?[^\\])\n(.*)", block, re.DOTALL).groups()  # type: ignore[union-attr]
-    pattern = re.escape(output.strip()).replace(re.escape("..."), ".*")
-    return shlex.split(command.replace("\\\n", "")), re.compile(pattern, re.DOTALL)
-
-
-@pytest.mark.usefixtures("in_folder")
-@pytest.mark.parametrize("page", ["docs/inspect.md", "docs/batching.md"])
-def test_printed_output(page: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The output of a command is as its page shows it."""
-    arguments, output = expected_output(page)
-    assert main(arguments) == 0
-    assert output.fullmatch(capsys.readouterr().out.strip())
 
 
 def test_every_page_is_in_the_contents() -> None:

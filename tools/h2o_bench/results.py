@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,6 +16,12 @@ from h2o_cpp.files.atomic import atomic_output
 Row: TypeAlias = Mapping[str, Any]
 
 
+def read(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file of results; numbers with a point are Decimals, with digits as written."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line, parse_float=Decimal) for line in lines]
+
+
 class ResultsError(Exception):
     """Results could not be written; the file has those before them."""
 
@@ -22,15 +29,15 @@ class ResultsError(Exception):
 class Results:
     """A file of rows, each written when it is known. Methods that write raise ResultsError."""
 
-    def __init__(self, path: Path, about: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, about: Mapping[str, str], replaced: str = "command") -> None:
         """about: what every line says besides its row, such as the command.
 
-        Rows that the same command has written before are removed. The file may not exist.
+        Lines that are there with the same value of `replaced` are removed. The file may not exist.
         """
         self._path = path
         self._about = dict(about)
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        kept = [line for line in lines if json.loads(line)["command"] != about["command"]]
+        kept = [line for line in lines if json.loads(line)[replaced] != about[replaced]]
         if len(kept) == len(lines):
             return
         try:

@@ -1,15 +1,18 @@
-"""Rows as Markdown tables, and tables in pages."""
+"""Rows as Markdown tables, and records: pages whose tables show the results beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tabulate import tabulate
+from h2o_bench.results import Row, read
 
-from h2o_bench.results import Row
+TABLE = re.compile(r"(<!-- (\S+) -->\n).*?(<!-- /\2 -->\n)", re.DOTALL)
+_WRITTEN = 6  # a number with up to so many digits was rounded already
 
 
 def markdown(rows: Iterable[Row], base: str | None = None) -> str:
@@ -27,7 +30,8 @@ def markdown(rows: Iterable[Row], base: str | None = None) -> str:
         lines += [f"### {title}", ""] if title else []
         if found:
             cells = [[_cell(row, key, _base(row, found, base)) for key in columns] for row in found]
-            lines += [tabulate(cells, columns, tablefmt="github", disable_numparse=True), ""]
+            lines += [f"| {' | '.join(one)} |" for one in (columns, ["---"] * len(columns), *cells)]
+            lines.append("")
         lines += _absent(row for row in rows if row.get("table", "") == title and "absent" in row)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -54,12 +58,14 @@ def _cell(row: Row, key: str, base: Row | None) -> str:
     if len(value) > 1:
         text += f" ({digits(min(value))} to {digits(max(value))})"
     if base is not None and base.get(key):
-        text += f" **{median(base[key]) / median(value):.2f}x**"
+        text += f" **{float(median(base[key]) / median(value)):.2f}x**"
     return text
 
 
 def digits(value: Any) -> str:
-    """A number with three digits, or more before its point."""
+    """A number with three digits, or more before its point; a Decimal that has few, as it is."""
+    if isinstance(value, Decimal) and len(value.as_tuple().digits) > _WRITTEN:
+        value = float(value)
     if not isinstance(value, float):
         return str(value)
     size = abs(value)
@@ -78,12 +84,33 @@ def _absent(rows: Iterable[Row]) -> Iterator[str]:
         yield ""
 
 
-def put_between(page: Path, name: str, table: str) -> None:
-    """Replace the table between <!-- name --> and <!-- /name -->. Raises ValueError without
-    markers."""
-    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->\n"
-    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
-    _, mark, after = rest.partition(end)
-    if not mark:
-        raise ValueError(f"{page} has no markers {begin.strip()} and {end.strip()}")
-    page.write_text(f"{before}{begin}{table}{end}{after}", encoding="utf-8")
+def redraw(page: Path) -> str:
+    """A record with the tables of PAGE.jsonl between <!-- NAME --> and <!-- /NAME -->.
+
+    Raises ValueError if a table has no results, or results have no table.
+    """
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for line in read(page.with_suffix(".jsonl")):
+        found.setdefault(line["name"], []).append(line)
+    text = page.read_text(encoding="utf-8")
+    marked = [match[2] for match in TABLE.finditer(text)]
+    if different := found.keys() ^ set(marked):
+        raise ValueError(
+            f"{page.name}: got {', '.join(sorted(different))} only among its tables or only among "
+            f"the results of {page.stem}.jsonl, expected both"
+        )
+    return TABLE.sub(lambda match: match[1] + _record(found[match[2]]) + match[3], text)
+
+
+def _record(lines: Sequence[Mapping[str, Any]]) -> str:
+    """How, where and when results were measured, as far as it is known, and their table."""
+    commands = dict.fromkeys(command for line in lines for command in line["command"].splitlines())
+    text = "\n".join(["```sh", *commands, "```", ""]) if commands else ""
+    text += "; ".join(filter(None, dict.fromkeys(map(_where, lines))))
+    table = markdown([line["row"] for line in lines], lines[0].get("base"))
+    return f"{text}\n\n{table}" if text else table
+
+
+def _where(line: Mapping[str, Any]) -> str:
+    commit = f"commit {line['commit']}" if line["commit"] else ""
+    return ", ".join(filter(None, (line["machine"], line["date"], commit)))
