@@ -174,10 +174,31 @@ def test_archive_keeps_what_is_evicted(reasoner: Path) -> None:
     assert accuracies(archive="q8_0", archive_pages=30) == [full, full]
 
 
-def test_protected_prompt_needs_room(tiny_opt: Path) -> None:
-    problems = [Problem("abcdefghijklmnopqrstuvwxyz" * 2, "z" * 8, "z")]
-    with pytest.raises(ValueError, match=r"protect.* (\d+) .*budget"):
-        list(measure(tiny_opt, "x", problems, policies=["h2o"], budgets=[0.1], threads=1))
+def test_protected_prompt_that_fills_a_budget(reasoner: Path) -> None:
+    """The other rows are measured; the prompt has 12 tokens, one of them before the text."""
+    problems = [Problem("a" * 10 + "=", "z" * 10, "z")]
+    rows = measure(
+        reasoner, "x", problems, policies=["window"], budgets=[12 / 21, 13 / 21], threads=1
+    )
+    assert [(row.kept, row.protect, row.longest_prompt, row.problems) for row in rows] == [
+        (21, "none", 12, 1),
+        (12, "none", 12, 1),
+        (12, "prompt", 12, 0),
+        (13, "none", 12, 1),
+        (13, "prompt", 12, 1),
+    ]
+
+
+def test_command_shows_prompts_that_do_not_fit(
+    reasoner: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "--tasks sort --length 48 --samples 2 --hh 0.1 --policy window --protect prompt -t 1"
+    command = ["reasoning", str(reasoner), *words.split()]
+    assert main(command) == 0
+    *_, row = (line for line in capsys.readouterr().out.splitlines() if line.startswith("| sort"))
+    assert re.search(r"\| a prompt of \d+ tokens does not fit \| - \|", row)
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["measured"][1]["accuracy"] is None
 
 
 def test_command(tiny_opt: Path, capsys: pytest.CaptureFixture[str]) -> None:

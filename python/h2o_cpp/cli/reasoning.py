@@ -99,9 +99,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _cells(row: Measurement) -> list[str]:
+    cache = [row.family, row.policy, row.protect, f"{row.budget:g}", str(row.kept)]
+    if row.problems == 0:
+        return [*cache, f"a prompt of {row.longest_prompt} tokens does not fit", *"-" * 6]
     errors = ["-" if isnan(e) else f"{e:.3f}" for e in (row.error, row.of_full_error)]
     return [
-        *(row.family, row.policy, row.protect, f"{row.budget:g}", str(row.kept)),
+        *cache,
         *(f"{row.accuracy:.3f}", errors[0], f"{row.of_full:+.3f}", errors[1]),
         *(f"{row.tokens:.2f}", f"{row.loops:.0%}", f"{row.tokens_per_second:.0f}"),
     ]

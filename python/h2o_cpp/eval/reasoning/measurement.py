@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan, sqrt
 from random import Random
 from time import perf_counter
@@ -30,21 +30,22 @@ PROTECTED: tuple[Protected, ...] = ("none", "prompt")
 
 @dataclass(frozen=True)
 class Measurement:
-    """A family of problems with one cache."""
+    """A family of problems with one cache; without values where a protected prompt does not fit."""
 
     family: str
     policy: str
     protect: Protected
     budget: float  # fraction of the mean length of a problem with its solution
     kept: int  # tokens per layer and KV head
-    accuracy: float  # share of solved problems
-    error: float  # standard error of accuracy; nan for one problem
-    of_full: float  # difference of accuracy to the full cache
-    of_full_error: float  # of of_full, over pairs of outputs
-    tokens: float  # generated, relative to the full cache
-    loops: float  # share of outputs that end in a loop
-    tokens_per_second: float  # generated, of all sequences together
-    problems: int
+    longest_prompt: int  # tokens
+    problems: int = 0
+    accuracy: float = nan  # share of solved problems
+    error: float = nan  # standard error of accuracy; nan for one problem
+    of_full: float = nan  # difference of accuracy to the full cache
+    of_full_error: float = nan  # of of_full, over pairs of outputs
+    tokens: float = nan  # generated, relative to the full cache
+    loops: float = nan  # share of outputs that end in a loop
+    tokens_per_second: float = nan  # generated, of all sequences together
 
 
 def make_problems(family: str, *, n: int, length: int, seed: int) -> list[Problem]:
@@ -72,8 +73,8 @@ def measure(
     protects: whether the prompt is never evicted ("prompt") or treated as other tokens ("none").
     options: for Generator, except those of the cache's size. The full cache has no archive.
 
-    Outputs are greedy. Raises as Generator does, and ValueError if a protected prompt leaves no
-    room in a budget or a problem is longer than the model's context.
+    Outputs are greedy. Raises as Generator does, and ValueError if a problem is longer than the
+    model's context.
     """
     longest = max(len(p.prompt) + _MOST_LENGTHS * len(p.trace) for p in problems)
     mean_length = sum(len(p.prompt) + len(p.trace) for p in problems) // len(problems)
@@ -85,10 +86,15 @@ def measure(
         with Generator(
             path, policy=one.policy, n_ctx=longest + 8, prefix_cache=0, **some
         ) as generator:
+            longest_prompt = max(len(generator.tokenize(problem.prompt)) for problem in problems)
             for protect in protects if full else PROTECTED[:1]:
+                cache = Measurement(family, one.name, protect, one.budget, one.kept, longest_prompt)
+                if protect == "prompt" and longest_prompt >= one.kept:
+                    yield cache
+                    continue
                 outputs = _solve(generator, problems, protect)
                 full = full or outputs
-                yield _measurement(family, one, protect, outputs, full)
+                yield _measured(cache, outputs, full)
 
 
 class _Outputs(NamedTuple):
@@ -122,16 +128,11 @@ def is_loop(text: str) -> bool:
     return any(text.endswith(text[-n:] * _REPETITIONS) for n in lengths)
 
 
-def _measurement(
-    family: str, one: Budgeted, protect: Protected, outputs: _Outputs, full: _Outputs
-) -> Measurement:
+def _measured(cache: Measurement, outputs: _Outputs, full: _Outputs) -> Measurement:
     gain = outputs.solved.astype(float) - full.solved
-    return Measurement(
-        family,
-        one.name,
-        protect,
-        one.budget,
-        one.kept,
+    return replace(
+        cache,
+        problems=len(gain),
         accuracy=float(outputs.solved.mean()),
         error=_error(outputs.solved.astype(float)),
         of_full=float(gain.mean()),
@@ -139,7 +140,6 @@ def _measurement(
         tokens=float(outputs.tokens.sum() / max(1, full.tokens.sum())),
         loops=float(outputs.loops.mean()),
         tokens_per_second=float(outputs.tokens.sum() / outputs.seconds),
-        problems=len(gain),
     )
 
 
