@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from h2o_cpp.arguments import check_int, check_str, short
+from h2o_cpp.budget.policy import is_at_most_half
 from h2o_cpp.generation.prompt_memory import PromptParts
 from h2o_cpp.generation.request import ContextFullError, Request, StreamOptions, show_options
 from h2o_cpp.generation.snapshot import Snapshot
@@ -46,14 +47,15 @@ class Chat:
         *,
         system: str | None = None,
         template: str | None = None,
-        protect: Literal["system", "prompt"] | int | None = None,
+        protect: Literal["system", "prompt", "auto"] | int | None = None,
         truncation: Truncation = "error",
     ) -> None:
         """Begin a conversation.
 
         system: the system prompt; default: none.
         protect: tokens that are never evicted, inside the budget: "system", those before the first
-            message; "prompt", those up to the first reply; or a number, the first ones.
+            message; "auto", these if they are at most half of the budget; "prompt", those up to the
+            first reply; or a number, the first ones.
         template: a Jinja2 chat template, its file, or the name of a built-in one; default: the
             model file's.
         truncation: as for Generator.chat(); `messages` keeps the whole conversation.
@@ -68,11 +70,14 @@ class Chat:
             check_str("system", system)
         self._generator = generator
         self._template = generator.chat_template(template)
-        if isinstance(protect, str) and protect not in ("system", "prompt"):
-            raise ValueError(f"protect={protect!r}, expected 'system', 'prompt' or a number")
+        if isinstance(protect, str) and protect not in ("system", "prompt", "auto"):
+            raise ValueError(
+                f"protect={protect!r}, expected 'system', 'prompt', 'auto' or a number"
+            )
         self._protect = (
             protect if isinstance(protect, str | None) else check_int("protect", protect, 0)
         )
+        self._is_auto = protect == "auto"
         self._truncation = check_truncation(truncation)
         self._messages: list[Message] = []
         if system is not None:
@@ -143,7 +148,7 @@ class Chat:
         messages = [*self.messages, message]
         turn = self._generator._fitting(self._template, messages, self._truncation)
         tokens = turn.prompt.tokens
-        is_divided = bool(self._messages) or self._protect == "system"
+        is_divided = bool(self._messages) or self._protect in ("system", "auto")
         n = self._template.n_before(tokens, messages) if is_divided else 0
         protect = self._n_protected(tokens, n)
         if protect is not None:
@@ -159,9 +164,11 @@ class Chat:
         """The number of protected tokens; tokens: up to the first reply, n_system: before the first
         message.
         """
-        if isinstance(self._protect, str):
-            return n_system if self._protect == "system" else len(tokens)
-        return self._protect
+        if self._protect == "prompt":
+            return len(tokens)
+        if self._protect == "auto" and not is_at_most_half(n_system, self._generator.policy):
+            return None
+        return n_system if isinstance(self._protect, str) else self._protect
 
     @property
     def tokens(self) -> list[int]:
@@ -178,6 +185,8 @@ class Chat:
         """
         other = copy(self)
         other._generator, other._messages, other._reply = generator, self.messages, None
+        if self._is_auto:
+            other._protect = "auto"
         return other
 
     def fork(self) -> Chat:
@@ -201,7 +210,7 @@ class Chat:
         path: str | os.PathLike[str],
         *,
         template: str | None = None,
-        protect: Literal["system", "prompt"] | int | None = None,
+        protect: Literal["system", "prompt", "auto"] | int | None = None,
     ) -> Chat:
         """Load a saved conversation; protect: as when it began.
 

@@ -350,6 +350,16 @@ class GeneratorOptions(CacheOptions, MachineOptions, EngineOptions):
                 f"n_batch={n_batch}"
             )
 
+    def with_policy(self, policy: str | None) -> GeneratorOptions:
+        """These options, with this policy if they have a budget without one.
+
+        A lossless draft's cache keeps the paper's: it is filled from another, without values.
+        """
+        has_budget = self.hh not in (None, "auto") and self.recent is None and self.policy is None
+        if policy is None or self.lossless or not has_budget:
+            return self
+        return replace(self, policy=policy)
+
 
 def _most_sequences(n_rows: int) -> int:
     """The most sequences, each with a row of a step in addition to a chunk and drafts."""

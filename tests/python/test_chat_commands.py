@@ -215,12 +215,21 @@ def test_inspect_command(converse: Converse) -> None:
     assert shown.endswith("recent  · evicted, or kept in fewer heads\n")
 
 
+def test_default_policy(converse: Converse) -> None:
+    """That of the paper only if it is named, as a whole or by a part."""
+    for options, is_named in ((), False), (("--policy", "h2o"), True), (("--recent", "9"), True):
+        _, _, err = converse("/budget\n/budget 30\n", HI, "--hh", "20", *options)
+        budget, changed = (line for line in err.splitlines() if "Policy(" in line)
+        assert ("value_norm='output'" not in budget) == is_named
+        assert "value_norm='output'" in changed
+
+
 def test_notes_about_what_is_forgotten(
     tiny_opt: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Once for each message, also after /reset; none of protected instructions."""
     options = ["--template", PLAIN, "--system", "Be brief.", "-n", "60", "--ignore-eos"]
-    options += ["--temperature", "0", "--threads", "1"]
+    options += ["--temperature", "0", "--threads", "1", "--policy", "h2o"]
 
     def notes(lines: str, *more: str) -> list[str]:
         monkeypatch.setattr("sys.stdin", io.StringIO(lines))
@@ -249,8 +258,10 @@ def test_notes_about_what_is_forgotten(
     assert "earlier turns" in of_two[-1] or "Where is ship" in of_two[-1]
     assert notes(lines, "--hh", "2") == of_two
     assert notes(f"{lines}\n/reset\n{lines}", "--hh", "2") == of_two * 2
-    protected = notes(lines, "--hh", "20", "--protect", "system")
+    protected = notes(lines, "--hh", "20")
     assert protected == expected(20, "system")
+    assert notes(lines, "--hh", "20", "--protect", "system") == protected
+    assert notes(lines, "--hh", "20", "--protect", "none") == expected(20)
     assert not any(system in note for note in protected)
     assert not notes(lines, "--hh", "400")
 

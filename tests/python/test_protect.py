@@ -174,9 +174,25 @@ def test_chat_keeps_its_system_prompt(tiny_opt: Path) -> None:
         with pytest.raises(TypeError, match="protect is an option of Chat"):
             chat.say("x", protect=3)
         with pytest.raises(
-            ValueError, match="protect='all', expected 'system', 'prompt' or a number"
+            ValueError, match="protect='all', expected 'system', 'prompt', 'auto' or a number"
         ):
             Chat(generator, template=TEMPLATE, protect="all")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("budget", "holds"), [(40, True), (20, False)])
+def test_chat_protects_a_short_system_prompt(tiny_opt: Path, budget: int, holds: bool) -> None:
+    """Also after a change of the budget."""
+    options: dict[str, Any] = {"n_ctx": N_CTX, "n_batch": 16, "threads": 1}
+    with Generator(tiny_opt, hh=60 - budget, **options) as other:
+        chat = Chat(other, system="Talk like the sea.", template=TEMPLATE, protect="auto")
+        for _ in chat.say("Who are you?", max_tokens=5, **GREEDY):
+            pass
+    with Generator(tiny_opt, hh=budget, **options) as generator:
+        n_system = len(generator.tokenize("[system] Talk like the sea.\n[user]"))
+        assert 10 < n_system <= 20
+        for _ in chat.moved(generator).say("And then?", max_tokens=60, **GREEDY):
+            pass
+        assert all({*range(n_system - 1)} <= kept for kept in kept_sets(generator)) == holds
 
 
 def test_chat_protects_what_it_began_with(tiny_opt: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from h2o_cpp.options import GeneratorOptions
 from h2o_cpp.serve.catalog import Catalog, Entry
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.model_list import read_models
-from h2o_cpp.serve.service import Service
+from h2o_cpp.serve.service import Defaults, Service
 from support.serving import Server, serving, serving_catalog, wait_until
 
 OPTIONS = GeneratorOptions(n_ctx=64, threads=1, max_sequences=1)
@@ -104,6 +104,21 @@ class TestReadModels:
             found: Any = [entry.spec for entry in read_models(path, replace(OPTIONS, **given), {})]
             budgets = [(spec[2].hh, spec[2].cache_memory) for spec in found]
             assert budgets == [(0.05, None), (None, "30%")]
+
+    def test_policy_of_budgets_without_one(self, folder: Path) -> None:
+        path = folder / "models.toml"
+        tables = (
+            "",
+            "hh = 0.1",
+            'cache_memory = "30%"',
+            'policy = "sinks"',
+            "hh = 0.5\nrecent = 0.2",
+        )
+        path.write_text("".join(f'[m{i}]\nmodel = "one.gguf"\n{t}\n' for i, t in enumerate(tables)))
+        limits = {"defaults": Defaults(policy="contribution")}
+        found: Any = read_models(path, replace(OPTIONS, hh=0.2), limits)
+        policies = [entry.spec[2].policy for entry in found]
+        assert policies == ["contribution", "contribution", None, "sinks", None]
 
     def test_template_file_is_beside_the_list(self, folder: Path) -> None:
         path = folder / "models.toml"

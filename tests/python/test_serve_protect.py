@@ -126,6 +126,36 @@ def _check_protected(generator: Generator) -> None:
         assert not {*range(n_system)} <= kept_by_all(generator)
 
 
+@pytest.mark.parametrize(("hh", "holds"), [(40, True), (16, False)])
+def test_a_server_protects_short_system_prompts(tiny_opt: Path, hh: int, holds: bool) -> None:
+    """The budget is that of the request."""
+    options: dict[str, Any] = {"hh": 40, "n_ctx": 200, "n_batch": 16, "max_sequences": 1}
+    defaults = Defaults(protect="auto")
+    body = {"messages": MESSAGES, **OPTIONS, "hh": hh}
+    with (
+        Generator(tiny_opt, threads=1, **options) as generator,
+        serving(generator, template=TEMPLATE, defaults=defaults) as server,
+    ):
+        n_system = len(generator.tokenize(f"[system] {SYSTEM}\n[user] ")) - 1
+        assert 8 < n_system <= 20
+        assert server.ask("/v1/chat/completions", body).status == 200
+        assert ({*range(n_system)} <= kept_by_all(generator)) == holds
+
+
+def test_a_server_has_a_policy_for_budgets_of_requests(tiny_opt: Path) -> None:
+    options: dict[str, Any] = {"hh": 40, "n_ctx": 200, "n_batch": 16, "max_sequences": 1}
+    body = {"prompt": [*range(5, 60)], "hh": 20, **OPTIONS}
+    with (
+        Generator(tiny_opt, threads=1, policy="contribution", **options) as generator,
+        serving(generator, defaults=Defaults(policy="contribution")) as server,
+    ):
+        texts = [
+            server.ask("/v1/completions", {**body, **more}).json()["choices"][0]["text"]
+            for more in ({}, {"policy": "contribution"}, {"policy": "h2o"})
+        ]
+    assert texts[0] == texts[1] != texts[2]
+
+
 def test_a_system_prompt_after_100_000_tokens() -> None:
     """The model was trained on 40."""
     with Generator(LLAMA, hh=24, policy="window", n_batch=16, threads=1) as generator:

@@ -191,6 +191,12 @@ def choose_policy(
     return [*policy]
 
 
+def is_at_most_half(n: int, policy: Policy | Sequence[Policy]) -> bool:
+    """Whether n tokens are at most half of the budget, of every layer's where they differ."""
+    policies = [policy] if isinstance(policy, Policy) else policy
+    return all(one.budget is None or 2 * n <= one.budget for one in policies)
+
+
 def core_policies(policy: Policy | Sequence[Policy]) -> list[_core.KvPolicy]:
     """Returns the core's one policy, or one per layer. Raises ValueError for an empty list."""
     policies = [policy] if isinstance(policy, Policy) else policy

@@ -38,10 +38,12 @@ def kv_types(text: str) -> str | tuple[str, str]:
     return (k, v) if comma else k
 
 
-def protected(text: str) -> str | int | tuple[int, int]:
-    """ "prompt", "system", or numbers of first and last tokens ("64", "64,16")."""
-    if text in ("prompt", "system"):
+def protected(text: str) -> str | int | tuple[int, int] | None:
+    """ "prompt", "system", "auto", "none", or numbers of first and last tokens ("64", "64,16")."""
+    if text in ("prompt", "system", "auto"):
         return text
+    if text == "none":
+        return None
     first, comma, last = text.partition(",")
     return (integer(first), integer(last)) if comma else integer(first)
 

@@ -43,11 +43,15 @@ def add_max_sequences(parser: Arguments, meaning: str, *aliases: str) -> None:
     )
 
 
-def add_cache(parser: Parser, *, n_batch: int | None = None, memory: bool = False) -> None:
+def add_cache(
+    parser: Parser, *, n_batch: int | None = None, memory: bool = False, policy: str | None = None
+) -> None:
     """Add the options of the cache; n_batch is the default of --n-batch.
 
     memory: add --cache-memory and the archive, for open_generator.
+    policy: of --hh without --policy, for open_generator.
     """
+    parser.set_defaults(default_policy=policy)
     cache = parser.add_argument_group("cache")
     if memory:
         cache.add_argument(
@@ -73,8 +77,8 @@ def add_cache(parser: Parser, *, n_batch: int | None = None, memory: bool = Fals
     cache.add_argument(
         "--policy",
         metavar="NAME",
-        help=f"which tokens to keep: {', '.join(POLICIES)}; contribution is better on most texts "
-        "(default: h2o, as in the paper)",
+        help=f"which tokens to keep: {', '.join(POLICIES)}; h2o is the paper's, contribution is "
+        f"better on most texts (default: {policy or 'h2o'})",
     )
     add_n_ctx(
         cache,

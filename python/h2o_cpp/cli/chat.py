@@ -74,7 +74,7 @@ def add_arguments(parser: Parser) -> None:
     history.add_argument(
         "--no-history", action="store_true", help="do not store them (default: store)"
     )
-    add_generation(parser, max_tokens=None)
+    add_generation(parser, max_tokens=None, policy="contribution", protect="auto")
 
     def check(args: argparse.Namespace, extras: Sequence[str]) -> None:
         for word in extras:

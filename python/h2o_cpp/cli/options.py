@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import cast
+from typing import Literal, cast
 
 from h2o_cpp import BUNDLED_MODEL, Generator, _core
 from h2o_cpp.cli.argument_types import draft_source, gguf_output, integer, protected
@@ -32,8 +32,14 @@ _OR_BUNDLED = f"{_MODEL} (default: the bundled tiny model)"
 _FEW_TOKENS = 32  # less than people mean by a number of tokens
 
 
-def add_generation(parser: Parser, *, max_tokens: int | None = 128) -> None:
-    """Add the options of Generator, except the model, and of its streams; max_tokens: a default."""
+def add_generation(
+    parser: Parser,
+    *,
+    max_tokens: int | None = 128,
+    policy: str | None = None,
+    protect: Literal["auto"] | None = None,
+) -> None:
+    """Add the options of Generator, except the model, and of its streams, with these defaults."""
     limits = parser.add_mutually_exclusive_group()
     add_max_tokens(limits, max_tokens, "generate at most N tokens; -1 is --endless")
     limits.add_argument(
@@ -46,7 +52,7 @@ def add_generation(parser: Parser, *, max_tokens: int | None = 128) -> None:
         "(default: --max-tokens)",
     )
 
-    add_cache(parser, memory=True)
+    add_cache(parser, memory=True, policy=policy)
 
     sampling = parser.add_argument_group("sampling")
     add_sampling(sampling)
@@ -66,9 +72,11 @@ def add_generation(parser: Parser, *, max_tokens: int | None = 128) -> None:
     parser.add_argument(
         "--protect",
         type=protected,
+        default=protect,
         metavar="N",
         help="never evict these tokens of the prompt: prompt, all of them; N, the first; N,M, the "
-        "first and the last; in chat: system, its system prompt (default: none)",
+        "first and the last; in chat: system, its system prompt; auto, this if it is at most half "
+        f"of the budget (default: {protect or 'none'})",
     )
 
     add_drafts(parser)
@@ -267,7 +275,8 @@ def generator_options(args: argparse.Namespace) -> GeneratorOptions:
 def open_generator(args: argparse.Namespace) -> Generator:
     """Open the model, for one sequence or as many as add_sequences allows."""
     try:
-        generator = Generator(args.model, **vars(generator_options(args)))
+        options = generator_options(args).with_policy(args.default_policy)
+        generator = Generator(args.model, **vars(options))
     except ValueError as error:
         if args.n_ctx is None or "trained length" not in str(error):
             raise

@@ -124,9 +124,9 @@ def add_arguments(parser: Parser) -> None:
     add_sequences(limits, "sequences decoded at once")
     add_max_tokens(limits, None, "maximum length of an output, in tokens")
     limits.add_argument(
-        "--protect", choices=("system",),
-        help="system: never evict the system prompt of a conversation, unless the request sets "
-        "protect (default: evict it like other tokens)",
+        "--protect", choices=("auto", "system", "none"), default="auto",
+        help="whether the system prompt of a conversation is never evicted, unless the request "
+        "sets protect; auto: if it is at most half of the budget (default: %(default)s)",
     )  # fmt: skip
     limits.add_argument(
         "--truncation", choices=("error", "auto"), default="error",
@@ -176,7 +176,7 @@ def add_arguments(parser: Parser) -> None:
         limits.add_argument(
             f"--{name}", type=kind, default=default, metavar=metavar, help=what + shown
         )
-    add_cache(parser, memory=True)
+    add_cache(parser, memory=True, policy="contribution")
     add_sampling(parser.add_argument_group("sampling, unless a request says otherwise"))
     add_drafts(parser)
     add_machine(parser, resident=True)
@@ -202,7 +202,8 @@ def run(args: argparse.Namespace) -> int:
         "defaults": Defaults(
             changed_sampling(args) | {"seed": args.seed},
             args.chat_template_kwargs,
-            args.protect,
+            None if args.protect == "none" else args.protect,
+            args.default_policy,
             args.truncation,
         ),
     }

@@ -28,10 +28,11 @@ def turn_of(service: Service, body: ChatRequest) -> ChatTurn:
     truncation = body.truncation or service.defaults.truncation
     with service.refusals():
         turn = fitting_turn(template, **given, most=service.max_prompt, truncation=truncation)
-        if body.protect is None:
-            body.protect = service.defaults.protect
-        if body.protect == "system":
-            body.protect = template.n_before(turn.prompt.tokens, **given)
+        protect = service.defaults.protect if body.protect is None else body.protect
+        if protect in ("system", "auto"):
+            n_system = template.n_before(turn.prompt.tokens, **given)
+            is_kept = protect == "system" or service.is_short(n_system, body)
+            body.protect = n_system if is_kept else None
     return turn
 
 

@@ -98,7 +98,8 @@ def _entry(
         if own.keys() & {*names[:2]}:  # exclusive, as on the command line; recent is a part of hh
             own = dict.fromkeys(names) | own
     try:
-        options = replace(generator, **own)
+        defaults = limits.get("defaults", Defaults())
+        options = replace(generator, **own).with_policy(defaults.policy)
         if "template" in table:
             limits["template"] = read_template(limits["template"], path.parent)
         _check_limits(limits)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from h2o_cpp import _core
 from h2o_cpp.arguments import INT32_MAX, check_int
-from h2o_cpp.budget.policy import choose_policy
+from h2o_cpp.budget.policy import Policy, choose_policy, is_at_most_half
 from h2o_cpp.files.visible_text import visible_log
 from h2o_cpp.generation.completion import Completion
 from h2o_cpp.generation.constraint_process import CompilingError
@@ -53,7 +53,9 @@ class Defaults:
 
     sampling: StreamOptions = field(default_factory=StreamOptions)
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
-    protect: Literal["system"] | None = None  # of conversations
+    # For conversations; "auto": the system prompt if it is at most half of the budget.
+    protect: Literal["system", "auto"] | None = None
+    policy: str | None = None  # of requests with hh
     # Prompts that are too long get status 400 ("error") or lose their oldest turns or, in texts,
     # their oldest tokens ("auto").
     truncation: Truncation = "error"
@@ -149,9 +151,7 @@ class Service:
                 f"{self.max_queue} outputs",
             )
         with _submitting() as outputs:
-            policy = None  # the Generator's
-            if body.hh is not None or body.policy is not None:
-                policy = choose_policy(body.hh, None, body.policy, self.generator.n_ctx)
+            policy = self._policy_of(body)
             options = self.defaults.sampling | body.sampling(forms=form.grammar is None)
             options["max_tokens"] = max_tokens
             if form.grammar is not None:
@@ -191,6 +191,20 @@ class Service:
                     output.prompt_parts = PromptParts(n_dropped, chat.messages)
                     outputs.append(output)
         return outputs
+
+    def is_short(self, n_system: int, body: GenerationRequest) -> bool:
+        """Whether a system prompt is at most half of the request's budget.
+
+        Raises ValueError for an invalid budget.
+        """
+        return is_at_most_half(n_system, self._policy_of(body) or self.generator.policy)
+
+    def _policy_of(self, body: GenerationRequest) -> Policy | Sequence[Policy] | None:
+        """The policy of a request, or None for the Generator's."""
+        if body.hh is None and body.policy is None:
+            return None
+        name = body.policy or (self.defaults.policy if body.hh is not None else None)
+        return choose_policy(body.hh, None, name, self.generator.n_ctx)
 
     def _fitting(self, prompt: str | list[int], body: GenerationRequest) -> tuple[list[int], int]:
         """The tokens of a prompt that are read, and how many are dropped.
