@@ -39,16 +39,18 @@ _MOST_DRAFTS = 1024
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Kind = TypeVar("Kind", bound="_Options")
+Kind = TypeVar("Kind", bound="Options")
 
 
-class _Options:
+class Options:
+    """Declares options, each with its default, and checks them."""
+
     def __post_init__(self) -> None:
         """Raises ValueError or TypeError, naming the option, if one is invalid for any model."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArchiveOptions(_Options):
+class ArchiveOptions(Options):
     """Where evicted tokens are kept, and how they are recalled. Generator documents the options."""
 
     archive: KvDType | None = None
@@ -215,7 +217,7 @@ class CacheOptions(ArchiveOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MachineOptions(_Options):
+class MachineOptions(Options):
     """Where a model is computed. Generator documents the options."""
 
     device: str = "auto"
@@ -237,7 +239,7 @@ class MachineOptions(_Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions(_Options):
+class EngineOptions(Options):
     """How many sequences run, and which states are kept. Generator documents the options."""
 
     seed: int | None = None
@@ -381,7 +383,7 @@ class _CapacityArguments(CacheOptions):
     memory: int | str = field(kw_only=False)
 
 
-def option_names(options: type[_Options]) -> list[str]:
+def option_names(options: type[Options]) -> list[str]:
     """The names of options, in the order of their classes."""
     declared = (vars(one).get("__annotations__", {}) for one in options.__mro__)
     return [name for names in declared for name in names]
@@ -415,7 +417,7 @@ def function_with(
     return partial(_with, arguments)  # type: ignore[arg-type]
 
 
-def _with(arguments: type[_Options], function: Callable[..., R]) -> Callable[..., R]:
+def _with(arguments: type[Options], function: Callable[..., R]) -> Callable[..., R]:
     """Makes help() show the arguments in **options, with their defaults."""
     shown = signature(function)
     others = [p for p in shown.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]

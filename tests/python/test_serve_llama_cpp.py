@@ -14,7 +14,7 @@ pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
 from h2o_cpp import Generator
 from h2o_cpp.options import GeneratorOptions
 from h2o_cpp.serve.model_list import read_models
-from h2o_cpp.serve.service import Defaults
+from h2o_cpp.serve.options import Defaults, ServiceOptions
 from support.scripted_chat import user
 from support.serving import Server, events, serving
 
@@ -220,7 +220,8 @@ def test_defaults_of_a_list_of_models(
     path = tmp_path / "models.toml"
     path.write_text(f"{table}{line}\n")
     with pytest.raises(ValueError, match=message):
-        read_models(path, GeneratorOptions(), {})
+        read_models(path, GeneratorOptions(), ServiceOptions())
     path.write_text(f"{table}sampling = {{top_k = 3}}\nchat_template_kwargs = {{tone = 1}}\n")
-    [entry] = read_models(path, GeneratorOptions(), {})
-    assert Defaults({"top_k": 3}, {"tone": 1}) in [*entry.spec[3].values()]  # type: ignore[index]
+    [entry] = read_models(path, GeneratorOptions(), ServiceOptions())
+    spec: Any = entry.spec
+    assert spec[3].defaults == Defaults({"top_k": 3}, {"tone": 1})

@@ -28,10 +28,12 @@ from h2o_cpp.options import GeneratorOptions
 from h2o_cpp.serve.catalog import Catalog, Entry
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.model_list import read_models
-from h2o_cpp.serve.service import Defaults, Service
+from h2o_cpp.serve.options import Defaults, ServiceOptions
+from h2o_cpp.serve.service import Service
 from support.serving import Server, serving, serving_catalog, wait_until
 
 OPTIONS = GeneratorOptions(n_ctx=64, threads=1, max_sequences=1)
+SERVED = ServiceOptions()
 BODY = {"prompt": "The old man", "max_tokens": 4, "seed": 1}
 
 
@@ -50,19 +52,19 @@ class TestReadModels:
     def test_directory(self, folder: Path) -> None:
         (folder / "notes.txt").touch()
         (folder / "mmproj-one.gguf").touch()
-        assert [e.name for e in read_models(folder, OPTIONS, {})] == ["one", "three", "two"]
+        assert [e.name for e in read_models(folder, OPTIONS, SERVED)] == ["one", "three", "two"]
 
     def test_toml_file(self, folder: Path) -> None:
         path = folder / "models.toml"
         one = '[a]\nmodel = "one.gguf"\nhh = 0.5\nmax_tokens = 5\n'
         path.write_text(one + '[b]\nmodel = "two.gguf"')
-        a, b = read_models(path, OPTIONS, {"max_queue": 7})
+        a, b = read_models(path, OPTIONS, ServiceOptions(max_queue=7))
         assert (a.name, b.name) == ("a", "b")
         spec: Any = a.spec
-        model, _, options, limits = spec
+        model, _, options, served = spec
         assert model == str(folder / "one.gguf")
         assert options == replace(OPTIONS, hh=0.5)
-        assert limits == {"max_queue": 7, "max_tokens": 5}
+        assert served == ServiceOptions(max_queue=7, max_tokens=5)
         spec = b.spec
         assert spec[2] == OPTIONS
 
@@ -93,7 +95,7 @@ class TestReadModels:
         path = folder / "models.toml"
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
-            read_models(path, OPTIONS, {})
+            read_models(path, OPTIONS, SERVED)
 
     def test_budgets_replace_those_of_the_command_line(self, folder: Path) -> None:
         path = folder / "models.toml"
@@ -101,7 +103,9 @@ class TestReadModels:
         path.write_text(small + '[share]\nmodel = "two.gguf"\ncache_memory = "30%"\n')
         budget: dict[str, Any] = {"hh": 0.2, "cache_memory": None, "recent": 0.1}
         for given in (budget, {**budget, "hh": None, "recent": None, "cache_memory": "10%"}):
-            found: Any = [entry.spec for entry in read_models(path, replace(OPTIONS, **given), {})]
+            found: Any = [
+                entry.spec for entry in read_models(path, replace(OPTIONS, **given), SERVED)
+            ]
             budgets = [(spec[2].hh, spec[2].cache_memory) for spec in found]
             assert budgets == [(0.05, None), (None, "30%")]
 
@@ -115,8 +119,8 @@ class TestReadModels:
             "hh = 0.5\nrecent = 0.2",
         )
         path.write_text("".join(f'[m{i}]\nmodel = "one.gguf"\n{t}\n' for i, t in enumerate(tables)))
-        limits = {"defaults": Defaults(policy="contribution")}
-        found: Any = read_models(path, replace(OPTIONS, hh=0.2), limits)
+            served = ServiceOptions(defaults=Defaults(policy="contribution"))
+        found: Any = read_models(path, replace(OPTIONS, hh=0.2), served)
         policies = [entry.spec[2].policy for entry in found]
         assert policies == ["contribution", "contribution", None, "sinks", None]
 
@@ -124,22 +128,22 @@ class TestReadModels:
         path = folder / "models.toml"
         path.write_text('[a]\nmodel = "one.gguf"\ntemplate = "tool.jinja"\n')
         (folder / "tool.jinja").write_text("{{ messages[0].content }}!")
-        catalog = Catalog(read_models(path, OPTIONS, {}))
+        catalog = Catalog(read_models(path, OPTIONS, SERVED))
         with serving_catalog(catalog) as server:
             body = {"messages": [{"role": "user", "content": "Hi"}]}
             assert server.ask("/apply-template", body).json() == {"prompt": "Hi!"}
 
     def test_no_models(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="no models in this directory"):
-            read_models(tmp_path, OPTIONS, {})
+            read_models(tmp_path, OPTIONS, SERVED)
         with pytest.raises(FileNotFoundError):
-            read_models(tmp_path / "no.toml", OPTIONS, {})
+            read_models(tmp_path / "no.toml", OPTIONS, SERVED)
 
 
 def test_models_are_loaded_on_demand(folder: Path, tiny_opt: Path) -> None:
     with Generator(tiny_opt, **vars(OPTIONS)) as generator:
         text = generator.generate("The old man", max_tokens=4, seed=1).text
-    catalog = Catalog(read_models(folder, OPTIONS, {}), max_loaded=2)
+    catalog = Catalog(read_models(folder, OPTIONS, SERVED), max_loaded=2)
     with serving_catalog(catalog) as server:
         names = [model["id"] for model in server.ask("/v1/models").json()["data"]]
         assert names == ["one", "three", "two"]
@@ -160,7 +164,7 @@ def test_aliases(folder: Path) -> None:
     path = folder / "models.toml"
     one = '[one]\nmodel = "one.gguf"\naliases = ["gpt-4o", "two"]\n'
     path.write_text(one + '[two]\nmodel = "two.gguf"\n')
-    with serving_catalog(Catalog(read_models(path, OPTIONS, {}))) as server:
+    with serving_catalog(Catalog(read_models(path, OPTIONS, SERVED))) as server:
         names = [model["id"] for model in server.ask("/v1/models").json()["data"]]
         assert names == ["one", "two", "gpt-4o"]
         assert server.ask("/v1/models/gpt-4o").json()["id"] == "gpt-4o"
@@ -169,7 +173,7 @@ def test_aliases(folder: Path) -> None:
             assert answer.json()["model"] == expected
     path.write_text('[one]\nmodel = "one.gguf"\naliases = "gpt-4o"\n')
     with pytest.raises(ValueError, match="aliases='gpt-4o', expected a list of names"):
-        read_models(path, OPTIONS, {})
+        read_models(path, OPTIONS, SERVED)
 
 
 def test_aliases_of_an_only_model(tiny_opt: Path) -> None:
@@ -190,7 +194,7 @@ def test_digests_are_of_the_file_and_the_template(folder: Path) -> None:
     path.write_text(text + 'template = "chatml"\n')
 
     def digests() -> list[str]:
-        with serving_catalog(Catalog(read_models(path, OPTIONS, {}))) as server:
+        with serving_catalog(Catalog(read_models(path, OPTIONS, SERVED))) as server:
             return [model["digest"] for model in server.ask("/api/tags").json()["models"]]
 
     one, two, three = digests()
@@ -204,7 +208,7 @@ def test_digests_are_of_the_file_and_the_template(folder: Path) -> None:
 
 
 def test_unloading_a_model_does_not_load_it(folder: Path) -> None:
-    with serving_catalog(Catalog(read_models(folder, OPTIONS, {}))) as server:
+    with serving_catalog(Catalog(read_models(folder, OPTIONS, SERVED))) as server:
         for path, field in (("/api/generate", "response"), ("/api/chat", "message")):
             answer = server.ask(path, {"model": "one", "keep_alive": 0})
             found = answer.json()
@@ -215,7 +219,7 @@ def test_unloading_a_model_does_not_load_it(folder: Path) -> None:
 
 
 def test_model_must_be_named(folder: Path) -> None:
-    with serving_catalog(Catalog(read_models(folder, OPTIONS, {}))) as server:
+    with serving_catalog(Catalog(read_models(folder, OPTIONS, SERVED))) as server:
         answer = server.ask("/v1/completions", BODY)
         assert (answer.status, answer.json()["error"]["param"]) == (400, "model")
         assert server.ask("/v1/completions", {**BODY, "model": "four"}).status == 404
@@ -224,7 +228,7 @@ def test_model_must_be_named(folder: Path) -> None:
 
 def test_model_in_use_is_not_unloaded(folder: Path) -> None:
     long = {"model": "one", "prompt": "a", "max_tokens": 60, "ignore_eos": True, "seed": 1}
-    catalog = Catalog(read_models(folder, OPTIONS, {}), max_loaded=1)
+    catalog = Catalog(read_models(folder, OPTIONS, SERVED), max_loaded=1)
     with serving_catalog(catalog) as server:
         assert server.ask("/v1/completions", long).status == 200
         catalog.entries["one"].n_users += 1  # like a response in progress
@@ -237,7 +241,7 @@ def test_model_in_use_is_not_unloaded(folder: Path) -> None:
 
 def test_concurrent_first_requests_do_not_exceed_max_models(folder: Path) -> None:
     async def check() -> None:
-        catalog = Catalog(read_models(folder, OPTIONS, {}), max_loaded=1)
+        catalog = Catalog(read_models(folder, OPTIONS, SERVED), max_loaded=1)
         with catalog.run():
             takes = (catalog.take(name) for name in ("one", "two", "three", "one"))
             found = await asyncio.gather(*takes, return_exceptions=True)
@@ -249,7 +253,7 @@ def test_concurrent_first_requests_do_not_exceed_max_models(folder: Path) -> Non
 
 
 def test_idle_models_are_unloaded(folder: Path) -> None:
-    catalog = Catalog(read_models(folder, OPTIONS, {}), idle=0.01)
+    catalog = Catalog(read_models(folder, OPTIONS, SERVED), idle=0.01)
     with serving_catalog(catalog) as server:
         assert server.ask("/v1/completions", {**BODY, "model": "one"}).status == 200
         wait_until(lambda: loaded(server) == [])
@@ -257,7 +261,7 @@ def test_idle_models_are_unloaded(folder: Path) -> None:
 
 
 def test_counters_include_unloaded_models(folder: Path) -> None:
-    with serving_catalog(Catalog(read_models(folder, OPTIONS, {}))) as server:
+    with serving_catalog(Catalog(read_models(folder, OPTIONS, SERVED))) as server:
         n = 0
         for name in ("one", "two", "one"):
             usage = server.ask("/v1/completions", {**BODY, "model": name}).json()["usage"]
@@ -269,7 +273,7 @@ def test_counters_include_unloaded_models(folder: Path) -> None:
 
 
 def test_clients_load_and_unload_models(folder: Path) -> None:
-    with serving_catalog(Catalog(read_models(folder, OPTIONS, {}))) as server:
+    with serving_catalog(Catalog(read_models(folder, OPTIONS, SERVED))) as server:
         one, two = {"model": "one"}, {"model": "two"}
         assert server.ask("/api/generate", one).json()["done_reason"] == "load"
         assert server.ask("/api/chat", two).json()["done_reason"] == "load"
@@ -282,7 +286,7 @@ def test_clients_load_and_unload_models(folder: Path) -> None:
 
 def test_model_that_cannot_be_loaded(folder: Path) -> None:
     (folder / "bad.gguf").write_bytes(b"GGUF")
-    with serving_catalog(Catalog(read_models(folder, OPTIONS, {}))) as server:
+    with serving_catalog(Catalog(read_models(folder, OPTIONS, SERVED))) as server:
         answer = server.ask("/v1/completions", {**BODY, "model": "bad"})
         assert answer.status == 500  # clients would try again after 503
         assert "'bad' cannot be loaded" in answer.json()["error"]["message"]
@@ -312,12 +316,12 @@ def test_replace_keeps_unchanged_models_loaded(folder: Path) -> None:
     path.write_text('[a]\nmodel = "one.gguf"\n[b]\nmodel = "two.gguf"')
 
     async def check() -> None:
-        catalog = Catalog(read_models(path, OPTIONS, {}))
+        catalog = Catalog(read_models(path, OPTIONS, SERVED))
         with catalog.run():
             a, b = await catalog.take("a"), await catalog.take("b")
             catalog.give_back(a)
             path.write_text('[a]\nmodel = "one.gguf"\n[b]\nmodel = "two.gguf"\nhh = 0.5\n')
-            await catalog.replace(read_models(path, OPTIONS, {}))
+            await catalog.replace(read_models(path, OPTIONS, SERVED))
             assert not b.engine.closed  # it is in use
             new = await catalog.take("b")
             assert new is not b
@@ -336,7 +340,7 @@ def test_model_that_is_removed_while_it_loads(folder: Path) -> None:
     """The request that loads it uses it; then it is unloaded."""
 
     async def check() -> None:
-        catalog = Catalog(read_models(folder, OPTIONS, {}))
+        catalog = Catalog(read_models(folder, OPTIONS, SERVED))
         with catalog.run():
             taking = asyncio.ensure_future(catalog.take("one"))
             await asyncio.sleep(0)  # it loads in a thread

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
 
 from h2o_cpp import Generator
-from h2o_cpp.serve.service import Defaults
+from h2o_cpp.serve.options import Defaults
 from support.page import DROP, NEEDS_CHROMIUM, end, expect, opened, say
 from support.scripted_chat import PLAIN
 from support.serving import FOREVER, serving, wait_until

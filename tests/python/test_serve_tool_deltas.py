@@ -24,10 +24,10 @@ from h2o_cpp.serve.completions import _Chat
 from h2o_cpp.serve.generation_response import GenerationResponse
 from h2o_cpp.serve.messages import _Message
 from h2o_cpp.serve.openai_requests import ChatRequest
+from h2o_cpp.serve.options import Defaults
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.responses_api import _Response
 from h2o_cpp.serve.responses_request import ResponsesRequest
-from h2o_cpp.serve.service import Defaults
 
 SCHEMA: Any = {"type": "object", "properties": {"text": {"type": "string"}, "data": {}}}
 CALLS: Any = [

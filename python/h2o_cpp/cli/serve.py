@@ -36,6 +36,7 @@ from h2o_cpp.cli.tables import mebibytes, print_table
 from h2o_cpp.files.visible_text import visible_log
 from h2o_cpp.generation.grammar import prepare_grammars
 from h2o_cpp.model.chat_template import is_jinja
+from h2o_cpp.options import option_names
 from h2o_cpp.reply import FORMATS
 
 Say = Callable[[dict[str, str]], None]
@@ -188,39 +189,50 @@ def run(args: argparse.Namespace) -> int:
         from h2o_cpp.serve.app import create_app_of
         from h2o_cpp.serve.catalog import Catalog
         from h2o_cpp.serve.model_list import read_models
+        from h2o_cpp.serve.options import AccessOptions, Defaults, ServerOptions, ServiceOptions
         from h2o_cpp.serve.server import Server
-        from h2o_cpp.serve.service import Defaults, Service
+        from h2o_cpp.serve.service import Service
     except ImportError as error:
         raise ValueError(f"{error}: install the extra, pip install 'h2o-cpp[serve]'") from None
     _check_one_or_many(args)
-    limits = {
-        "template": read_template(args.template),
-        "tool_parser": args.tool_parser,
-        "max_queue": args.max_queue,
-        "max_tokens": args.max_tokens,
-        "max_prompt": args.max_prompt,
-        "defaults": Defaults(
+    served = ServiceOptions(
+        template=read_template(args.template),
+        tool_parser=args.tool_parser,
+        max_queue=args.max_queue,
+        max_tokens=args.max_tokens,
+        max_prompt=args.max_prompt,
+        defaults=Defaults(
             changed_sampling(args) | {"seed": args.seed},
             args.chat_template_kwargs,
             None if args.protect == "none" else args.protect,
             args.default_policy,
             args.truncation,
         ),
-    }
+    )
+    access = AccessOptions(
+        api_key=args.api_key or os.environ.get("H2O_API_KEY"),
+        max_requests_per_key=args.max_requests_per_key,
+        max_body_bytes=bytes_of("max_body", args.max_body),
+        max_bodies_bytes=bytes_of("max_bodies", args.max_bodies),
+        body_timeout=args.body_timeout,
+        allowed_hosts=args.allowed_host,
+        cors_origins=args.cors_origin,
+    )
+    listen = ServerOptions(**{name: getattr(args, name) for name in option_names(ServerOptions)})
     say = _print if args.log_format == "text" else _log_rows
     with ExitStack() as opened:
         on_hangup: Callable[[], Awaitable[None]] | None = None
         if args.models is None:
             generator = opened.enter_context(open_generator(args))
             name, *aliases = args.name.split(",") if args.name else [generator.path.stem]
-            service = Service(generator, name=name, **limits)
+            service = Service(generator, name=name, options=served)
             catalog = Catalog.of(service, any_name=not args.strict_model, aliases=aliases)
             announce = partial(_print_model, say, service, args.template)
             # Not in the way of the first requests, and not waited for at the end.
             Thread(target=prepare_grammars, args=[generator.tokenizer], daemon=True).start()
         else:
             options = generator_options(args)
-            entries = read_models(args.models, options, limits)
+            entries = read_models(args.models, options, served)
             catalog = Catalog(
                 entries,
                 max_loaded=args.max_models,
@@ -230,38 +242,14 @@ def run(args: argparse.Namespace) -> int:
 
             async def on_hangup() -> None:
                 try:
-                    await catalog.replace(read_models(args.models, options, limits))
+                    await catalog.replace(read_models(args.models, options, served))
                     say({"models": ", ".join(catalog.entries)})
                 except (OSError, ValueError) as error:
                     tell_error(f"{error}; the models stay as they were")
 
             announce = partial(_print_models, say, catalog)
-        app = create_app_of(
-            catalog,
-            api_key=args.api_key or os.environ.get("H2O_API_KEY"),
-            max_requests_per_key=args.max_requests_per_key,
-            max_body_bytes=bytes_of("max_body", args.max_body),
-            max_bodies_bytes=bytes_of("max_bodies", args.max_bodies),
-            body_timeout=args.body_timeout,
-            allowed_hosts=args.allowed_host,
-            cors_origins=args.cors_origin,
-        )
-        server = Server(
-            app,
-            host=args.host,
-            port=args.port,
-            grace=args.grace,
-            drain=args.drain,
-            max_connections=args.max_connections,
-            header_timeout=args.header_timeout,
-            write_timeout=args.write_timeout,
-            keep_alive=args.keep_alive,
-            log_format=args.log_format,
-            tls_cert=args.tls_cert,
-            tls_key=args.tls_key,
-            on_hangup=on_hangup,
-            on_start=announce,
-        )
+        app = create_app_of(catalog, access)
+        server = Server(app, listen, on_hangup=on_hangup, on_start=announce)
         return 0 if server.serve_until_signal() else 1
 
 

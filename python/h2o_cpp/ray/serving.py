@@ -21,9 +21,10 @@ from starlette.types import Message, Scope
 from h2o_cpp.generator import Generator
 from h2o_cpp.ray.options import actor_options
 from h2o_cpp.ray.routing import BeginningRouter, beginning_of
-from h2o_cpp.serve.app import MAX_BODY_BYTES, create_app
+from h2o_cpp.serve.app import create_app
 from h2o_cpp.serve.errors import ApiError, api_of, closed
 from h2o_cpp.serve.generation_response import are_pings, error_event
+from h2o_cpp.serve.options import MAX_BODY_BYTES
 
 Head = tuple[int, list[tuple[bytes, bytes]]]  # status and headers
 

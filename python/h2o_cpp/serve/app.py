@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.types import Message, Receive, Scope, Send
 
 from h2o_cpp import __version__
-from h2o_cpp.arguments import check_int
 from h2o_cpp.generator import Generator
+from h2o_cpp.options import function_with, make_options
 from h2o_cpp.serve import (
     completions,
     embeddings,
@@ -40,12 +41,12 @@ from h2o_cpp.serve.guard import PUBLIC, Cors, Guard, Origins
 from h2o_cpp.serve.log import id_of, request_id
 from h2o_cpp.serve.metrics import EngineCollector, RequestMetrics
 from h2o_cpp.serve.openai_responses import Health
+from h2o_cpp.serve.options import AccessOptions, AppOptions
 from h2o_cpp.serve.schema import body_schemas
-from h2o_cpp.serve.service import Defaults, Service
+from h2o_cpp.serve.service import Service
 from h2o_cpp.serve.stored_responses import StoredResponses
 from h2o_cpp.serve.telemetry import make_telemetry
 
-MAX_BODY_BYTES = 8 * 2**20
 ROUTERS = (
     completions.router,
     messages.router,
@@ -68,18 +69,16 @@ _WITHOUT_V1 = (
 _KEY = {"type": "http", "scheme": "bearer", "description": "the server's API key"}
 
 
-def create_app(
-    generator: Generator,
-    *,
-    name: str,
-    template: str | None = None,
-    tool_parser: str | None = None,
-    max_queue: int = 64,
-    max_tokens: int | None = None,
-    max_prompt: int | None = None,
-    defaults: Defaults | None = None,
-    **options: Any,
-) -> FastAPI:
+@dataclass(frozen=True, kw_only=True)
+class _Arguments(AppOptions):
+    """The arguments of create_app(), for type checkers."""
+
+    generator: Generator = field(kw_only=False)
+    name: str
+
+
+@function_with(_Arguments)
+def create_app(generator: Generator, *, name: str, **options: Any) -> FastAPI:
     """Create an ASGI application that serves one Generator, which it owns while it runs.
 
     name: the model's name in requests.
@@ -90,38 +89,6 @@ def create_app(
     max_tokens: largest max_tokens of a request; default: n_ctx.
     max_prompt: longest prompt in tokens; default: n_ctx, or any if sequences may be endless.
     defaults: options of requests that do not set them.
-    options: as for create_app_of.
-
-    Raises ValueError for options out of range and an invalid template.
-    """
-    service = Service(
-        generator,
-        name=name,
-        template=template,
-        tool_parser=tool_parser,
-        max_queue=max_queue,
-        max_tokens=max_tokens,
-        max_prompt=max_prompt,
-        defaults=defaults,
-    )
-    app = create_app_of(Catalog.of(service), **options)
-    app.state.service = service
-    return app
-
-
-def create_app_of(
-    catalog: Catalog,
-    *,
-    api_key: str | Collection[str] | None = None,
-    max_requests_per_key: int | None = None,
-    max_body_bytes: int = MAX_BODY_BYTES,
-    max_bodies_bytes: int = 64 * 2**20,
-    body_timeout: int = 60,
-    allowed_hosts: Collection[str] = (),
-    cors_origins: Collection[str] = (),
-) -> FastAPI:
-    """Create an ASGI application that serves the models of a catalog.
-
     api_key: the key, or keys, that clients must send one of. Without a key, the Host and Origin
         headers are checked.
     max_requests_per_key: concurrent requests per key; further ones get status 429.
@@ -133,7 +100,20 @@ def create_app_of(
         allowed_hosts, such as "https://example.org", "https://*.example.org" or
         "http://example.org:*"; "*": any.
 
-    Raises ValueError for options out of range.
+    Raises ValueError for options out of range and an invalid template, and TypeError for unknown
+    options.
+    """
+    made = make_options(AppOptions, options)
+    service = Service(generator, name=name, options=made)
+    app = create_app_of(Catalog.of(service), made)
+    app.state.service = service
+    return app
+
+
+def create_app_of(catalog: Catalog, options: AccessOptions) -> FastAPI:
+    """Create an ASGI application that serves the models of a catalog.
+
+    Raises ValueError for an origin that no page can have.
     """
 
     @asynccontextmanager
@@ -147,17 +127,10 @@ def create_app_of(
                 if app.state.telemetry is not None:
                     await asyncio.to_thread(app.state.telemetry.close)
 
-    keys = [] if api_key is None else [api_key] if isinstance(api_key, str) else [*api_key]
-    if "" in keys:
-        raise ValueError("api_key is empty, expected a non-empty key or None")
-    if max_requests_per_key is not None:
-        check_int("max_requests_per_key", max_requests_per_key, 1)
-        if not keys:
-            raise ValueError("max_requests_per_key is given without api_key")
     limits = BodyLimits(
-        each=check_int("max_body_bytes", max_body_bytes, 1, None),
-        total=check_int("max_bodies_bytes", max_bodies_bytes, 1, None),
-        seconds=check_int("body_timeout", body_timeout, 1),
+        each=options.max_body_bytes,
+        total=options.max_bodies_bytes,
+        seconds=options.body_timeout,
     )
     app = _Application(
         title="h2o.cpp",
@@ -170,17 +143,17 @@ def create_app_of(
     )
     app.state.catalog = catalog
     app.state.draining = False
-    app.state.has_keys = bool(keys)
+    app.state.has_keys = bool(options.keys)
     app.state.stored_responses = defaultdict(StoredResponses)  # by key
     registry = CollectorRegistry()
     app.state.metrics = RequestMetrics(registry)
     app.state.telemetry = make_telemetry()
-    origins = Origins(cors_origins, allowed_hosts)
+    origins = Origins(options.cors_origins, options.allowed_hosts)
     app.add_middleware(Bodies, limits=limits)
     app.add_middleware(
         Guard,
-        api_keys=keys,
-        max_requests_per_key=max_requests_per_key,
+        api_keys=options.keys,
+        max_requests_per_key=options.max_requests_per_key,
         origins=origins,
     )
     app.add_middleware(Cors, origins=origins)

@@ -5,36 +5,35 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from h2o_cpp.arguments import check_int
 from h2o_cpp.files.gguf_names import model_stem
 from h2o_cpp.files.model_file import ModelFile
-from h2o_cpp.generation.request import check_sampling
 from h2o_cpp.generator import Generator
 from h2o_cpp.model.chat_template import read_template
-from h2o_cpp.model.truncation import check_truncation
 from h2o_cpp.options import GeneratorOptions, option_names
-from h2o_cpp.reply.formats import format_named
 from h2o_cpp.serve.catalog import Entry
-from h2o_cpp.serve.service import Defaults, Service
+from h2o_cpp.serve.options import ServiceOptions
+from h2o_cpp.serve.service import Service
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-_OF_SERVICE = ("template", "tool_parser", "max_queue", "max_tokens", "max_prompt")
-_TABLES = {"sampling": "sampling", "chat_template_kwargs": "variables"}  # the field of Defaults
-_OF_DEFAULTS = {**_TABLES, "truncation": "truncation"}
+_OF_SERVICE = {*option_names(ServiceOptions)} - {"defaults"}
+_OF_DEFAULTS = {  # the field of each option
+    "sampling": "sampling",
+    "chat_template_kwargs": "variables",
+    "truncation": "truncation",
+}
 
 
-def read_models(path: Path, generator: GeneratorOptions, service: Mapping[str, Any]) -> list[Entry]:
+def read_models(path: Path, generator: GeneratorOptions, service: ServiceOptions) -> list[Entry]:
     """The models of a directory, named after their files, or of a TOML file with a table for each.
 
     generator, service: defaults of the options of Generator and Service.
@@ -74,7 +73,7 @@ def _entry(
     name: str,
     table: dict[str, Any],
     generator: GeneratorOptions,
-    service: Mapping[str, Any],
+    service: ServiceOptions,
 ) -> Entry:
     own = dict(table)
     model = own.pop("model")
@@ -90,19 +89,16 @@ def _entry(
     aliases = own.pop("aliases", [])
     if not isinstance(aliases, list) or not all(isinstance(one, str) for one in aliases):
         raise ValueError(f"{path}: {name}: aliases={aliases!r}, expected a list of names")
-    limits = {**service, **{key: own.pop(key) for key in _OF_SERVICE if key in own}}
-    given = {_OF_DEFAULTS[name]: own.pop(name) for name in _OF_DEFAULTS if name in own}
-    if given:
-        limits["defaults"] = replace(limits.get("defaults", Defaults()), **given)
+    limits = {key: own.pop(key) for key in _OF_SERVICE if key in own}
+    defaults = {_OF_DEFAULTS[key]: own.pop(key) for key in _OF_DEFAULTS if key in own}
     for names in (("max_sequences", "memory"), ("hh", "cache_memory", "recent")):
         if own.keys() & {*names[:2]}:  # exclusive, as on the command line; recent is a part of hh
             own = dict.fromkeys(names) | own
     try:
-        defaults = limits.get("defaults", Defaults())
-        options = replace(generator, **own).with_policy(defaults.policy)
+        options = replace(generator, **own).with_policy(service.defaults.policy)
         if "template" in table:
             limits["template"] = read_template(limits["template"], path.parent)
-        _check_limits(limits)
+        served = replace(service, defaults=replace(service.defaults, **defaults), **limits)
         if not path.is_dir() and os.path.isfile(model):  # a file of a directory may be no model
             options.slab_bytes(ModelFile.find(model))
     except (ValueError, TypeError) as error:
@@ -110,35 +106,20 @@ def _entry(
     n_bytes, changed = _size(model)
     return Entry(
         name,
-        partial(_load, name, model, options, limits),
+        partial(_load, name, model, options, served),
         n_bytes=n_bytes,
         aliases=aliases,
         file=model,
-        template=limits.get("template"),
-        spec=(model, changed, options, limits),
+        template=served.template,
+        spec=(model, changed, options, served),
     )
 
 
-def _check_limits(limits: Mapping[str, Any]) -> None:
-    """Raises ValueError for options of Service that no model can have."""
-    for name in ("max_queue", "max_tokens", "max_prompt"):
-        if limits.get(name) is not None:
-            check_int(name, limits[name], 1)
-    defaults = limits.get("defaults", Defaults())
-    for name, field in _TABLES.items():
-        if not isinstance(value := getattr(defaults, field), Mapping):
-            raise ValueError(f"{name}={value!r}, expected a table")
-    check_sampling(defaults.sampling)
-    check_truncation(defaults.truncation)
-    if limits.get("tool_parser") is not None:
-        format_named(limits["tool_parser"])
-
-
 def _load(
-    name: str, model: str, options: GeneratorOptions, limits: Mapping[str, Any], opened: ExitStack
+    name: str, model: str, options: GeneratorOptions, served: ServiceOptions, opened: ExitStack
 ) -> Service:
     generator = opened.enter_context(Generator(model, **vars(options)))
-    return Service(generator, name=name, **limits)
+    return Service(generator, name=name, options=served)
 
 
 def _size(model: str) -> tuple[int, float]:

@@ -19,9 +19,9 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from h2o_cpp.arguments import check_int
 from h2o_cpp.serve.connection import Connection, Connections
-from h2o_cpp.serve.log import LogFormat, log_config
+from h2o_cpp.serve.log import log_config
+from h2o_cpp.serve.options import ServerOptions
 
 _MAX_CONNECTIONS = 512
 _TO_SEND_SECONDS = 3  # for clients that read slowly
@@ -39,63 +39,39 @@ class Server(uvicorn.Server):
     def __init__(
         self,
         app: FastAPI,
+        options: ServerOptions,
         *,
-        host: str,
-        port: int,
-        grace: int,
-        drain: int = 0,
-        max_connections: int | None = None,
-        header_timeout: int = 10,
-        write_timeout: int = 60,
-        keep_alive: int = 75,
-        tls_cert: str | None = None,
-        tls_key: str | None = None,
-        log_format: LogFormat = "text",
         on_hangup: Callable[[], Awaitable[None]] | None = None,
         on_start: Callable[[str], None] = lambda address: None,
     ) -> None:
         """Configure the server; serve_until_signal() runs it.
 
-        port: 0: any free port.
-        grace, drain: seconds.
-        max_connections: default: 512, or half of the limit of open files if that is less.
-        header_timeout: seconds within which the headers of a request must arrive.
-        write_timeout: seconds within which a client must read something.
-        keep_alive: idle seconds allowed between two requests of a connection, as clients are told;
-            the default is longer than what most of them and proxies allow.
-        tls_cert, tls_key: PEM files for HTTPS; without tls_key, tls_cert has the key too.
-        log_format: of the log's lines.
         on_hangup: called on SIGHUP.
         on_start: called with the address, such as http://HOST:PORT, when the server listens.
 
-        Raises ValueError for numbers out of range and files of TLS that do not fit, and OSError.
+        Raises ValueError for files of TLS that do not fit, and OSError.
         """
-        if max_connections is None:
-            max_connections = _default_connections()
         connections = Connections(
-            maximum=check_int("max_connections", max_connections, 1),
-            head_seconds=check_int("header_timeout", header_timeout, 1),
-            write_seconds=check_int("write_timeout", write_timeout, 1),
+            maximum=options.max_connections or _default_connections(),
+            head_seconds=options.header_timeout,
+            write_seconds=options.write_timeout,
         )
         protocol: Any = partial(Connection, shared=connections)
         config = uvicorn.Config(
             app,
-            host=host,
-            port=check_int("port", port, 0, 65535),
+            host=options.host,
+            port=options.port,
             http=protocol,
             ws="none",
-            timeout_keep_alive=check_int("keep_alive", keep_alive, 1),
+            timeout_keep_alive=options.keep_alive,
             server_header=False,
-            log_config=log_config(log_format),
-            headers=[("Keep-Alive", f"timeout={keep_alive}")],
-            timeout_graceful_shutdown=check_int("grace", grace, 0) + _TO_SEND_SECONDS,
-            ssl_certfile=tls_cert,
-            ssl_keyfile=tls_key,
+            log_config=log_config(options.log_format),
+            headers=[("Keep-Alive", f"timeout={options.keep_alive}")],
+            timeout_graceful_shutdown=options.grace + _TO_SEND_SECONDS,
+            ssl_certfile=options.tls_cert,
+            ssl_keyfile=options.tls_key,
         )
-        if tls_cert == "":
-            raise ValueError("tls_cert is empty, expected a file")
-        if tls_key is not None and tls_cert is None:
-            raise ValueError("tls_key is given without tls_cert, expected both or only tls_cert")
+        tls_cert, tls_key = options.tls_cert, options.tls_key
         for file in filter(None, (tls_cert, tls_key)):
             Path(file).open("rb").close()  # an error that names the file
         try:
@@ -105,8 +81,8 @@ class Server(uvicorn.Server):
             raise ValueError(f"{files}, expected a certificate and its key in PEM files") from None
         super().__init__(config)
         self._app = app
-        self._grace = grace
-        self._drain = check_int("drain", drain, 0)
+        self._grace = options.grace
+        self._drain = options.drain
         self._on_hangup = on_hangup
         self._on_start = on_start
 

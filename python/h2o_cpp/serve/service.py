@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
 
 from h2o_cpp import _core
-from h2o_cpp.arguments import INT32_MAX, check_int
+from h2o_cpp.arguments import INT32_MAX
 from h2o_cpp.budget.policy import Policy, choose_policy, is_at_most_half
 from h2o_cpp.files.visible_text import visible_log
 from h2o_cpp.generation.completion import Completion
@@ -20,23 +18,17 @@ from h2o_cpp.generation.engine import Engine
 from h2o_cpp.generation.lazy_constraint import LazyConstraint
 from h2o_cpp.generation.prompt_memory import PromptParts
 from h2o_cpp.generation.record import Record
-from h2o_cpp.generation.request import (
-    ContextFullError,
-    Pooled,
-    Pooling,
-    StreamOptions,
-    check_sampling,
-)
+from h2o_cpp.generation.request import ContextFullError, Pooled, Pooling
 from h2o_cpp.generation.reranking import pair_prompts
 from h2o_cpp.generator import Generator
 from h2o_cpp.model.chat_template import ChatTemplate
 from h2o_cpp.model.chat_turn import ChatPrompt, ReplyForm
 from h2o_cpp.model.infill import Infill
-from h2o_cpp.model.truncation import Truncation, check_truncation
 from h2o_cpp.serve.errors import ApiError, TooLongError, closed, refusal
 from h2o_cpp.serve.logprobs import TextOffset
 from h2o_cpp.serve.openai_requests import GenerationRequest
 from h2o_cpp.serve.openai_responses import ModelLimits, PolicyCounts
+from h2o_cpp.serve.options import ServiceOptions
 from h2o_cpp.serve.outputs import Output, Outputs
 
 _log = visible_log("uvicorn.error")  # the server's log
@@ -45,20 +37,6 @@ _DESCRIBED_TOOLS = (
     "%s: the chat template has no known format of tool calls, so tools are described in the system "
     "prompt and calls are JSON in <tool_call>; --tool-parser sets another format"
 )
-
-
-@dataclass(frozen=True)
-class Defaults:
-    """The options of requests that do not set them."""
-
-    sampling: StreamOptions = field(default_factory=StreamOptions)
-    variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
-    # For conversations; "auto": the system prompt if it is at most half of the budget.
-    protect: Literal["system", "auto"] | None = None
-    policy: str | None = None  # of requests with hh
-    # Prompts that are too long get status 400 ("error") or lose their oldest turns or, in texts,
-    # their oldest tokens ("auto").
-    truncation: Truncation = "error"
 
 
 class Service:
@@ -72,34 +50,26 @@ class Service:
     engine: Engine
 
     def __init__(
-        self,
-        generator: Generator,
-        *,
-        name: str,
-        template: str | None = None,
-        tool_parser: str | None = None,
-        max_queue: int = 64,
-        max_tokens: int | None = None,
-        max_prompt: int | None = None,
-        defaults: Defaults | None = None,
+        self, generator: Generator, *, name: str, options: ServiceOptions | None = None
     ) -> None:
-        """Arguments and errors as for create_app."""
+        """Serve a Generator; raises ValueError for an invalid template."""
+        options = options or ServiceOptions()
         self.generator = generator
         self.name = name
         self.created = int(time.time())
         n_ctx = generator.n_ctx
-        self.max_queue = check_int("max_queue", max_queue, 1)
-        self.max_tokens = n_ctx if max_tokens is None else check_int("max_tokens", max_tokens, 1)
+        self.max_queue = options.max_queue
+        self.max_tokens = options.max_tokens or n_ctx
         self.max_prompt = INT32_MAX if generator.endless else n_ctx
-        if max_prompt is not None:
-            self.max_prompt = min(self.max_prompt, check_int("max_prompt", max_prompt, 1))
-        self.defaults = defaults or Defaults()
-        check_truncation(self.defaults.truncation)
-        check_sampling(self.defaults.sampling)
+        if options.max_prompt is not None:
+            self.max_prompt = min(self.max_prompt, options.max_prompt)
+        self.defaults = options.defaults
         self.template: ChatTemplate | None = None
         self._has_described_tools = False  # for any request yet
-        if template is not None or generator.tokenizer.chat_template is not None:
-            self.template = generator.chat_template(template, tool_parser=tool_parser)
+        if options.template is not None or generator.tokenizer.chat_template is not None:
+            self.template = generator.chat_template(
+                options.template, tool_parser=options.tool_parser
+            )
         metadata = _core.GgufFile(str(generator.path)).metadata()
         self.architecture: str = metadata["general.architecture"]
         begin = f"{self.architecture}."
