@@ -40,9 +40,9 @@ from h2o_cpp.cli.output import put, put_json, tell
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.tables import cache_text, mebibytes
 from h2o_cpp.files.model_file import ModelFile
-from h2o_cpp.measure.advice import Advice, Archived, Needle, advice_steps
+from h2o_cpp.measure.advice import Advice, AdviceOptions, Archived, Needle, advice_steps
 from h2o_cpp.measure.plots import draw_budgets
-from h2o_cpp.options import ArchiveOptions
+from h2o_cpp.options import ArchiveOptions, option_names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -133,22 +133,10 @@ def _last_answer(
 ) -> Advice:
     """The final answer, or the best one so far when Ctrl-C is pressed."""
     found: Advice | None = None
+    names = set(option_names(AdviceOptions)) - {"policies"}
+    options = AdviceOptions(policies=args.policy, **{name: getattr(args, name) for name in names})
     with tqdm(unit="token", disable=None, leave=False) as bar:
-        steps = advice_steps(
-            file,
-            text,
-            loss=args.loss,
-            policies=args.policy,
-            kv_dtypes=args.kv_dtypes,
-            n_ctx=args.n_ctx,
-            text_tokens=args.text_tokens,
-            n_batch=args.n_batch,
-            threads=args.threads,
-            archive=args.archive,
-            archive_pages=args.archive_pages,
-            archive_heads=args.archive_heads,
-            progress=bar.update,
-        )
+        steps = advice_steps(file, text, options, bar.update)
         try:
             said = ""
             for found, seconds_left in steps:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from statistics import median
 from typing import Any, Literal, NamedTuple
@@ -26,7 +26,7 @@ from h2o_cpp.measure.retrieval.tasks import make_samples
 from h2o_cpp.measure.speed import decode_seconds
 from h2o_cpp.model.session import open_model, open_session
 from h2o_cpp.model.tokenizer import Tokenizer
-from h2o_cpp.options import ArchiveOptions
+from h2o_cpp.options import ArchiveOptions, Options, function_with, make_options
 
 _DECODED = 16  # tokens decoded to measure the speed
 _NEEDLES = 4  # prompts that ask for a number
@@ -37,6 +37,7 @@ _SHARES = (0.1, 0.2, 1.0)  # of the KV heads, tried if the model ranks them
 _FIRST_BATCH = 32  # least tokens per chunk for the first answer
 
 Questions = Sequence[tuple[str, str]]
+Progress = Callable[[int], object]
 
 
 @dataclass(frozen=True)
@@ -108,35 +109,80 @@ class Step(NamedTuple):
     seconds_left: float  # roughly
 
 
+@dataclass(frozen=True, kw_only=True)
+class AdviceOptions(Options):
+    """The options of advise(), which documents them."""
+
+    loss: float = 0.01
+    policies: Sequence[str] = ("h2o", "mean", "contribution")
+    kv_dtypes: Sequence[KvDType] | None = None
+    n_ctx: int | None = None
+    text_tokens: int | None = None
+    n_batch: int = 1
+    threads: int | None = None
+    archive: KvDType | None = None
+    archive_pages: int | None = None
+    archive_heads: float | Sequence[float] | Literal["auto"] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= check_float("loss", self.loss) < 1:
+            raise ValueError(f"loss={self.loss!r}, expected a fraction from 0 and below 1")
+        for name in ("policies", "kv_dtypes"):
+            values = getattr(self, name)
+            if isinstance(values, str):
+                raise TypeError(f"{name}={values!r}, expected a list of names")
+            if values is not None and not values:
+                raise ValueError(f"{name} is empty, expected one or more")
+        at_budgets(self.policies, [1.0], LEAST_TOKENS)  # checks the names
+        if not self._shares:
+            raise ValueError("archive_heads is empty, expected one or more")
+        for share in self._shares:
+            ArchiveOptions(**self._archive(share))  # checks them
+
+    def archives(self, model: _core.Model) -> list[dict[str, Any]]:
+        """The options of the archives to try, those with more bytes last."""
+        if self.archive is None:
+            return []
+        shares = self._shares
+        if shares == [None] and model.file.metadata().get(RETRIEVAL_HEADS):
+            shares = [*_SHARES]
+        return [self._archive(share) for share in sorted(set(shares), key=lambda one: one or 0)]
+
+    @property
+    def _shares(self) -> list[Any]:
+        """The given shares of the KV heads; [None]: they are chosen for the model."""
+        heads = self.archive_heads
+        if self.archive is not None and isinstance(heads, str) and heads == "auto":
+            return [None]
+        return [*heads] if isinstance(heads, Sequence) and not isinstance(heads, str) else [heads]
+
+    def _archive(self, share: float | None) -> dict[str, Any]:
+        return {
+            "archive": self.archive,
+            "archive_pages": self.archive_pages,
+            "archive_heads": share,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Arguments(AdviceOptions):
+    """The arguments of advise(), for type checkers."""
+
+    path: str | os.PathLike[str] | ModelFile = field(kw_only=False)
+    text: str | Questions = field(kw_only=False)
+    progress: Progress = field(default=lambda n: None)
+
+
+@function_with(_Arguments)
 def advise(
-    path: str | os.PathLike[str] | ModelFile, text: str | Questions, **options: Any
-) -> Advice:
-    """Find the smallest cache in bytes whose loss of perplexity on `text` is acceptable.
-
-    Returns the last answer of advice_steps(), which has the options and errors.
-    """
-    *_, last = advice_steps(path, text, **options)
-    return last.advice
-
-
-def advice_steps(
     path: str | os.PathLike[str] | ModelFile,
     text: str | Questions,
     *,
-    loss: float = 0.01,
-    policies: Sequence[str] = ("h2o", "mean", "contribution"),
-    kv_dtypes: Sequence[KvDType] | None = None,
-    n_ctx: int | None = None,
-    text_tokens: int | None = None,
-    n_batch: int = 1,
-    threads: int | None = None,
-    archive: KvDType | None = None,
-    archive_pages: int | None = None,
-    archive_heads: float | Sequence[float] | Literal["auto"] | None = None,
-    progress: Callable[[int], object] = lambda n: None,
-) -> Iterator[Step]:
-    """Do as advise() does, with better and better answers: the first comes from 512 tokens of the
-    text, read in chunks, the last from all of it.
+    progress: Progress = lambda n: None,
+    **options: Any,
+) -> Advice:
+    """Find the smallest cache in bytes whose loss of perplexity on `text` is acceptable.
 
     path, threads: as for Generator; runs on the CPU.
     text: typical input of the model; longer texts give more reliable results. Or questions with
@@ -163,33 +209,29 @@ def advice_steps(
 
     Raises FileNotFoundError, ValueError (options, a text of less than 100 tokens) and MemoryError.
     """
-    if not 0 <= check_float("loss", loss) < 1:
-        raise ValueError(f"loss={loss!r}, expected a fraction from 0 and below 1")
-    for name, names in (("policies", policies), ("kv_dtypes", kv_dtypes)):
-        if isinstance(names, str):
-            raise TypeError(f"{name}={names!r}, expected a list of names")
-    if not policies:
-        raise ValueError("policies is empty, expected one or more")
-    if kv_dtypes is not None and not kv_dtypes:
-        raise ValueError("kv_dtypes is empty, expected one or more")
-    at_budgets(policies, [1.0], LEAST_TOKENS)  # checks the names
-    given_shares = _shares(archive, archive_pages, archive_heads)
-    model = open_model(path, device="cpu", threads=threads)
+    *_, last = advice_steps(path, text, make_options(AdviceOptions, options), progress)
+    return last.advice
+
+
+def advice_steps(
+    path: str | os.PathLike[str] | ModelFile,
+    text: str | Questions,
+    options: AdviceOptions,
+    progress: Progress = lambda n: None,
+) -> Iterator[Step]:
+    """Do as advise() does, with better and better answers: the first comes from 512 tokens of the
+    text, read in chunks, the last from all of it."""
+    model = open_model(path, device="cpu", threads=options.threads)
     sizes = (size for _, size in model.layer_heads)
-    types: Sequence[KvDType] = kv_dtypes or default_types(*sizes)
+    policies, types = options.policies, options.kv_dtypes or default_types(*sizes)
+    loss, n_batch = options.loss, options.n_batch
     source = (
-        TextQuality.of(model, text, n_ctx, text_tokens)
+        TextQuality.of(model, text, options.n_ctx, options.text_tokens)
         if isinstance(text, str)
-        else AnswerQuality.of(model, text, n_ctx)
+        else AnswerQuality.of(model, text, options.n_ctx)
     )
-    archives: list[dict[str, Any]] = []
-    if archive is not None:
-        ranked = model.file.metadata().get(RETRIEVAL_HEADS)
-        shares: Sequence[float | None] = given_shares or (_SHARES if ranked else [None])
-        archives += [
-            {"archive": archive, "archive_pages": archive_pages, "archive_heads": share}
-            for share in shares
-        ]
+    archives = options.archives(model)
+    if archives:
         open_session(  # raises if the model cannot have one
             model, Policy.full(), n_ctx=source.n_ctx, n_batch=1, **archives[0]
         )
@@ -273,20 +315,6 @@ def _archived(one: Trial, full: Trial, costs: _Costs) -> Archived:
         needle=costs.needle(one),
         tokens_per_second=costs.speed(one),
     )
-
-
-def _shares(archive: KvDType | None, pages: int | None, heads: Any) -> list[float] | None:
-    """The shares of the KV heads to try, smallest first; None: choose them for the model.
-
-    Raises ValueError for invalid options of the archive.
-    """
-    given = heads if isinstance(heads, Sequence) and not isinstance(heads, str) else [heads]
-    if not given:
-        raise ValueError("archive_heads is empty, expected one or more")
-    auto = archive is not None and isinstance(heads, str) and heads == "auto"
-    for share in given:
-        ArchiveOptions(archive=archive, archive_pages=pages, archive_heads=None if auto else share)
-    return None if auto or heads is None else sorted(set(given))
 
 
 class _Costs:
