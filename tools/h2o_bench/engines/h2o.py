@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
 from h2o_bench.engines.serving import StepEngine, Tokens, serve
-from h2o_cpp import __version__, _core
-from h2o_cpp.arguments import Positions
+from h2o_cpp import __version__
 from h2o_cpp.budget.policy import Policy
-from h2o_cpp.budget.stored_budget import Budget
 from h2o_cpp.files.model_file import ModelFile
-from h2o_cpp.model.session import chunks, open_model
+from h2o_cpp.model.session import chunks, open_model, open_session
 from h2o_cpp.model.tokenizer import Tokenizer
-from h2o_cpp.options import CacheOptions
+from h2o_cpp.options import CacheOptions, make_options
 
 
 class H2o(StepEngine):
@@ -24,34 +24,26 @@ class H2o(StepEngine):
         self,
         path: str,
         *,
+        n_sequences: int = 1,
         device: str = "cpu",
         threads: int | None = None,
-        n_ctx: int | None = None,
-        n_batch: int = 512,
-        hh: Budget = None,
-        recent: float | None = None,
-        policy: str | None = None,
-        positions: Positions = "auto",
-        kv_dtype: str | tuple[str, str] = "f16",
-        n_sequences: int = 1,
         max_resident: int | None = None,
+        **options: Any,
     ) -> None:
-        """Load the model; options as for Generator.
+        """Load the model.
 
         n_sequences: the largest batch.
+        options: as for Generator; default: the trained length, and 512 rows.
         """
         file = ModelFile.find(path)
         self.model = open_model(file, device=device, threads=threads, max_resident=max_resident)
         self.tokenizer = Tokenizer.of_model(self.model)
-        cache = CacheOptions(
-            hh=hh, recent=recent, policy=policy, n_ctx=n_ctx or 0, positions=positions,
-            n_batch=max(n_batch, n_sequences), kv_dtype=kv_dtype,
-        ).for_model(file)  # fmt: skip
+        cache = make_options(CacheOptions, {"n_ctx": 0, **options})
+        rows = max(512 if cache.n_batch is None else cache.n_batch, n_sequences)
+        cache = replace(cache, n_batch=rows).for_model(file)
         assert isinstance(cache.policy, Policy)
         self.policy = cache.policy
-        options = cache.core()
-        options.n_sequences = n_sequences
-        self.session = _core.Session(self.model, options)
+        self.session = open_session(self.model, n_sequences=n_sequences, **vars(cache))
         self._n_tokens = 0
         super().__init__(self.model.n_vocab)
 
