@@ -119,7 +119,7 @@ class TestReadModels:
             "hh = 0.5\nrecent = 0.2",
         )
         path.write_text("".join(f'[m{i}]\nmodel = "one.gguf"\n{t}\n' for i, t in enumerate(tables)))
-            served = ServiceOptions(defaults=Defaults(policy="contribution"))
+        served = ServiceOptions(defaults=Defaults(policy="contribution"))
         found: Any = read_models(path, replace(OPTIONS, hh=0.2), served)
         policies = [entry.spec[2].policy for entry in found]
         assert policies == ["contribution", "contribution", None, "sinks", None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import nan, sqrt
+from math import nan
 from random import Random
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
@@ -18,6 +18,7 @@ from h2o_cpp.budget.policy import Policy
 from h2o_cpp.eval.reasoning.problems import Problem, make_problem
 from h2o_cpp.generator import Generator
 from h2o_cpp.measure.budgets import Budgeted, at_budgets
+from h2o_cpp.measure.retrieval.measurement import standard_error
 from h2o_cpp.options import ArchiveOptions
 
 # An output that is this many times as long as the solution is cut off.
@@ -134,15 +135,10 @@ def _measured(cache: Measurement, outputs: _Outputs, full: _Outputs) -> Measurem
         cache,
         problems=len(gain),
         accuracy=float(outputs.solved.mean()),
-        error=_error(outputs.solved.astype(float)),
+        error=standard_error(outputs.solved.astype(float)),
         of_full=float(gain.mean()),
-        of_full_error=_error(gain),
+        of_full_error=standard_error(gain),
         tokens=float(outputs.tokens.sum() / max(1, full.tokens.sum())),
         loops=float(outputs.loops.mean()),
         tokens_per_second=float(outputs.tokens.sum() / outputs.seconds),
     )
-
-
-def _error(values: NDArray[np.float64]) -> float:
-    """The standard error of the mean."""
-    return float(values.std(ddof=1) / sqrt(len(values))) if len(values) > 1 else nan

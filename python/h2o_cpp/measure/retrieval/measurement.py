@@ -71,7 +71,6 @@ def measure(
             if one.name == "full":
                 full = values
             gain = values - full
-            error = gain.std(ddof=1) / sqrt(len(gain)) if len(gain) > 1 else nan
             yield Measurement(
                 task,
                 one.name,
@@ -79,10 +78,15 @@ def measure(
                 one.kept,
                 log_likelihood=float(values.mean()),
                 of_full=float(gain.mean()),
-                error=float(error),
+                error=standard_error(gain),
                 exact=float(exact.mean()),
                 samples=len(samples),
             )
+
+
+def standard_error(values: NDArray[np.float64]) -> float:
+    """The standard error of a mean; nan for one value."""
+    return float(values.std(ddof=1) / sqrt(len(values))) if len(values) > 1 else nan
 
 
 def answer_logits(
