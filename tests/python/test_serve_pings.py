@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
 
 from h2o_cpp import Generator
-from h2o_cpp.serve.generation_response import OutputsResponse, are_pings
+from h2o_cpp.serve.generation_response import GenerationResponse, OutputsResponse, are_pings
 from support.background import PATIENCE, Background
 from support.needs import needs, packages
 from support.scripted_chat import PLAIN, user
@@ -169,6 +169,22 @@ def test_errors_after_the_headers_are_events(server: Server) -> None:
         server.engine.close()
     assert response.status == 200
     assert "the server is not taking requests" in response.read().decode()
+    connection.close()
+
+
+def test_failed_pings_are_logged(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: GenerationResponse) -> bytes:
+        raise RuntimeError("there is no ping")
+
+    monkeypatch.setattr(GenerationResponse, "ping", fail)
+    with busy(server):
+        connection = server.begin(STREAMS["/v1/completions"])
+        response = connection.getresponse()
+        wait_until(lambda: "a stream goes on without pings" in caplog.text)
+    assert ENDS["/v1/completions"] in response.read().decode()
+    assert caplog.text.count("there is no ping") == 1
     connection.close()
 
 

@@ -13,6 +13,7 @@ from fastapi import Response
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
+from h2o_cpp.files.visible_text import visible_log
 from h2o_cpp.serve.errors import Api, ApiError, internal_error
 from h2o_cpp.serve.outputs import Output, Outputs
 
@@ -23,6 +24,8 @@ EVENTS: dict[int | str, dict[str, Any]] = {
         "content": {"text/event-stream": {}},
     }
 }
+
+_log = visible_log("uvicorn.error")  # the server's log
 
 _LINE_ENDS = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}
 
@@ -152,6 +155,7 @@ class GenerationResponse(OutputsResponse):
 
     def _start_pings(self, send: Send) -> None:
         self._pings = asyncio.ensure_future(self._send_pings(send))
+        self._pings.add_done_callback(_log_failure)
 
     async def _send_pings(self, send: Send) -> None:
         await self._begin(send)
@@ -175,6 +179,11 @@ class GenerationResponse(OutputsResponse):
         await self._begin(send)
         self._silent = False
         await send({"type": "http.response.body", "body": event, "more_body": more})
+
+
+def _log_failure(pings: asyncio.Task[None]) -> None:
+    if not pings.cancelled() and (error := pings.exception()) is not None:
+        _log.error("a stream goes on without pings", exc_info=error)
 
 
 def sse(data: str, event: str | None = None) -> bytes:
