@@ -415,7 +415,7 @@ def test_bad_tls_files(tmp_path: Path, tiny_opt: Path) -> None:
         (["--max-models", "1"], "--max-models 1 needs --models"),
         (["--models", ".", "--max-models", "0"], "--max-models 0, expected an integer, 1 or more"),
         (["--models", ".", "--idle-timeout", "0"], "--idle-timeout 0, expected an integer, 1 or"),
-        (["--models", ".", "--max-tokens", "0"], "one: --max-tokens 0, expected an integer"),
+        (["--models", ".", "--max-tokens", "0"], "--max-tokens 0, expected an integer, 1 or more"),
         (
             ["--models", ".", "--max-requests-per-key", "2"],
             "--max-requests-per-key is given without",

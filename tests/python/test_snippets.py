@@ -168,6 +168,7 @@ def test_server_page(capsys: pytest.CaptureFixture[str]) -> None:
     from h2o_cpp.options import GeneratorOptions
     from h2o_cpp.serve.catalog import Catalog
     from h2o_cpp.serve.model_list import read_models
+    from h2o_cpp.serve.options import ServiceOptions
     from h2o_cpp.serve.service import Service
     from support.serving import serving_catalog
 
@@ -187,7 +188,7 @@ def test_server_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert fields["usage"]["prompt_memory"].keys() == reply["usage"]["prompt_memory"].keys()
     [table] = blocks("docs/serving.md", "toml")
     Path("models.toml").write_text(table)
-    assert len(read_models(Path("models.toml"), GeneratorOptions(), {})) == 2
+    assert len(read_models(Path("models.toml"), GeneratorOptions(), ServiceOptions())) == 2
 
 
 @packages("llguidance", "pydantic")
