@@ -57,19 +57,13 @@ constexpr std::array kNamed = {
     Named{"h2o", [](int32_t n) { return halves(n); }},
     Named{"window", [](int32_t n) { return KvPolicy{.recent = n}; }},
     Named{"sinks", streaming},
-    Named{"h2o+sinks", [](int32_t n) { return halves(n, kFirstTokens); }},
-    Named{"heavy", [](int32_t n) { return KvPolicy{.heavy = n - 1, .recent = 1}; }},
     Named{"mean", [](int32_t n) { return scored(halves(n), Scoring::mean); }},
     Named{"decay", decaying},
-    Named{"value", [](int32_t n) { return scored(halves(n), Scoring::sum, ValueNorm::l1); }},
     Named{"contribution",
           [](int32_t n) { return scored(halves(n), Scoring::mean, ValueNorm::output); }},
     Named{"random",  // with sinks: losing them would hide what scores are worth
           [](int32_t n) { return scored(halves(n, kFirstTokens), Scoring::random); }},
     Named{"question", question},
-    Named{"inverse", [](int32_t n) { return scored(halves(n), Scoring::inverse); }},
-    Named{"inverse+sinks",
-          [](int32_t n) { return scored(halves(n, kFirstTokens), Scoring::inverse); }},
 };
 
 std::string listed_names() {

@@ -103,8 +103,6 @@ TEST_CASE("named policies keep the tokens of the budget") {
   CHECK(named_policy("h2o", 7) == kept(0, 3, 4));
   CHECK(named_policy("window", 7) == kept(0, 0, 7));
   CHECK(named_policy("sinks", 7) == kept(4, 0, 3));
-  CHECK(named_policy("h2o+sinks", 7) == kept(4, 1, 2));
-  CHECK(named_policy("heavy", 7) == kept(0, 6, 1));
   CHECK(named_policy("question", 128) == KvPolicy{.heavy = 96,
                                                   .recent = 32,
                                                   .scoring = Scoring::question,

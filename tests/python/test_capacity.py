@@ -62,7 +62,7 @@ def test_memory_sizes(memory: Any, n: int | None) -> None:
         {"hh": 0.2},
         {"hh": 0.2, "n_ctx": 30, "kv_dtype": "f32"},
         {"hh": 10, "recent": 3, "kv_dtype": ("f32", "f16")},
-        {"hh": 0.5, "policy": "value"},
+        {"policy": Policy.h2o(100, 50, value_norm="l1")},
         {"hh": 10, "policy": "window"},
         {"policy": Policy.h2o(20, 30)},
         {"policy": [Policy.window(4), Policy.h2o(3, 3)]},
