@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <numeric>
+#include <utility>
 
 #include "core/error.h"
 #include "kv/budget.h"
@@ -295,10 +296,13 @@ std::span<const float> Session::last_hidden() const {
 
 void Session::set_hidden(std::span<const float> states) {
   const std::lock_guard lock(model_->mutex);
-  const int64_t most = activations_.hidden.rows * activations_.hidden.cols;
-  require(std::ssize(states) <= most, states.size(), " numbers of hidden states, expected at most ",
-          most);
+  const Config& c = model_->config;
+  require(c.predicts, c.family->architecture, " reads no hidden states of another model");
+  const int64_t n = std::ssize(states), width = c.n_embd, most = activations_.hidden.rows;
+  require(n > 0 && n % width == 0 && n / width <= most, n, " numbers of hidden states, expected ",
+          width, " for each of 1 to ", most, " rows");
   model_->backend->write(activations_.hidden.data, states.data(), states.size_bytes());
+  n_hidden_ = n / width;
 }
 
 bool Session::replays() const {
@@ -455,11 +459,14 @@ void Session::check(std::span<const Input> inputs) const {
           " tokens in one step, at most n_batch = ", options_.n_batch);
   require(n_drafts <= options_.max_drafts, n_drafts,
           " drafts in one step, at most max_drafts = ", options_.max_drafts);
+  require(!model_->config.predicts || std::cmp_equal(n_rows, n_hidden_), n_rows,
+          " tokens in one step, but hidden states of ", n_hidden_);
 }
 
 // Checks the inputs and makes them the batch. Sequences at the trained length start rolling.
 void Session::prepare(std::span<const Input> inputs) {
   check(inputs);
+  n_hidden_ = 0;
   batch_.clear();
   if (inputs[0].ahead) return prepare_ahead(inputs[0]);
   n_ahead_ = 0;

@@ -100,8 +100,8 @@ class Session {
   // Returns that of the last step's first logits [n_embd], valid until the next.
   std::span<const float> last_hidden() const;
 
-  // Sets the other model's hidden states for the next step, whose rows are those of one sequence
-  // [n, n_embd]. Requires Config::predicts.
+  // Sets the other model's hidden states for the next step, whose n rows are those of one sequence
+  // [n, n_embd]. Requires Config::predicts. Throws InvalidArgument, as a step with other rows does.
   void set_hidden(std::span<const float> states);
 
   // Can a step read tokens one by one, with the same results, bit for bit, as a step for each?
@@ -191,6 +191,7 @@ class Session {
   Buffer storage_;
   Activations activations_;
   Batch batch_;
+  int64_t n_hidden_ = 0;                   // rows of set_hidden() that no step has read
   int32_t n_ahead_ = 0;                    // tokens that may be retracted
   Buffer picks_;                           // [n_logits] of greedy(), on the back end
   Buffer largest_;                         // [n_logits] of select(), on the back end

@@ -126,6 +126,28 @@ def test_logits(predicting: Predicting, chunks: list[int]) -> None:
     assert error < float32_tolerance(predicting.recipe, expected)
 
 
+def test_hidden_states_are_those_of_the_next_step(predicting: Predicting) -> None:
+    tokens = random_tokens(4)[:8].astype(np.int32)
+    model = open_model(predicting.path, device="cpu", threads=1)
+    trunk, layer = (
+        open_session(one, Policy.full(), n_ctx=16, n_batch=8)
+        for one in (model, _core.next_token_predictor(model))
+    )
+    trunk.step([(0, tokens)])
+    states = trunk.hidden_states(0)
+    for wrong in (states[:0], states[:, 1:], np.tile(states, (2, 1))):
+        with pytest.raises(ValueError, match=f"{wrong.size} numbers of hidden states, expected "):
+            layer.set_hidden(wrong)
+    layer.set_hidden(states[:2])
+    with pytest.raises(ValueError, match="3 tokens in one step, but hidden states of 2"):
+        layer.score(0, tokens[1:4])
+    layer.score(0, tokens[1:3])
+    with pytest.raises(ValueError, match="2 tokens in one step, but hidden states of 0"):
+        layer.score(0, tokens[3:5])
+    with pytest.raises(ValueError, match="reads no hidden states of another model"):
+        trunk.set_hidden(states)
+
+
 @pytest.mark.parametrize("hh", [None, 9])
 def test_nothing_differs_with_drafts(predicting: Predicting, hh: int | None) -> None:
     common: Any = {"hh": hh, "n_ctx": 100, "n_batch": 16, "max_sequences": 2, "threads": 1}
