@@ -15,8 +15,8 @@ enum class Scoring : int32_t {
   // the largest attention from one of the last rows of each chunk, where a prompt has its question
   // (after SnapKV, arXiv 2404.14469, which sums)
   question = 4,  // 3 was a sum, in older snapshots
-  // no attention: uniformly random, anew at each eviction (after arXiv 2609.03430); what the other
-  // scores have to beat
+  // no attention, but a random number, drawn again at each eviction (after arXiv 2609.03430): the
+  // baseline of the other scores
   random,
 };
 
