@@ -74,7 +74,7 @@ class CudaBackend final : public Backend {
         .largest_logits = true,
         .archives = true,
         .copied_summaries = true,
-        .n_batch = 2048,
+        .n_batch = kCudaRows,
     };
     return capabilities;
   }

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include "backend/backend.h"
 
 namespace h2o {
+
+inline constexpr int32_t kCudaRows = 2048;  // its Capabilities::n_batch
 
 // Number of CUDA devices that this build can use.
 int cuda_device_count();

@@ -2,7 +2,6 @@
 
 #include <charconv>
 #include <cstdlib>
-#include <string_view>
 
 #include "core/error.h"
 #include "cpu/cpu_backend.h"
@@ -38,6 +37,10 @@ AutoDevice auto_device(size_t n_bytes) {
   } catch (const DeviceError& e) {
     return {"cpu", e.what(), true};
   }
+}
+
+int32_t default_rows(std::string_view device) {
+  return device.starts_with("cuda") ? kCudaRows : Capabilities{}.n_batch;
 }
 
 std::unique_ptr<Backend> make_backend(const std::string& device, int n_threads, bool exact) {

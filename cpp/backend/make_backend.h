@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "backend/backend.h"
 
@@ -19,6 +21,9 @@ struct AutoDevice {
 // The GPU, if the environment variable H2O_CUDA_AUTO is 1, there is one, and n_bytes are free on
 // it. If the model cannot be opened there, the caller opens it on the CPU.
 AutoDevice auto_device(size_t n_bytes = 0);
+
+// Capabilities::n_batch of a device, which need not exist.
+int32_t default_rows(std::string_view device);
 
 // device: "auto" (the CPU; for models see auto_device()), "cpu", "cuda", "cuda:N", "vulkan" or
 // "vulkan:N".

@@ -65,6 +65,8 @@ PYBIND11_MODULE(_core, m) {
   m.def("cuda_device_count", &h2o::cuda_device_count, "CUDA devices this build can use here.");
   m.def("vulkan_device_count", &h2o::vulkan_device_count,
         "Vulkan devices this build can use here.");
+  m.def("default_n_batch", &h2o::default_rows, py::arg("device"),
+        "Tokens per chunk by default, on a device that need not exist.");
   m.def(
       "auto_device",
       [](size_t n_bytes) {

@@ -174,9 +174,7 @@ class CacheOptions(ArchiveOptions):
 
     def rows_on(self, device: str) -> int:
         """n_batch, or the default of a device, as Generator or the core names it."""
-        if self.n_batch is not None:
-            return self.n_batch
-        return 2048 if device.startswith("cuda") else 512
+        return _core.default_n_batch(device) if self.n_batch is None else self.n_batch
 
     def core(self) -> _core.SessionOptions:
         """For the core, with one sequence; `policy` and `n_ctx` must be known."""

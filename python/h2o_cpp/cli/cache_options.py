@@ -93,8 +93,9 @@ def add_cache(
         help="positions of a rotary model: in the text (original) or among the kept tokens "
         "(rolling); auto: rolling past the trained length (default: %(default)s)",
     )
-    usual = "512, with CUDA 2048" if n_batch is None else n_batch
-    add_n_batch(cache, n_batch, f"prompt tokens read at a time (default: {usual})")
+    usual, cuda = (_core.default_n_batch(device) for device in ("cpu", "cuda"))
+    shown = f"{usual}, with CUDA {cuda}" if n_batch is None else n_batch
+    add_n_batch(cache, n_batch, f"prompt tokens read at a time (default: {shown})")
     add_kv_dtype(cache)
     if memory:
         add_archive(cache)
