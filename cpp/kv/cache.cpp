@@ -215,82 +215,9 @@ void KvCache::reserve_rows(int32_t max_rows) {
   KvShape shape = shape_;
   shape.max_rows = max_rows;
   validate(shape);
-
-  const int64_t rows = int64_t{shape.n_kv_heads} * max_rows;
-  int64_t n_ranks = 0, k_bytes = 0, v_bytes = 0;  // bytes of a row of all heads
-  size_t workspace_bytes = 0;
-  for (int32_t l = 0; l < shape.n_layers; ++l) {  // one with fewer slots or no scores may need more
-    KvView view = layers_[l];
-    view.layer = l;
-    view.max_rows = max_rows;
-    const bool archives = archive_ != nullptr && !archive_->kv_heads(l).empty();
-    view.archive = archives ? archive_.get() : nullptr;
-    n_ranks = std::max(n_ranks, int64_t{view.slots} + max_rows);
-    k_bytes = std::max(k_bytes, view.n_kv_heads * view.k_row_bytes);
-    v_bytes = std::max(v_bytes, view.n_kv_heads * view.v_row_bytes);
-    workspace_bytes = std::max(workspace_bytes, backend_.attend_workspace(view));
-  }
-  Layout layout;
-  struct Staging {
-    int64_t k, v, scores, norms;
-  };
-  const auto place_staging = [&]() -> Staging {
-    const int64_t k = layout.place(max_rows * k_bytes);
-    return {k, shape.shared_values ? k : layout.place(max_rows * v_bytes),
-            layout.place(rows * int64_t{sizeof(float)}),
-            layout.place(rows * int64_t{sizeof(float)})};
-  };
-  // Rows that later layers read stay staged until these have.
-  std::vector<Staging> staging(shape.n_layers, place_staging());
-  for (int32_t l = 0; l < shape.n_layers; ++l) {
-    const auto readers = std::ranges::count(shape.sources, l);
-    if (readers > 1) staging[l] = place_staging();
-    staging[l] = staging[shape.source(l)];
-  }
-  std::vector<ArchiveMemory> sequences;
-  for (int32_t s = 0; archive_ != nullptr && s < shape.n_sequences; ++s) {
-    sequences.push_back(archive_->memory(s));
-  }
-  const std::span<const ArchiveMemory> archives(sequences);
-  const int64_t archives_at = layout.place(static_cast<int64_t>(archives.size_bytes()));
-  const auto heads = archive_ != nullptr ? archive_->indices() : std::span<const int32_t>();
-  const int64_t heads_at = layout.place(static_cast<int64_t>(heads.size_bytes()));
-  const int64_t workspace = layout.place(static_cast<int64_t>(workspace_bytes));
-  // Allocate first: the cache stays unchanged if it fails.
-  Buffer scratch = backend_.allocate(layout.size());
-  if (!archives.empty()) {
-    backend_.write(scratch.data() + archives_at, archives.data(), archives.size_bytes());
-    backend_.write(scratch.data() + heads_at, heads.data(), heads.size_bytes());
-  }
-  Buffer rope_table = allocate_rope_table(n_ranks);
-  scratch_ = std::move(scratch);
-  rope_table_ = std::move(rope_table);
+  scratch_ = KvScratch(backend_, layers_, shape, archive_.get());  // unchanged if it throws
   shape_ = shape;
-  for (KvView& view : layers_) {
-    view.layer = static_cast<int32_t>(&view - layers_.data());
-    const Staging& staged = staging[view.layer];
-    view.max_rows = max_rows;
-    view.staged_k = scratch_.data() + staged.k;
-    view.staged_v = scratch_.data() + staged.v;
-    view.staged_scores = reinterpret_cast<float*>(scratch_.data() + staged.scores);
-    view.staged_value_norms = reinterpret_cast<float*>(scratch_.data() + staged.norms);
-    view.rope_table = rope_table_.as<float>();
-    view.workspace = scratch_.data() + workspace;
-    if (archive_ == nullptr || archive_->kv_heads(view.layer).empty()) continue;
-    view.archive = archive_.get();
-    view.archives = reinterpret_cast<const ArchiveMemory*>(scratch_.data() + archives_at);
-    view.archive_heads = reinterpret_cast<const int32_t*>(scratch_.data() + heads_at) +
-                         int64_t{view.layer} * shape.n_kv_heads;
-  }
-}
-
-// The rope_table of ranks 0 to n - 1, if sequences may roll.
-Buffer KvCache::allocate_rope_table(int64_t n_ranks) const {
-  if (!shape_.may_roll()) return {};
-  const int64_t n_rot = shape_.rope.n_rot();
-  Buffer rope_table = backend_.allocate(n_ranks * n_rot * sizeof(float));
-  backend_.compute_rope_table({rope_table.data(), DType::f32, n_ranks, n_rot}, shape_.rope);
-  return rope_table;
+  scratch_.give_to(layers_);
 }
 
 int32_t KvCache::length(int32_t sequence) const {

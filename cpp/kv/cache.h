@@ -11,6 +11,7 @@
 #include "kv/archive.h"
 #include "kv/journal.h"
 #include "kv/policy.h"
+#include "kv/scratch.h"
 #include "kv/shape.h"
 #include "kv/view.h"
 
@@ -133,7 +134,6 @@ class KvCache {
   // Calls f(address, bytes) for the keys, then the values, of these tokens in each head.
   template <class F>
   void for_each_rows(int32_t sequence, int32_t begin, int32_t end, const F& f) const;
-  Buffer allocate_rope_table(int64_t n_ranks) const;
   void copy(void* to, const void* from, int64_t n_bytes) const;
 
   void grow(int32_t n_sequences);
@@ -148,8 +148,7 @@ class KvCache {
   std::unique_ptr<KvArchive> archive_;  // nullptr: evicted tokens are discarded
   std::optional<KvJournal> journal_;
   Buffer storage_;     // every layer's slots
-  Buffer scratch_;     // staging and the back end's workspace, shared by all layers
-  Buffer rope_table_;  // of all ranks, if sequences may roll
+  KvScratch scratch_;  // shared by all layers
 };
 
 }  // namespace h2o
