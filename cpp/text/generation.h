@@ -93,6 +93,7 @@ class Generation {
  private:
   friend class AdmissionQueue;
   friend class Engine;
+  friend class Pooler;
   friend class RowSampler;
   friend class Scheduler;
   friend class StepRunner;

@@ -11,16 +11,6 @@
 namespace h2o {
 namespace {
 
-Session::Values values_of(Pooling pooling) {
-  return pooling == Pooling::rank ? Session::Values::labels : Session::Values::hidden;
-}
-
-// sums += values; empty sums are zeros.
-void add_to(std::vector<double>& sums, std::span<const float> values) {
-  sums.resize(values.size());
-  for (size_t i = 0; i < values.size(); ++i) sums[i] += values[i];
-}
-
 // Pause of a step in which every generation waits for its mask.
 constexpr std::chrono::microseconds kMaskPoll{500};
 
@@ -34,6 +24,7 @@ Scheduler::Scheduler(Session& session, const Tokenizer& tokenizer, int32_t n_bat
       slots_(session),
       draft_cost_(session.options().max_drafts),
       prefixes_(session, n_batch, prefixes),
+      pooler_(session, tokenizer),
       sampler_(session, tokenizer) {}
 
 std::vector<StepOutput> Scheduler::step(
@@ -210,7 +201,7 @@ bool Scheduler::needs_every_row(const Generation& g) {
 void Scheduler::compute(std::vector<StepOutput>& outputs) {
   const auto started = std::chrono::steady_clock::now();
   std::vector<StepRow> rows = next_rows(outputs);
-  session_.model().config.family->encoder ? encode(rows) : decode(rows);
+  session_.model().config.family->encoder ? pooler_.encode(rows) : decode(rows);
   const auto waits = [](const StepRow& row) { return row.output->generation->awaits_mask_; };
   if (!rows.empty() && std::ranges::all_of(rows, waits)) std::this_thread::sleep_for(kMaskPoll);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
@@ -253,35 +244,6 @@ void Scheduler::decode(std::span<StepRow> rows) {
     }
   }
   if (!batch.empty()) forward(batch);
-}
-
-// Computes the embeddings of whole texts, those with the same pooling together.
-void Scheduler::encode(std::span<StepRow> rows) {
-  const auto pooling = [](const StepRow& row) { return row.output->generation->request_.pooling; };
-  std::ranges::stable_sort(rows, {}, pooling);
-  while (!rows.empty()) {
-    const Pooling kind = pooling(rows[0]);
-    const auto end =
-        std::ranges::find_if(rows, [&](const StepRow& row) { return pooling(row) != kind; });
-    const std::span<StepRow> same = rows.first(end - rows.begin());
-    rows = rows.subspan(same.size());
-    std::vector<Input> texts;
-    for (const StepRow& row : same) {
-      texts.push_back({.sequence = row.sequence, .tokens = row.part});
-      if (kind == Pooling::rank) texts.back().second_part = tokenizer_.second_part(row.part);
-    }
-    const auto tokens = kind == Pooling::mean   ? Session::Tokens::all
-                        : kind == Pooling::last ? Session::Tokens::last
-                                                : Session::Tokens::first;
-    try {
-      session_.encode(texts, values_of(kind), tokens, [&](int32_t i, auto values) {
-        add_to(same[i].output->generation->pooled_, values);
-      });
-      for (const StepRow& row : same) row.output->finish = Finish::length;
-    } catch (...) {
-      for (const StepRow& row : same) row.output->error = std::current_exception();
-    }
-  }
 }
 
 std::vector<StepRow> Scheduler::next_rows(std::vector<StepOutput>& outputs) {
@@ -402,7 +364,7 @@ void Scheduler::score(StepRow& row) {
   std::vector<float> last;
   try {
     if (request.pooling != Pooling::none) {
-      pool(*row.output->generation, row);
+      pooler_.read(row);
       return sample({&row, 1}, {});
     }
     session_.score(
@@ -428,18 +390,6 @@ void Scheduler::observe(const StepRow& row) {
   if (g.request_.drafter != nullptr) {
     g.request_.drafter->observe(g.tokens_, session_, row.sequence);
   }
-}
-
-// Accumulates the hidden states of a chunk, or keeps the last scores of labels.
-void Scheduler::pool(Generation& g, const StepRow& row) {
-  const Pooling pooling = g.request_.pooling;
-  const bool begins = g.pooled_.empty();
-  session_.read_every_row({row.sequence, row.part, 0, row.one_by_one}, values_of(pooling),
-                          [&](int32_t at, std::span<const float> values) {
-                            if (pooling == Pooling::first && (!begins || at > 0)) return;
-                            if (pooling != Pooling::mean) g.pooled_.clear();
-                            add_to(g.pooled_, values);
-                          });
 }
 
 // Saves the states that were planned for the ends of the rows, and samples the next tokens.

@@ -19,6 +19,7 @@
 
 #include "model/session.h"
 #include "text/draft_cost.h"
+#include "text/pooler.h"
 #include "text/prefix_planner.h"
 #include "text/row_sampler.h"
 #include "text/slot_table.h"
@@ -84,11 +85,9 @@ class Scheduler {
   StepRow with_drafts(const StepRow& row, int64_t n_rows, int64_t n_drafts, int32_t n_others);
   StepRow next_row(StepOutput& output) const;
   void decode(std::span<StepRow> rows);
-  void encode(std::span<StepRow> rows);
   void forward(std::span<const StepRow> rows);
   void score(StepRow& row);
   void observe(const StepRow& row);
-  void pool(Generation& g, const StepRow& row);
   void sample(std::span<StepRow> rows, const StepResults& results);
   void count_evictions(Generation& generation);
   Forgotten forgotten(const Generation& generation) const;
@@ -99,6 +98,7 @@ class Scheduler {
   SlotTable slots_;
   DraftCost draft_cost_;
   PrefixPlanner prefixes_;
+  Pooler pooler_;
   RowSampler sampler_;
   int64_t evictions_ = 0;
 };
