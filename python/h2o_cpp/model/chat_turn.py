@@ -139,8 +139,10 @@ class ChatTurn:
         function are those of call_grammar.
         """
         form, tools = self.template.format, self.tools
-        token = None if form.trigger is None else self.template.marker_token(form.trigger)
-        if token is None or not tools:
+        if form.trigger is None or not tools:
+            return None
+        token = self.template.marker_token(form.trigger)
+        if token is None:
             return None
         bare = replace(form, think=None)
         return token, lambda: call_grammar(bare, self._rules(tools, parallel, spaces=True))
