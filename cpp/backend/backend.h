@@ -161,7 +161,8 @@ struct Routes {
       nullptr;         // [n_experts] factors of the weights of each; nullptr: none
   float* weights;      // [n, n_used]
   int32_t* copy_rows;  // [n, n_used] index of each copy of a row
-  int32_t* offsets;    // [n_experts + 1]
+  int32_t* offsets;    // [n_experts + 1]; nullptr, for matmul_experts() where shared_values are
+                       // supported: the experts have equally many rows
 };
 
 // Where each of several heads of several rows begins.
@@ -209,6 +210,8 @@ class CapturedGraph {
 // Offers of a back end beyond the operations that all implement.
 struct Capabilities {
   std::vector<DType> kv_dtypes;    // of K and V, in the cache or in an archive, for attend()
+  int32_t max_head_dim = 1 << 30;  // of attend()
+  int32_t max_experts = 1 << 30;   // of route()
   bool independent_rows = false;   // a row's result does not depend, bit for bit, on other rows;
                                    // a batch may have several segments of a sequence, for attend()
   bool mapped_weights = false;     // weights can be read in place from the mapped file
@@ -220,6 +223,7 @@ struct Capabilities {
                                    // allocate_host()
   bool drafts = false;             // attend() supports batches of several turns
   bool state_spaces = false;       // state_space() is supported
+  bool divided_experts = false;    // matmul_experts() supports Product::first
   bool whole_texts = false;        // attend_whole() and multiply() are supported
   bool copied_summaries = false;   // attend() keeps the counts and bounds of archived pages also in
                                    // memory of allocate(), and reads them there

@@ -51,6 +51,7 @@ class CpuBackend final : public Backend {
         .archive_files = true,
         .drafts = true,
         .state_spaces = true,
+        .divided_experts = true,
         .whole_texts = true,
     };
     return capabilities;
@@ -260,7 +261,7 @@ class CpuBackend final : public Backend {
 
   void matmul_experts(std::initializer_list<Product> products, const Tensor& x,
                       const Routes& routes) override {
-    multiply_.experts(products, x, {routes.offsets, static_cast<size_t>(routes.n_experts) + 1});
+    multiply_.experts(products, x, {routes.n_experts, routes.offsets});
   }
 
   void combine_add(Tensor y, const Tensor& x, const Routes& routes) override {
