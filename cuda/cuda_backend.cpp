@@ -20,7 +20,6 @@ namespace {
 using cuda::check;
 
 constexpr size_t kStagedBytes = 64 << 10;
-constexpr int32_t kFewRows = 8, kTensOfRows = 32;
 
 struct DeviceMemory {
   size_t free, total;
@@ -178,11 +177,11 @@ class CudaBackend final : public Backend {
   void clamp(Tensor x, float limit) override { cuda::clamp(stream_, x, limit); }
 
   void layer_norm(Tensor y, const Tensor& x, const Affine& norm, float eps) override {
-    cuda::layer_norm(stream_, y, x, norm, eps, matmul_.rounded(y));
+    cuda::layer_norm(stream_, y, x, norm, eps, matmul_.operands(y));
   }
 
   void rms_norm(Tensor y, const Tensor& x, const Tensor& weight, float eps) override {
-    cuda::rms_norm(stream_, y, x, weight, eps, matmul_.rounded(y));
+    cuda::rms_norm(stream_, y, x, weight, eps, matmul_.operands(y));
   }
 
   void matmul(std::initializer_list<Product> products, const Tensor& x) override {
@@ -194,18 +193,18 @@ class CudaBackend final : public Backend {
     matmul_.multiply({&product, 1}, x, true);
   }
 
-  void relu(Tensor x) override { cuda::relu(stream_, x, matmul_.rounded(x)); }
+  void relu(Tensor x) override { cuda::relu(stream_, x, matmul_.operands(x)); }
 
-  void relu_squared(Tensor x) override { cuda::relu_squared(stream_, x, matmul_.rounded(x)); }
+  void relu_squared(Tensor x) override { cuda::relu_squared(stream_, x, matmul_.operands(x)); }
 
-  void gelu_tanh(Tensor x) override { cuda::gelu_tanh(stream_, x, matmul_.rounded(x)); }
+  void gelu_tanh(Tensor x) override { cuda::gelu_tanh(stream_, x, matmul_.operands(x)); }
 
-  void gelu_erf(Tensor x) override { cuda::gelu_erf(stream_, x, matmul_.rounded(x)); }
+  void gelu_erf(Tensor x) override { cuda::gelu_erf(stream_, x, matmul_.operands(x)); }
 
-  void xielu(Tensor x, const Xielu& f) override { cuda::xielu(stream_, x, f, matmul_.rounded(x)); }
+  void xielu(Tensor x, const Xielu& f) override { cuda::xielu(stream_, x, f, matmul_.operands(x)); }
 
   void apply_gate(Gate kind, Tensor up, const Tensor& gate) override {
-    cuda::apply_gate(stream_, kind, up, gate, matmul_.rounded(up));
+    cuda::apply_gate(stream_, kind, up, gate, matmul_.operands(up));
   }
 
   void matmul_gated(Gate kind, const Product& up, const Product& gate, const Tensor& x) override {
@@ -232,7 +231,7 @@ class CudaBackend final : public Backend {
   }
 
   void dispatch(Tensor y, const Tensor& x, const Routes& routes) override {
-    cuda::dispatch(stream_, y, x, routes, matmul_.rounded(y));
+    cuda::dispatch(stream_, y, x, routes, matmul_.operands(y));
   }
 
   void matmul_experts(std::initializer_list<Product> products, const Tensor& x,
@@ -245,7 +244,7 @@ class CudaBackend final : public Backend {
   }
 
   void gate_rows(Tensor x, const Tensor& gate) override {
-    cuda::gate_rows(stream_, x, gate, matmul_.rounded(x));
+    cuda::gate_rows(stream_, x, gate, matmul_.operands(x));
   }
 
   void gather(Tensor y, const Tensor& x, const Batch&) override {
@@ -272,23 +271,25 @@ class CudaBackend final : public Backend {
     cache.workspace += cuda::recall_workspace(all);
     cuda::store_kv(stream_, attention, cache, batch_);
     const cuda::DecodeKinds kinds(batch.segments);
+    const auto n_segments = static_cast<int32_t>(batch.segments.size());
+    // Decode rounds whole warps of one kv_head's outputs. All rows have to be written.
+    const bool decodes = n_segments == batch.n_rows();
+    const bool complete =
+        decodes
+            ? cache.n_heads / cache.n_kv_heads * cache.head_dim % cuda::QuantizedRows::kGroup == 0
+            : cuda::prefills_on_tiles(cache) && !archives;
+    const auto operands = matmul_.operands(complete ? attention.out : Tensor{}, decodes);
     if (kinds.fixed || kinds.rolling) {
-      const auto n_segments = static_cast<int32_t>(batch.segments.size());
-      // Rounds whole warps of one kv_head's outputs, and only if this kernel writes all rows.
-      const bool complete =
-          cache.n_heads / cache.n_kv_heads * cache.head_dim % cuda::QuantizedRows::kGroup == 0 &&
-          n_segments == batch.n_rows();
-      const auto rounded = matmul_.rounded(complete ? attention.out : Tensor{});
       cuda::RecalledSums recalled;
       if (archives) {
         recalled = cuda::recall(stream_, attention, cache, batch_, n_segments, recalls);
       }
-      cuda::decode(stream_, attention, cache, batch_, n_segments, kinds, rounded, recalled);
+      cuda::decode(stream_, attention, cache, batch_, n_segments, kinds, operands, recalled);
       if (archives) cuda::archive_evicted(stream_, cache, batch_, n_segments);
     }
     for (const Segment& segment : batch.segments) {
       if (segment.n_rows == 1) continue;
-      cuda::prefill_attention(stream_, attention, cache, segment, recalls);
+      cuda::prefill_attention(stream_, attention, cache, segment, recalls, operands);
       if (attention.evicts) cuda::admit(stream_, cache, segment, archives);
     }
   }
@@ -320,10 +321,6 @@ class CudaBackend final : public Backend {
   void begin(const Batch& batch) {
     use_device();
     batch_ = batches_.copy(batch);
-    // In between, overlapping launches cost more than they save on an H100: blocks that wait take
-    // the place of running ones.
-    const int32_t n_rows = batch.n_rows();
-    stream_.let_overlap(n_rows <= kFewRows || n_rows > kTensOfRows);
   }
 
   void copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {

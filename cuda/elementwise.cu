@@ -2,6 +2,7 @@
 
 #include "cuda/attention/rope.cuh"
 #include "cuda/gates.cuh"
+#include "cuda/matmul/operands.cuh"
 #include "cuda/matmul/round_group.cuh"
 #include "cuda/operations.h"
 #include "cuda/runtime/launch.cuh"
@@ -38,11 +39,12 @@ class Row {
     for (int i = first(kHeld); i < n_; i += kAtOnce) each_of(i, four(i));
   }
 
-  // to[i] = f(element i, element i of each of `others`). The result is also rounded to the row of
-  // this block while it is in a register.
+  // to[i] = f(element i, element i of each of `others`). The result is also written to the row of
+  // this block in `operands` while it is in a register.
   template <class F, class... Rows>
-  __device__ void write(float* to, const QuantizedRows& rounded, const F& f,
+  __device__ void write(float* to, const Operands& operands, const F& f,
                         const Rows&... others) const {
+    const QuantizedRows& rounded = operands.rounded;
     static_assert(QuantizedRows::kChunk * QuantizedRows::kGroup % (4 * kWarp) == 0);
     const int end = rounded ? rounded.n_chunks * QuantizedRows::kChunk * QuantizedRows::kGroup : 0;
     const auto write_four = [&](int i, const auto& x, const auto&... o) {
@@ -51,6 +53,7 @@ class Row {
                            ? float4{f(x.x, o.x...), f(x.y, o.y...), f(x.z, o.z...), f(x.w, o.w...)}
                            : float4{};
       put(to, i, y);
+      if (i < n_) write_halves(operands, int64_t{blockIdx.x} * n_ + i, y);
       if (i < end) round_fours(rounded, blockIdx.x, i / 4, y);
     };
 #pragma unroll
@@ -94,7 +97,7 @@ class Row {
 // force reloading them.
 __global__ void __launch_bounds__(kNormThreads, 1)
     layer_norm_kernel(float* y, const float* x, const float* weight, const float* bias, int n,
-                      float eps, QuantizedRows rounded) {
+                      float eps, Operands operands) {
   __shared__ float scratch[kNormThreads / kWarp];
   let_next_start();
   const Row weights(weight, n), biases(bias, n);
@@ -107,13 +110,13 @@ __global__ void __launch_bounds__(kNormThreads, 1)
   row.each([&](float v) { squares = fmaf(v - mean, v - mean, squares); });
   const float scale = 1 / sqrtf(block_sum(squares, scratch) / static_cast<float>(n) + eps);
   row.write(
-      y + int64_t{blockIdx.x} * n, rounded,
+      y + int64_t{blockIdx.x} * n, operands,
       [&](float v, float w, float b) { return fmaf((v - mean) * scale, w, b); }, weights, biases);
 }
 
 __global__ void __launch_bounds__(kNormThreads)
     rms_norm_kernel(float* y, const float* x, const float* weight, int n, float eps,
-                    QuantizedRows rounded) {
+                    Operands operands) {
   __shared__ float scratch[kNormThreads / kWarp];
   let_next_start();
   const Row weights(weight, n);
@@ -123,7 +126,7 @@ __global__ void __launch_bounds__(kNormThreads)
   row.each([&](float v) { squares = fmaf(v, v, squares); });
   const float scale = 1 / sqrtf(block_sum(squares, scratch) / static_cast<float>(n) + eps);
   row.write(
-      y + int64_t{blockIdx.x} * n, rounded, [&](float v, float w) { return v * scale * w; },
+      y + int64_t{blockIdx.x} * n, operands, [&](float v, float w) { return v * scale * w; },
       weights);
 }
 
@@ -258,12 +261,15 @@ __device__ float4 apply(F f, float4 x, Values... gate) {
 // x = f(x), or f(x, gate); T is float or float4. Not __restrict__: the compiler would read `gate`,
 // which the preceding kernel may still be writing, through the cache for constants.
 template <class F, class T, class... Gate>
-__global__ void map_kernel(F f, int64_t n, T* x, Gate... gate) {
+__global__ void map_kernel(F f, int64_t n, Operands operands, T* x, Gate... gate) {
   let_next_start();
   wait_for_previous();
   const int64_t stride = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride)
-    x[i] = apply(f, x[i], gate[i]...);
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride) {
+    const T y = apply(f, x[i], gate[i]...);
+    x[i] = y;
+    write_halves(operands, i * static_cast<int64_t>(sizeof(T) / sizeof(float)), y);
+  }
 }
 
 // x = f(x), or f(x, gate), row by row, and rounded; blocks as in rounding_grid().
@@ -291,13 +297,14 @@ T* as(const Tensor& x) {
   return reinterpret_cast<T*>(x.data);
 }
 
-// x = f(x), or f(x, gate)
+// x = f(x), or f(x, gate), and halves
 template <class F, class... Gate>
-void map(const Stream& stream, F f, const Tensor& x, const Gate&... gate) {
+void map(const Stream& stream, const Operands& operands, F f, const Tensor& x,
+         const Gate&... gate) {
   const auto launch_by = [&]<class T>() {
     const int64_t n = x.rows * x.cols * static_cast<int64_t>(sizeof(float)) / sizeof(T);
     launch(stream, map_kernel<F, T, decltype(as<T>(gate))...>, blocks(stream, n), dim3(kThreads), 0,
-           f, n, as<T>(x), as<T>(gate)...);
+           f, n, operands, as<T>(x), as<T>(gate)...);
   };
   const auto whole = [](const auto& data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
   if (x.rows * x.cols % 4 == 0 && (whole(x.data) && ... && whole(gate.data))) {
@@ -307,16 +314,16 @@ void map(const Stream& stream, F f, const Tensor& x, const Gate&... gate) {
   }
 }
 
-// The same, and rounds x.
+// The same, with all operands.
 template <class F, class... Gate>
-void activate(const Stream& stream, const QuantizedRows& rounded, F f, const Tensor& x,
+void activate(const Stream& stream, const Operands& operands, F f, const Tensor& x,
               const Gate&... gate) {
-  if (rounded) {
+  if (const QuantizedRows& rounded = operands.rounded) {
     const dim3 grid = rounding_grid(rounded, x.rows, kThreads);
     launch(stream, rounded_kernel<F, decltype(gate.floats())...>, grid, dim3(kThreads), 0, rounded,
            static_cast<int>(x.cols), f, x.floats(), gate.floats()...);
   } else {
-    map(stream, f, x, gate...);
+    map(stream, operands, f, x, gate...);
   }
 }
 
@@ -343,51 +350,51 @@ void rotate(const Stream& stream, const Tensor& q, const Tensor& k, int64_t head
 }
 
 void layer_norm(const Stream& stream, Tensor y, const Tensor& x, const Affine& norm, float eps,
-                const QuantizedRows& rounded) {
+                const Operands& operands) {
   launch(stream, layer_norm_kernel, rows_of(x), dim3(kNormThreads), 0, y.floats(), x.floats(),
-         norm.weight.floats(), norm.bias.floats(), static_cast<int>(x.cols), eps, rounded);
+         norm.weight.floats(), norm.bias.floats(), static_cast<int>(x.cols), eps, operands);
 }
 
 void rms_norm(const Stream& stream, Tensor y, const Tensor& x, const Tensor& weight, float eps,
-              const QuantizedRows& rounded) {
+              const Operands& operands) {
   launch(stream, rms_norm_kernel, rows_of(x), dim3(kNormThreads), 0, y.floats(), x.floats(),
-         weight.floats(), static_cast<int>(x.cols), eps, rounded);
+         weight.floats(), static_cast<int>(x.cols), eps, operands);
 }
 
-void relu(const Stream& stream, Tensor x, const QuantizedRows& rounded) {
-  activate(stream, rounded, Relu{}, x);
+void relu(const Stream& stream, Tensor x, const Operands& operands) {
+  activate(stream, operands, Relu{}, x);
 }
-void relu_squared(const Stream& stream, Tensor x, const QuantizedRows& rounded) {
-  activate(stream, rounded, ReluSquared{}, x);
+void relu_squared(const Stream& stream, Tensor x, const Operands& operands) {
+  activate(stream, operands, ReluSquared{}, x);
 }
-void gelu_tanh(const Stream& stream, Tensor x, const QuantizedRows& rounded) {
-  activate(stream, rounded, GeluTanh{}, x);
+void gelu_tanh(const Stream& stream, Tensor x, const Operands& operands) {
+  activate(stream, operands, GeluTanh{}, x);
 }
-void gelu_erf(const Stream& stream, Tensor x, const QuantizedRows& rounded) {
-  activate(stream, rounded, GeluErf{}, x);
-}
-
-void xielu(const Stream& stream, Tensor x, const Xielu& f, const QuantizedRows& rounded) {
-  activate(stream, rounded, XieluOf{f}, x);
+void gelu_erf(const Stream& stream, Tensor x, const Operands& operands) {
+  activate(stream, operands, GeluErf{}, x);
 }
 
-void clamp(const Stream& stream, Tensor x, float limit) { map(stream, Clamp{limit}, x); }
-void scale(const Stream& stream, Tensor x, float factor) { map(stream, Scale{factor}, x); }
-void softcap(const Stream& stream, Tensor x, float cap) { map(stream, Softcap{cap}, x); }
+void xielu(const Stream& stream, Tensor x, const Xielu& f, const Operands& operands) {
+  activate(stream, operands, XieluOf{f}, x);
+}
+
+void clamp(const Stream& stream, Tensor x, float limit) { map(stream, {}, Clamp{limit}, x); }
+void scale(const Stream& stream, Tensor x, float factor) { map(stream, {}, Scale{factor}, x); }
+void softcap(const Stream& stream, Tensor x, float cap) { map(stream, {}, Softcap{cap}, x); }
 void apply_gate(const Stream& stream, Gate kind, Tensor up, const Tensor& gate,
-                const QuantizedRows& rounded) {
+                const Operands& operands) {
   switch (kind) {
     case Gate::swiglu:
-      return activate(stream, rounded, Swiglu{}, up, gate);
+      return activate(stream, operands, Swiglu{}, up, gate);
     case Gate::swiglu_clamped:
-      return activate(stream, rounded, SwigluClamped{}, up, gate);
+      return activate(stream, operands, SwigluClamped{}, up, gate);
     case Gate::geglu:
-      return activate(stream, rounded, Geglu{}, up, gate);
+      return activate(stream, operands, Geglu{}, up, gate);
     case Gate::sigmoid:
-      return activate(stream, rounded, SigmoidGate{}, up, gate);
+      return activate(stream, operands, SigmoidGate{}, up, gate);
   }
 }
-void add(const Stream& stream, Tensor y, const Tensor& x) { map(stream, Add{}, y, x); }
+void add(const Stream& stream, Tensor y, const Tensor& x) { map(stream, {}, Add{}, y, x); }
 
 void copy_heads(const Stream& stream, const Heads& to, const Heads& from, int64_t n_rows,
                 int64_t n_heads, int64_t width) {

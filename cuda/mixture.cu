@@ -2,6 +2,7 @@
 
 #include "cuda/gates.cuh"
 #include "cuda/logit_key.cuh"
+#include "cuda/matmul/operands.cuh"
 #include "cuda/matmul/round_group.cuh"
 #include "cuda/operations.h"
 #include "cuda/runtime/launch.cuh"
@@ -154,34 +155,37 @@ __global__ void __launch_bounds__(kWarp)
 
 // Writes body(i), the new element i, for the n elements of row `row` of y; by one block.
 template <class Body>
-__device__ void write_row(float* y, int row, int n, const QuantizedRows& rounded,
-                          const Body& body) {
-  y += int64_t{row} * n;
+__device__ void write_row(float* y, int row, int n, const Operands& operands, const Body& body) {
+  const QuantizedRows& rounded = operands.rounded;
+  const int64_t first = int64_t{row} * n;
   const int end = rounded ? rounded.n_chunks * QuantizedRows::kChunk * QuantizedRows::kGroup : n;
 #pragma unroll 4
   for (int i = threadIdx.x; i < end; i += kCopyThreads) {
     float value = 0;
-    if (i < n) y[i] = value = body(i);
+    if (i < n) {
+      y[first + i] = value = body(i);
+      write_halves(operands, first + i, value);
+    }
     if (rounded) round_group(rounded, row, i / QuantizedRows::kGroup, value);
   }
 }
 
 __global__ void __launch_bounds__(kCopyThreads)
     dispatch_kernel(float* y, const float* x, const int32_t* copy_rows, int n_used, int n,
-                    QuantizedRows rounded) {
+                    Operands operands) {
   let_next_start();
   wait_for_previous();
   const float* const from = x + int64_t{blockIdx.x / n_used} * n;
-  write_row(y, copy_rows[blockIdx.x], n, rounded, [&](int i) { return from[i]; });
+  write_row(y, copy_rows[blockIdx.x], n, operands, [&](int i) { return from[i]; });
 }
 
 __global__ void __launch_bounds__(kCopyThreads)
-    gate_rows_kernel(float* x, const float* gate, int n, QuantizedRows rounded) {
+    gate_rows_kernel(float* x, const float* gate, int n, Operands operands) {
   let_next_start();
   wait_for_previous();
   const float factor = sigmoid(gate[blockIdx.x]);
   const float* const from = x + int64_t{blockIdx.x} * n;
-  write_row(x, blockIdx.x, n, rounded, [&](int i) { return from[i] * factor; });
+  write_row(x, blockIdx.x, n, operands, [&](int i) { return from[i] * factor; });
 }
 
 // Rows along x, since there may be more than 65,535 of them, and their elements along y.
@@ -222,15 +226,15 @@ void route(const Stream& stream, const Routes& routes, const Tensor& logits, con
 }
 
 void dispatch(const Stream& stream, const Tensor& y, const Tensor& x, const Routes& routes,
-              const QuantizedRows& rounded) {
+              const Operands& operands) {
   launch(stream, dispatch_kernel, dim3(rows_of(y)), dim3(kCopyThreads), 0, y.floats(), x.floats(),
-         routes.copy_rows, routes.n_used, static_cast<int>(x.cols), rounded);
+         routes.copy_rows, routes.n_used, static_cast<int>(x.cols), operands);
 }
 
 void gate_rows(const Stream& stream, const Tensor& x, const Tensor& gate,
-               const QuantizedRows& rounded) {
+               const Operands& operands) {
   launch(stream, gate_rows_kernel, dim3(rows_of(x)), dim3(kCopyThreads), 0, x.floats(),
-         gate.floats(), static_cast<int>(x.cols), rounded);
+         gate.floats(), static_cast<int>(x.cols), operands);
 }
 
 void combine_add(const Stream& stream, const Tensor& y, const Tensor& x, const Routes& routes) {

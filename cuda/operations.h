@@ -20,18 +20,18 @@ void rotate(const Stream& stream, const Tensor& q, const Tensor& k, int64_t head
             const Rope& rope, const int32_t* positions);
 void clamp(const Stream& stream, Tensor x, float limit);
 
-// The results of these are also written to `rounded`, unless that is empty.
+// The results of these are also written to `operands`.
 void layer_norm(const Stream& stream, Tensor y, const Tensor& x, const Affine& norm, float eps,
-                const QuantizedRows& rounded);
+                const Operands& operands);
 void rms_norm(const Stream& stream, Tensor y, const Tensor& x, const Tensor& weight, float eps,
-              const QuantizedRows& rounded);
-void relu(const Stream& stream, Tensor x, const QuantizedRows& rounded);
-void relu_squared(const Stream& stream, Tensor x, const QuantizedRows& rounded);
-void gelu_tanh(const Stream& stream, Tensor x, const QuantizedRows& rounded);
-void gelu_erf(const Stream& stream, Tensor x, const QuantizedRows& rounded);
-void xielu(const Stream& stream, Tensor x, const Xielu& f, const QuantizedRows& rounded);
+              const Operands& operands);
+void relu(const Stream& stream, Tensor x, const Operands& operands);
+void relu_squared(const Stream& stream, Tensor x, const Operands& operands);
+void gelu_tanh(const Stream& stream, Tensor x, const Operands& operands);
+void gelu_erf(const Stream& stream, Tensor x, const Operands& operands);
+void xielu(const Stream& stream, Tensor x, const Xielu& f, const Operands& operands);
 void apply_gate(const Stream& stream, Gate kind, Tensor up, const Tensor& gate,
-                const QuantizedRows& rounded);
+                const Operands& operands);
 
 void add(const Stream& stream, Tensor y, const Tensor& x);
 void scale(const Stream& stream, Tensor x, float factor);
@@ -41,11 +41,10 @@ void gather(const Stream& stream, Tensor y, const Tensor& x, const int32_t* rows
 
 void route(const Stream& stream, const Routes& routes, const Tensor& logits, const Tensor& bias);
 
-// The results of these are also written to `rounded`, unless that is empty.
+// The results of these are also written to `operands`.
 void dispatch(const Stream& stream, const Tensor& y, const Tensor& x, const Routes& routes,
-              const QuantizedRows& rounded);
-void gate_rows(const Stream& stream, const Tensor& x, const Tensor& gate,
-               const QuantizedRows& rounded);
+              const Operands& operands);
+void gate_rows(const Stream& stream, const Tensor& x, const Tensor& gate, const Operands& operands);
 
 void combine_add(const Stream& stream, const Tensor& y, const Tensor& x, const Routes& routes);
 

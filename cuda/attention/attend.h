@@ -41,13 +41,13 @@ struct DecodeKinds {
 };
 
 // For segments of one row: attention, score update, and selection of the next slot. Other segments
-// are skipped. `rounded`: receives the rounded output, if all segments have one row and it is not
-// empty. `recalled`: archive contributions, by sequence.
+// are skipped. `operands`: also receives the output; rounded only if all segments have one row.
+// `recalled`: archive contributions, by sequence.
 // decode_workspace: bytes of cache.workspace that it uses, from its start.
 size_t decode_workspace(const KvView& shape);
 void decode(const Stream& stream, const Attention& attention, const KvView& cache,
             const DeviceBatch& batch, int32_t n_segments, DecodeKinds kinds,
-            const QuantizedRows& rounded, const RecalledSums& recalled);
+            const Operands& operands, const RecalledSums& recalled);
 
 // After the rows of `segment` have attended: selects the next slot and, if the rows did not fit,
 // the tokens to keep. `archives`: evicted tokens are archived. admit_workspace: see
@@ -66,9 +66,11 @@ size_t prefill_workspace(const KvView& shape);
 // The rows of `segment` attend to the cached tokens and to the rows up to themselves. q is rotated;
 // keys and values are located by SegmentKeys. Adds their probabilities to the scores, if the policy
 // uses scores. `recalls`: the workspace of recall() if they also attend to the archive; else
-// nullptr.
+// nullptr. `operands`: also receives the output as halves, if prefills_on_tiles() and nothing is
+// recalled.
 void prefill_attention(const Stream& stream, const Attention& attention, const KvView& cache,
-                       const Segment& segment, std::byte* recalls);
+                       const Segment& segment, std::byte* recalls, const Operands& operands);
+bool prefills_on_tiles(const KvView& cache);
 
 // Archives, for segments of one row, the tokens in their next slots, if they were evicted.
 void archive_evicted(const Stream& stream, const KvView& cache, const DeviceBatch& batch,

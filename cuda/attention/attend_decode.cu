@@ -8,6 +8,7 @@
 #include "cuda/attention/decode_splits.h"
 #include "cuda/attention/decode_team.cuh"
 #include "cuda/attention/select_victim.cuh"
+#include "cuda/matmul/operands.cuh"
 #include "cuda/matmul/round_group.cuh"
 #include "cuda/runtime/launch.cuh"
 
@@ -98,11 +99,11 @@ __device__ void merge_outputs(const Partials& partials, const RecalledSums& reca
 // equal parts of the query heads.
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads, kThreads == kFewThreads ? 5 : 1)
-    finish_kernel(Decode decode, KvView cache, DeviceBatch batch, QuantizedRows rounded,
+    finish_kernel(Decode decode, KvView cache, DeviceBatch batch, Operands operands,
                   RecalledSums recalled) {
   float* const shared = dynamic_shared<float>();  // [group] Softmax, padded
   __shared__ Victim scratch[kThreads / kWarp];
-  let_next_start();
+  if (gridDim.x <= kFewSegments) let_next_start();
   // Written by copies only.
   const Segment segment = batch.segments[blockIdx.x];
   const int kv_head = blockIdx.y;
@@ -129,19 +130,22 @@ __global__ void __launch_bounds__(kThreads, kThreads == kFewThreads ? 5 : 1)
         merge(partials, recalled, decode.changes, first_head + h, query + h, n_splits);
     if (threadIdx.x % kWarp == 0) softmax[h] = merged;
   }
+  let_next_start();
   __syncthreads();
 
   if (merges) {
     const int head_dim = cache.head_dim;
     const int n = cache.n_heads * head_dim;
     const int first = first_head * head_dim;
-    float* const out = decode.out + int64_t{segment.row} * n + first;
+    const int64_t to = int64_t{segment.row} * n + first;
+    const QuantizedRows& rounded = operands.rounded;
     if (rounded && first == 0) {
       round_padding(rounded, segment.row, n / QuantizedRows::kGroup, threadIdx.x / kWarp,
                     kThreads / kWarp);
     }
     const auto put = [&](int i, float x) {
-      out[i] = x;
+      decode.out[to + i] = x;
+      write_halves(operands, to + i, x);
       if (rounded) round_group(rounded, segment.row, (first + i) / QuantizedRows::kGroup, x);
     };
     merge_outputs<kThreads>(partials, recalled, softmax, query, n_heads, head_dim, n_splits, put);
@@ -200,7 +204,7 @@ size_t decode_workspace(const KvView& shape) { return Partials(shape, nullptr).b
 
 void decode(const Stream& stream, const Attention& attention, const KvView& cache,
             const DeviceBatch& batch, int32_t n_segments, DecodeKinds kinds,
-            const QuantizedRows& rounded, const RecalledSums& recalled) {
+            const Operands& operands, const RecalledSums& recalled) {
   Decode decode{attention.q.floats(),
                 attention.out.floats(),
                 attention.scale,
@@ -231,7 +235,7 @@ void decode(const Stream& stream, const Attention& attention, const KvView& cach
   const dim3 grid(n_segments, cache.n_kv_heads, 1 + parts);
   const auto finish = [&]<int kThreads>() {
     launch(stream, finish_kernel<kThreads>, grid, dim3(kThreads), shared, decode, cache, batch,
-           rounded, recalled);
+           operands, recalled);
   };
   if (grid.x * grid.y * grid.z > kManyBlocks) {
     finish.template operator()<kFewThreads>();

@@ -8,12 +8,6 @@
 namespace h2o::cuda {
 namespace {
 
-// f32 would lose bits as f16. bf16 has fewer: numbers change beyond 65504, where they are clamped,
-// below 6e-5, where they lose bits, and below 3e-8, where they become zero.
-bool suits_tiles(const KvView& cache) {
-  return tile_dim(cache.head_dim) > 0 && cache.k_dtype != DType::f32 && cache.v_dtype != DType::f32;
-}
-
 // Are cached rows as tiles need them?
 bool are_halves(const KvView& cache) {
   return cache.k_dtype == DType::f16 && cache.v_dtype == DType::f16 &&
@@ -27,7 +21,7 @@ struct Workspace {
       array = needed ? reinterpret_cast<T*>(base + bytes) : nullptr;
       if (needed) bytes += (n * sizeof(T) + 255) / 256 * 256;
     };
-    const bool tiles = suits_tiles(cache);
+    const bool tiles = prefills_on_tiles(cache);
     const int64_t dim = tile_dim(cache.head_dim);
     const bool scores = cache.scores != nullptr;
     const int64_t queries = int64_t{cache.n_heads} * cache.max_rows;
@@ -54,14 +48,22 @@ struct Workspace {
 
 }  // namespace
 
+// f32 would lose bits as f16. bf16 has fewer: numbers change beyond 65504, where they are clamped,
+// below 6e-5, where they lose bits, and below 3e-8, where they become zero.
+bool prefills_on_tiles(const KvView& cache) {
+  return tile_dim(cache.head_dim) > 0 && cache.k_dtype != DType::f32 && cache.v_dtype != DType::f32;
+}
+
 size_t prefill_workspace(const KvView& shape) { return Workspace(shape).bytes; }
 
 void prefill_attention(const Stream& stream, const Attention& attention, const KvView& cache,
-                       const Segment& segment, std::byte* recalls) {
+                       const Segment& segment, std::byte* recalls, const Operands& operands) {
   const Workspace work(cache, cache.workspace);
   const int64_t width = attention.q.cols;
   const bool rotates = segment.rolling && attention.rope.layout != RopeLayout::none;
   const bool unpacks = rotates || !are_halves(cache);
+  Operands own = operands;
+  if (own.halves != nullptr) own.halves += segment.row * width;
   const PrefillStep step{
       .cache = cache,
       .segment = segment,
@@ -76,13 +78,14 @@ void prefill_attention(const Stream& stream, const Attention& attention, const K
       .width = width,
       .q = attention.q.floats() + segment.row * width,
       .out = attention.out.floats() + segment.row * width,
+      .operands = own,
       .lse = work.lse,
       .q_halves = work.q_halves,
       .k_halves = unpacks ? work.k_halves : nullptr,
       .v_halves = unpacks ? work.v_halves : nullptr,
       .splits = work.splits,
   };
-  if (suits_tiles(cache)) {
+  if (prefills_on_tiles(cache)) {
     if (unpacks) dequantize_rows(stream, step);
     prefill_mma(stream, step);
     if (recalls != nullptr) add_recalled(stream, attention, step, recalls);

@@ -26,7 +26,7 @@ template <class Rows, int kOctets, int kHeads>
 __global__ void __launch_bounds__(kTeamThreads, (kOctets > 1 ? 2 : Rows::blocks(kHeads)))
     decode_kernel(Decode decode, KvView cache, DeviceBatch batch) {
   float* const shared = dynamic_shared<float>();
-  let_next_start();
+  if (gridDim.x <= kFewSegments) let_next_start();
   // Written by copies only.
   const Segment segment = batch.segments[blockIdx.x];
   const KvPolicy policy = cache.policies[segment.sequence];
@@ -54,6 +54,7 @@ __global__ void __launch_bounds__(kTeamThreads, (kOctets > 1 ? 2 : Rows::blocks(
   const SlotLogits changed{decode.changes, head, segment, first_head};
   team.attend(Rows(cache, head, decode, segment.rolling), changed, begin, end, n_heads, logits,
               partials.stride);
+  let_next_start();
   if constexpr (kHeads == 4) {
     team.merge(shared, partials, split, query, n_heads, cache.head_dim);
   } else {  // not enough registers to keep them while reading rows: recompute

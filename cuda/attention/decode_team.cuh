@@ -10,7 +10,8 @@
 
 namespace h2o::cuda {
 
-constexpr int kTeamThreads = 128;  // per block
+constexpr int kTeamThreads = 128;     // per block
+constexpr unsigned kFewSegments = 8;  // leave room for the next kernel from the start
 constexpr int kMaxSplits = 128;
 constexpr int32_t kMinSplitLength = 64;  // slots
 // Slots of a split that is long enough: its beginning and end are a seventh of the work.

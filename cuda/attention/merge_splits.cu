@@ -2,6 +2,7 @@
 #include <cfloat>
 
 #include "cuda/attention/prefill_step.cuh"
+#include "cuda/matmul/operands.cuh"
 #include "cuda/runtime/launch.cuh"
 
 namespace h2o::cuda {
@@ -44,7 +45,11 @@ __global__ void __launch_bounds__(kThreads) merge_splits_kernel(PrefillStep step
   }
   all = fmaxf(warp_sum(all), FLT_MIN);  // finite even if every logit is NaN
 
-  float* const to = step.out + step.offset(kv_head, t);
+  const int64_t to = step.offset(kv_head, t);
+  const auto write = [&](int d, float x) {
+    step.out[to + d] = x;
+    write_halves(step.operands, to + d, x);
+  };
   float* const sums = dynamic_shared<float>();  // [kParts, head_dim], unless kParts is 1
   for (int d = lane; d < head_dim; d += kWarp) {
     float sum = 0;
@@ -53,7 +58,7 @@ __global__ void __launch_bounds__(kThreads) merge_splits_kernel(PrefillStep step
       sum = fmaf(exp2_negative(shift[s] - largest), out[int64_t{s} * head_dim + d], sum);
     }
     if constexpr (kParts == 1) {
-      to[d] = sum / all;
+      write(d, sum / all);
     } else {
       sums[part * head_dim + d] = sum;
     }
@@ -64,7 +69,7 @@ __global__ void __launch_bounds__(kThreads) merge_splits_kernel(PrefillStep step
       float sum = sums[d];
 #pragma unroll
       for (int p = 1; p < kParts; ++p) sum += sums[p * head_dim + d];
-      to[d] = sum / all;
+      write(d, sum / all);
     }
   }
   if (step.lse != nullptr && part == 0 && lane == 0) {

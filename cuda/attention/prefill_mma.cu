@@ -4,6 +4,7 @@
 #include "cuda/attention/half_rows.cuh"
 #include "cuda/attention/prefill.h"
 #include "cuda/attention/prefill_step.cuh"
+#include "cuda/matmul/operands.cuh"
 #include "cuda/runtime/launch.cuh"
 
 namespace h2o::cuda {
@@ -287,17 +288,20 @@ __device__ __forceinline__ void add_values(uint32_t v_tile, const Logits<S>& p, 
   }
 }
 
-// Writes this thread's part of a query's output, times `factor`, to `out` [head_dim].
+// Writes this thread's part of a query's output, times `factor`, to out [head_dim] from `first` on,
+// and to `operands`.
 template <class S>
-__device__ __forceinline__ void write_row(float* out, int head_dim, const Queries<S>& own,
-                                          int strip, int half, float factor) {
+__device__ __forceinline__ void write_row(float* out, int64_t first, int head_dim,
+                                          const Queries<S>& own, int strip, int half, float factor,
+                                          const Operands& operands) {
 #pragma unroll
   for (int j = 0; j < S::kDim / 8; ++j) {
     const int column = 8 * j + threadIdx.x % 4 * 2;
     if (column >= head_dim) return;
     const auto& sums = own.out[strip][j];
-    *reinterpret_cast<float2*>(out + column) = {sums[2 * half] * factor,
-                                                sums[2 * half + 1] * factor};
+    const float2 pair{sums[2 * half] * factor, sums[2 * half + 1] * factor};
+    *reinterpret_cast<float2*>(out + first + column) = pair;
+    write_halves(operands, first + column, pair);
   }
 }
 
@@ -315,15 +319,14 @@ __device__ __forceinline__ void write_out(const PrefillStep& step, int32_t kv_he
       float shift = own.shift[strip][half];
       const int32_t t = first_query + query_index<S>(strip, half);
       if (t >= step.n_queries()) continue;
-      float* out = step.out + step.offset(kv_head, t);
       float factor = 1.0f;
       if (step.splits.n > 1) {
         const int64_t i = step.first_partial(kv_head, t) + blockIdx.y;
-        out = step.splits.out + i * head_dim;
         if (is_first) {
           step.splits.shift[i] = shift;
           step.splits.total[i] = total;
         }
+        write_row<S>(step.splits.out, i * head_dim, head_dim, own, strip, half, factor, {});
       } else {
         if (step.changes.sinks != nullptr) {
           const float sink = step.changes.sink(step.head(kv_head, t));
@@ -336,8 +339,9 @@ __device__ __forceinline__ void write_out(const PrefillStep& step, int32_t kv_he
         if (step.lse != nullptr && is_first) {
           step.lse[step.first_query(kv_head) + t] = shift + log2f(total);
         }
+        write_row<S>(step.out, step.offset(kv_head, t), head_dim, own, strip, half, factor,
+                     step.operands);
       }
-      write_row<S>(out, head_dim, own, strip, half, factor);
     }
   }
 }

@@ -5,6 +5,7 @@
 #include "cuda/attention/logit_changes.cuh"
 #include "cuda/attention/prefill_splits.cuh"
 #include "cuda/attention/segment_keys.cuh"
+#include "cuda/matmul/quantize_activations.h"
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/ptx.cuh"
 #include "cuda/runtime/reduce.cuh"
@@ -24,12 +25,13 @@ struct PrefillStep {
   int32_t n_rot;    // 0: not rotated
   float scale;      // of the base-2 logits: includes log2(e)
   LogitChanges changes;
-  int32_t window;    // see Attention
-  bool reads;        // keys that an earlier layer stored in this pass, when scores decayed
-  int32_t tile_dim;  // elements of a row in tiles: head_dim, then zeros; 0: no tensor cores
-  int64_t width;     // of q and out
-  const float* q;    // [segment.n_rows, width]
-  float* out;        // [segment.n_rows, width]
+  int32_t window;     // see Attention
+  bool reads;         // keys that an earlier layer stored in this pass, when scores decayed
+  int32_t tile_dim;   // elements of a row in tiles: head_dim, then zeros; 0: no tensor cores
+  int64_t width;      // of q and out
+  const float* q;     // [segment.n_rows, width]
+  float* out;         // [segment.n_rows, width]
+  Operands operands;  // of these rows
   float* lse;  // [n_kv_heads, max_rows * group]: log2 of the sum of 2^logit per query; nullptr if
                // no policy uses scores and this layer has no archive
 

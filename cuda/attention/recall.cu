@@ -11,16 +11,12 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kMaxPartTokens = kPartPages * kGridPageTokens;
 constexpr int kHeadsAtOnce = 8;  // whose sums a thread keeps in registers
 
-H2O_HD int32_t part_tokens(const ArchiveLayout& archive) {
-  return kPartPages * archive.page_tokens;
-}
-
-// One block per (row, kv_head, kPartPages of its pages).
-__global__ void __launch_bounds__(kThreads) recall_kernel(RecallStep step) {
-  __shared__ int64_t tokens[kMaxPartTokens];  // row indices in the head's K and V; -1: none
+// One block per (row, kv_head, n_pages of its pages). Their keys, then their values, in host
+// memory, are copied to shared memory all at once: their latency is that of a bus.
+__global__ void __launch_bounds__(kThreads) recall_kernel(RecallStep step, int32_t n_pages) {
+  __shared__ int32_t pages[kPartPages], counts[kPartPages];  // of tokens: 0 without a page
   let_next_start();
   wait_for_previous();
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
@@ -33,23 +29,38 @@ __global__ void __launch_bounds__(kThreads) recall_kernel(RecallStep step) {
   const ArchiveHead head = row.head(step, kv_head);
   const ArchiveLayout& archive = step.archive;
   const int32_t page_tokens = archive.page_tokens;
-  const int32_t n_tokens = part_tokens(archive);
+  const int32_t n_tokens = n_pages * page_tokens;
   float* const p = dynamic_shared<float>();  // [group, n_tokens] logits, then their exponentials
   float* const key = p + group * n_tokens + warp * head_dim;  // per warp
+  auto* const rows = reinterpret_cast<std::byte*>(p + group * n_tokens + kWarps * head_dim);
 
-  for (int i = threadIdx.x; i < n_tokens; i += kThreads) {
-    const int32_t index = part * kPartPages + i / page_tokens;
+  if (threadIdx.x < n_pages) {
+    const int32_t index = part * n_pages + static_cast<int32_t>(threadIdx.x);
     const int32_t page = index < archive.n_recalled ? row.pages(step, kv_head)[index] : -1;
-    const bool exists = page >= 0 && i % page_tokens < head.counts[page];
-    tokens[i] = exists ? int64_t{page} * page_tokens + i % page_tokens : -1;
+    pages[threadIdx.x] = page;
+    counts[threadIdx.x] = page >= 0 ? head.counts[page] : 0;
   }
+  __syncthreads();
+  const auto copy = [&](const std::byte* from, int64_t row_bytes) {
+    const int64_t page_bytes = page_tokens * row_bytes;  // a multiple of 16
+    for (int j = 0; j < n_pages; ++j) {
+      for (int64_t i = threadIdx.x * 16; i < counts[j] * row_bytes; i += kThreads * 16) {
+        copy_16_async(shared_address(rows + j * page_bytes + i), from + pages[j] * page_bytes + i,
+                      true);
+      }
+    }
+    commit_copies();
+  };
+  const auto exists = [&](int i) { return i % page_tokens < counts[i / page_tokens]; };
+  copy(head.k, archive.k_row_bytes);
+  wait_for_copies<0>();
   __syncthreads();
 
   for (int i = warp; i < n_tokens; i += kWarps) {
-    if (tokens[i] < 0) continue;
+    if (!exists(i)) continue;
     // A lane only reads elements that it wrote itself.
-    const std::byte* const from = head.k + tokens[i] * archive.k_row_bytes;
-    const KeyGrid grid = archive.grid(head, tokens[i] / page_tokens, head_dim);
+    const std::byte* const from = rows + i * archive.k_row_bytes;
+    const KeyGrid grid = archive.grid(head, pages[i / page_tokens], head_dim);
     for (int d = lane; d < head_dim; d += kWarp) key[d] = archived_key(archive, grid, from, d);
     const float* q = row.queries(step, kv_head);
     for (int h = 0; h < group; ++h, q += head_dim) {
@@ -62,6 +73,7 @@ __global__ void __launch_bounds__(kThreads) recall_kernel(RecallStep step) {
     }
   }
   __syncthreads();
+  copy(head.v, archive.v_row_bytes);
 
   const int64_t first =
       (int64_t{row.place} * step.cache.n_heads + kv_head * group) * step.space.sums.n + part;
@@ -70,12 +82,12 @@ __global__ void __launch_bounds__(kThreads) recall_kernel(RecallStep step) {
     float* const own = p + h * n_tokens;
     float largest = -INFINITY;
     for (int i = lane; i < n_tokens; i += kWarp) {
-      if (tokens[i] >= 0) largest = fmaxf(largest, own[i]);
+      if (exists(i)) largest = fmaxf(largest, own[i]);
     }
     largest = warp_max(largest);
     float total = 0;
     for (int i = lane; i < n_tokens; i += kWarp) {
-      own[i] = tokens[i] >= 0 ? exp_negative(own[i] - largest) : 0;
+      own[i] = exists(i) ? exp_negative(own[i] - largest) : 0;
       total += own[i];
     }
     total = warp_sum(total);
@@ -84,14 +96,15 @@ __global__ void __launch_bounds__(kThreads) recall_kernel(RecallStep step) {
       step.space.sums.total[sums_of(h)] = total;
     }
   }
+  wait_for_copies<0>();
   __syncthreads();
 
   for (int d = threadIdx.x; d < head_dim; d += kThreads) {
     for (int begin = 0; begin < group; begin += kHeadsAtOnce) {
       float sums[kHeadsAtOnce] = {};
       for (int i = 0; i < n_tokens; ++i) {
-        if (tokens[i] < 0) continue;
-        const float value = archived_value(archive, head.v + tokens[i] * archive.v_row_bytes, d);
+        if (!exists(i)) continue;
+        const float value = archived_value(archive, rows + i * archive.v_row_bytes, d);
 #pragma unroll
         for (int j = 0; j < kHeadsAtOnce; ++j) {
           const int h = min(begin + j, group - 1);
@@ -159,11 +172,14 @@ RecallStep step_of(const Attention& attention, const KvView& cache, std::byte* w
 
 void launch_recall(const Stream& stream, const RecallStep& step) {
   select_pages(stream, step);
-  const size_t shared = (size_t{1} * part_tokens(step.archive) * step.group() +
-                         size_t{kWarps} * step.cache.head_dim) *
-                        sizeof(float);
+  const ArchiveLayout& archive = step.archive;
+  const int32_t n_pages = part_pages(archive);
+  const size_t n_tokens = n_pages * archive.page_tokens;
+  const size_t shared =
+      n_pages * page_bytes(archive) +
+      (n_tokens * step.group() + size_t{kWarps} * step.cache.head_dim) * sizeof(float);
   launch(stream, recall_kernel, dim3(step.n_rows, step.cache.n_kv_heads, step.space.sums.n),
-         dim3(kThreads), shared, step);
+         dim3(kThreads), shared, step, n_pages);
 }
 
 }  // namespace

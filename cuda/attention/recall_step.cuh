@@ -9,8 +9,16 @@
 
 namespace h2o::cuda {
 
-// Pages per block.
+// Pages per block, at most, and bytes of their keys or values.
 constexpr int32_t kPartPages = 4;
+constexpr int64_t kPartBytes = 64 << 10;
+
+inline int64_t page_bytes(const ArchiveLayout& archive) {
+  return archive.page_tokens * std::max(archive.k_row_bytes, archive.v_row_bytes);
+}
+inline int32_t part_pages(const ArchiveLayout& archive) {
+  return static_cast<int32_t>(std::clamp<int64_t>(kPartBytes / page_bytes(archive), 1, kPartPages));
+}
 
 // Rows of a longer segment that are processed together.
 constexpr int32_t kRecalledRows = 64;
@@ -24,7 +32,7 @@ struct RecallSpace {
     };
     const ArchiveLayout& archive = cache.archive->layout();
     const int64_t rows = std::max(cache.n_sequences, std::min(cache.max_rows, kRecalledRows));
-    sums.n = (archive.n_recalled + kPartPages - 1) / kPartPages;
+    sums.n = (archive.n_recalled + part_pages(archive) - 1) / part_pages(archive);
     take(estimates, rows * cache.n_kv_heads * archive.n_pages);
     take(pages, rows * cache.n_kv_heads * archive.n_recalled);
     take(sums.largest, rows * cache.n_heads * sums.n);

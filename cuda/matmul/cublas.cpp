@@ -4,6 +4,7 @@
 #include <library_types.h>
 
 #include <array>
+#include <memory>
 #include <utility>
 
 #include "core/error.h"
@@ -17,6 +18,9 @@ constexpr Status kAllocationFailed = 3;
 constexpr int kAsIs = 0, kTransposed = 1;  // cublasOperation_t
 constexpr int kSumsF32 = 68;               // cublasComputeType_t: without TF32
 constexpr int kAnyAlgorithm = -1;          // cublasGemmAlgo_t
+// Those of cublasLt.h: cublasLtMatmulDescAttributes_t and cublasLtEpilogue_t.
+constexpr int kTransposeA = 3, kEpilogue = 7, kBiasPointer = 8;
+constexpr int kAddBias = 4;
 
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;  // what cuBLAS recommends for Hopper
 
@@ -31,6 +35,19 @@ struct Library {
                  const void* a, cudaDataType type_a, int lda, const void* b, cudaDataType type_b,
                  int ldb, const void* beta, void* c, cudaDataType type_c, int ldc, int compute,
                  int algorithm);
+
+  // Of cuBLASLt, which cuBLAS is linked with: all or none. A handle of cuBLAS is also one of its
+  // own.
+  Status (*create_product)(void** product, int compute, cudaDataType type_scale);
+  Status (*set_product)(void* product, int attribute, const void* value, size_t bytes);
+  Status (*destroy_product)(void* product);
+  Status (*create_layout)(void** layout, cudaDataType type, uint64_t rows, uint64_t cols,
+                          int64_t stride);
+  Status (*destroy_layout)(void* layout);
+  Status (*matmul)(void* handle, void* product, const void* alpha, const void* a, void* layout_a,
+                   const void* b, void* layout_b, const void* beta, const void* c, void* layout_c,
+                   void* d, void* layout_d, const void* algorithm, void* workspace, size_t bytes,
+                   cudaStream_t stream);
 };
 
 // Searches the system's paths and, if this code is in a Python package, NVIDIA's Python packages
@@ -70,7 +87,15 @@ const Library* library() {
                           find(file, "cublasGetProperty", l.get_property) &&
                           find(file, "cublasGetStatusString", l.status_string) &&
                           find(file, "cublasGemmEx", l.gemm);
-    return complete ? l : Library{};
+    if (!complete) return {};
+    const bool biases = find(file, "cublasLtMatmulDescCreate", l.create_product) &&
+                        find(file, "cublasLtMatmulDescSetAttribute", l.set_product) &&
+                        find(file, "cublasLtMatmulDescDestroy", l.destroy_product) &&
+                        find(file, "cublasLtMatrixLayoutCreate", l.create_layout) &&
+                        find(file, "cublasLtMatrixLayoutDestroy", l.destroy_layout) &&
+                        find(file, "cublasLtMatmul", l.matmul);
+    if (!biases) l.matmul = nullptr;
+    return l;
   }();
   return found.gemm != nullptr ? &found : nullptr;
 }
@@ -89,7 +114,7 @@ cudaDataType data_type(DType dtype) {
 
 }  // namespace
 
-Cublas::Cublas(const Stream& stream) {
+Cublas::Cublas(const Stream& stream) : stream_(stream) {
   if (library() == nullptr) return;
   workspace_ = allocate_device(kWorkspaceBytes);
   Status status = library()->create(&handle_);
@@ -126,6 +151,37 @@ void Cublas::multiply(float* y, int64_t y_stride, const void* x, const void* w, 
                                static_cast<int>(n_in), x, type, static_cast<int>(n_in), &beta, y,
                                CUDA_R_32F, static_cast<int>(y_stride), kSumsF32, kAnyAlgorithm),
                "multiply");
+}
+
+bool Cublas::multiply_biased(float* y, int64_t y_stride, const void* x, const void* w, DType dtype,
+                             int64_t n_rows, int64_t n_out, int64_t n_in, const float* bias,
+                             bool add) const {
+  const Library& l = *library();
+  if (l.matmul == nullptr || reinterpret_cast<uintptr_t>(bias) % 16 != 0) return false;
+  using Owned = std::unique_ptr<void, Status (*)(void*)>;
+  const auto layout = [&](cudaDataType type, int64_t rows, int64_t cols, int64_t stride) {
+    void* made = nullptr;
+    check_status(l.create_layout(&made, type, rows, cols, stride), "describe a matrix");
+    return Owned(made, l.destroy_layout);
+  };
+  const auto of_w = layout(data_type(dtype), n_in, n_out, n_in);
+  const auto of_x = layout(data_type(dtype), n_in, n_rows, n_in);
+  const auto of_y = layout(CUDA_R_32F, n_out, n_rows, y_stride);
+  void* made = nullptr;
+  check_status(l.create_product(&made, kSumsF32, CUDA_R_32F), "describe a product");
+  const Owned product(made, l.destroy_product);
+  const auto set = [&](int attribute, const auto& value) {
+    check_status(l.set_product(product.get(), attribute, &value, sizeof(value)),
+                 "describe a product");
+  };
+  set(kTransposeA, kTransposed);
+  set(kEpilogue, kAddBias);
+  set(kBiasPointer, bias);
+  const float alpha = 1;
+  const float beta = add ? 1 : 0;
+  return l.matmul(handle_, product.get(), &alpha, w, of_w.get(), x, of_x.get(), &beta, y,
+                  of_y.get(), y, of_y.get(), nullptr, workspace_.data(), workspace_.size(),
+                  stream_.get()) == 0;
 }
 
 }  // namespace h2o::cuda

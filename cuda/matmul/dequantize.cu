@@ -106,12 +106,12 @@ __global__ void __launch_bounds__(kThreads) convert_kernel(T* to, const float* x
 }
 
 __global__ void __launch_bounds__(kThreads)
-    bias_kernel(float* y, int64_t y_stride, const float* bias, bool add) {
+    bias_kernel(float* y, int64_t y_stride, const float* bias, int64_t n, bool add) {
   let_next_start();
   const int64_t i = index_in_row();
-  const float value = i < y_stride ? bias[i] : 0;
+  const float value = i < n ? bias[i] : 0;
   wait_for_previous();
-  if (i >= y_stride) return;
+  if (i >= n) return;
   float* to = y + int64_t{blockIdx.x} * y_stride + i;
   *to = add ? *to + value : value;
 }
@@ -160,9 +160,9 @@ void convert(const Stream& stream, void* to, DType dtype, const Tensor& x) {
   }
 }
 
-void start_with_bias(const Stream& stream, const Tensor& y, const float* bias, bool add) {
-  launch(stream, bias_kernel, row_blocks(y.rows, y.cols), kThreads, 0, y.floats(), y.cols, bias,
-         add);
+void start_with_bias(const Stream& stream, float* y, int64_t stride, int64_t n_rows,
+                     const float* bias, int64_t n, bool add) {
+  launch(stream, bias_kernel, row_blocks(n_rows, n), kThreads, 0, y, stride, bias, n, add);
 }
 
 }  // namespace h2o::cuda

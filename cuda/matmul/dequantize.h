@@ -18,7 +18,8 @@ void embed(const Stream& stream, const Tensor& x, const Weights& table, const in
 // x as f16, clamped to its range, or bf16.
 void convert(const Stream& stream, void* to, DType dtype, const Tensor& x);
 
-// y = bias in every row, or y += bias.
-void start_with_bias(const Stream& stream, const Tensor& y, const float* bias, bool add);
+// y [n_rows, n of stride] = bias [n] in every row, or y += bias.
+void start_with_bias(const Stream& stream, float* y, int64_t stride, int64_t n_rows,
+                     const float* bias, int64_t n, bool add);
 
 }  // namespace h2o::cuda

@@ -9,25 +9,25 @@ bool gemm_takes(const Weights& w) {
   return is_quantized(w.dtype) || (w.dtype != DType::f32 && aligned);
 }
 
-void gemm(const Stream& stream, float* y, const void* x, int64_t n_rows, const Weights& w,
-          const float* bias, bool add) {
-  const Gemm g{y, static_cast<const uint16_t*>(x), bias, w, static_cast<int>(n_rows), add};
-  if (w.dtype == DType::f16) {
+void gemm(const Stream& stream, const DeviceProduct& product, const void* x, int64_t n_rows,
+          bool add) {
+  const Gemm g{product, static_cast<const uint16_t*>(x), static_cast<int>(n_rows), add};
+  if (g.w.dtype == DType::f16) {
     launch_gemm<Plain<false>>(stream, g);
-  } else if (w.dtype == DType::bf16) {
+  } else if (g.w.dtype == DType::bf16) {
     launch_gemm<Plain<true>>(stream, g);
   } else {
     gemm_quantized(stream, g);
   }
 }
 
-void gemm_experts(const Stream& stream, float* y, const void* x, int64_t begin, int64_t n_rows,
-                  const Weights& w, const float* bias, const ExpertRows& experts) {
+void gemm_experts(const Stream& stream, const DeviceProduct& product, const void* x, int64_t begin,
+                  int64_t n_rows, const ExpertRows& experts) {
   const auto first = static_cast<int>(begin);
-  const Gemm g{y, static_cast<const uint16_t*>(x), bias, w, static_cast<int>(n_rows), false};
-  if (w.dtype == DType::f16) {
+  const Gemm g{product, static_cast<const uint16_t*>(x), static_cast<int>(n_rows), false};
+  if (g.w.dtype == DType::f16) {
     launch_experts_gemm<Plain<false>>(stream, g, experts, first);
-  } else if (w.dtype == DType::bf16) {
+  } else if (g.w.dtype == DType::bf16) {
     launch_experts_gemm<Plain<true>>(stream, g, experts, first);
   } else {
     gemm_quantized_experts(stream, g, experts, first);

@@ -22,11 +22,8 @@
 
 namespace h2o::cuda {
 
-struct Gemm {
-  float* y;           // [n_rows, w.rows]
+struct Gemm : DeviceProduct {
   const uint16_t* x;  // [n_rows, w.cols]
-  const float* bias;  // or nullptr
-  Weights w;
   int n_rows;
   bool add;
 };

@@ -15,14 +15,12 @@ DType gemm_factors(DType weights);
 // Does gemm() support these weights? Not f32, nor rows that are not 16-byte aligned.
 bool gemm_takes(const Weights& w);
 
-// y [n_rows, w.rows] = x w^T + bias, or y += it. x [n_rows, w.cols] in gemm_factors(w.dtype);
-// bias: [w.rows] or nullptr. Quantized weights are rounded to f16; sums are f32.
-void gemm(const Stream& stream, float* y, const void* x, int64_t n_rows, const Weights& w,
-          const float* bias, bool add);
+// x [n_rows, w.cols] in gemm_factors(w.dtype). Quantized weights are rounded to f16; sums are f32.
+void gemm(const Stream& stream, const DeviceProduct& product, const void* x, int64_t n_rows,
+          bool add);
 
-// y = x w^T + bias for rows [begin, begin + n_rows) of y, grouped by expert; w and bias are those
-// of the first expert. x [n_rows, w.cols]
-void gemm_experts(const Stream& stream, float* y, const void* x, int64_t begin, int64_t n_rows,
-                  const Weights& w, const float* bias, const ExpertRows& experts);
+// The same for rows [begin, begin + n_rows) of y, grouped by expert.
+void gemm_experts(const Stream& stream, const DeviceProduct& product, const void* x, int64_t begin,
+                  int64_t n_rows, const ExpertRows& experts);
 
 }  // namespace h2o::cuda

@@ -1,17 +1,10 @@
-// Floats as f16, and quantized weights as floats.
+// Quantized weights as floats, and as f16.
 #pragma once
 
-#include <cuda_fp16.h>
-
 #include "cuda/matmul/formats.cuh"
+#include "cuda/matmul/operands.cuh"
 
 namespace h2o::cuda {
-
-// Clamped to f16's range; NaN stays NaN.
-__device__ inline __half saturated(float x) {
-  constexpr float kMax = 65504;
-  return __float2half_rn(fabsf(x) > kMax ? copysignf(kMax, x) : x);
-}
 
 // Elements 4 j to 4 j + 3 of a group.
 template <class Format>

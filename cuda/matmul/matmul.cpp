@@ -39,7 +39,7 @@ int64_t rows_of_tile(int64_t cols) {
 }
 
 // `w` has as many rows as y has columns: those of the first expert, if there are experts.
-Matvec matvec_of(const Product& product, Weights w) {
+DeviceProduct product_of(const Product& product, Weights w) {
   const Tensor& y = product.y;
   const Affine& affine = product.w;
   w.rows = y.cols;
@@ -93,11 +93,11 @@ struct Matmul::State {
                 const Routes* routes = nullptr);
   bool takes_matvecs(const Weights& w, int64_t n_rows, bool experts) const;
   bool takes_cublas(const Weights& w, int64_t n_rows) const;
-  void matvecs(std::span<const Matvec> products, const Tensor& x, MatvecRows rows);
+  void matvecs(std::span<const DeviceProduct> products, const Tensor& x, MatvecRows rows);
   const void* factors(const Tensor& x, DType type);
-  void own_gemm(const Tensor& y, const Tensor& x, const Weights& w, const float* bias, bool add);
-  void experts_gemm(const Matvec& m, const Tensor& x, const ExpertRows& experts);
-  void cublas_gemm(const Tensor& y, const Tensor& x, const Weights& w, const float* bias, bool add);
+  void own_gemm(const DeviceProduct& product, const Tensor& x, bool add);
+  void experts_gemm(const DeviceProduct& product, const Tensor& x, const ExpertRows& experts);
+  void cublas_gemm(const DeviceProduct& product, const Tensor& x, bool add);
   void forget_if_in(const Tensor& y);
   void forget();
 
@@ -113,9 +113,11 @@ struct Matmul::State {
   Uploader uploader;
   std::map<const std::byte*, Tensor> uploaded;  // keyed by address
   std::set<int64_t> quantized_cols;             // their numbers of columns
+  std::map<int64_t, DType> half_types;          // of operands, by the number of columns
   OtherForm quantized;                          // kRoundedRows rows as QuantizedRows, in 8 bits
   OtherForm halves;                             // kGemmRows rows, as f16 or bf16
   Workspace tile;                               // weights as f16
+  Buffer narrow_sums;                           // gemm_narrow_workspace()
   uint64_t n_uses = 0;                          // of the stream, at the last end()
 };
 
@@ -132,8 +134,15 @@ Tensor Matmul::State::upload(const Tensor& host, std::byte* to) {
     quantized_cols.insert(tensor.cols);
     quantized.memory.reserve(QuantizedRows::bytes(kRoundedRows, host.cols));
     if (cublas) tile.reserve(2 * host.cols * rows_of_tile(host.cols));
+    if (narrow_sums.size() == 0) {
+      narrow_sums = allocate_device(gemm_narrow_workspace(stream));
+      check(cudaMemsetAsync(narrow_sums.data(), 0, narrow_sums.size(), stream.get()), "upload");
+    }
   }
-  if (host.dtype != DType::f32) halves.memory.reserve(kGemmRows * host.cols * 2);
+  if (host.dtype != DType::f32) {
+    halves.memory.reserve(kGemmRows * host.cols * 2);
+    half_types[host.cols] = gemm_factors(host.dtype);
+  }
   return tensor;
 }
 
@@ -158,7 +167,8 @@ bool Matmul::State::takes_cublas(const Weights& w, int64_t n_rows) const {
 }
 
 // `rows` describes all rows; its range is set here.
-void Matmul::State::matvecs(std::span<const Matvec> products, const Tensor& x, MatvecRows rows) {
+void Matmul::State::matvecs(std::span<const DeviceProduct> products, const Tensor& x,
+                            MatvecRows rows) {
   const bool rounds = is_quantized(products.front().w.dtype);
   const int64_t most = !rows.experts ? kMatvecRows : rounds ? kRoundedRows : x.rows;
   for (int64_t i = 0; i < x.rows; i += most) {
@@ -182,27 +192,24 @@ const void* Matmul::State::factors(const Tensor& x, DType type) {
   return halves.memory.data();
 }
 
-void Matmul::State::own_gemm(const Tensor& y, const Tensor& x, const Weights& w, const float* bias,
-                             bool add) {
+void Matmul::State::own_gemm(const DeviceProduct& product, const Tensor& x, bool add) {
   for (int64_t i = 0; i < x.rows; i += kGemmRows) {
     const Tensor some = rows_of(x, i, kGemmRows);
-    gemm(stream, y.floats() + i * y.cols, factors(some, gemm_factors(w.dtype)), some.rows, w, bias,
-         add);
+    gemm(stream, product.from(i), factors(some, gemm_factors(product.w.dtype)), some.rows, add);
   }
 }
 
-void Matmul::State::experts_gemm(const Matvec& m, const Tensor& x, const ExpertRows& experts) {
+void Matmul::State::experts_gemm(const DeviceProduct& product, const Tensor& x,
+                                 const ExpertRows& experts) {
   for (int64_t i = 0; i < x.rows; i += kGemmRows) {
     const Tensor some = rows_of(x, i, kGemmRows);
-    gemm_experts(stream, m.y, factors(some, gemm_factors(m.w.dtype)), i, some.rows, m.w, m.bias,
+    gemm_experts(stream, product, factors(some, gemm_factors(product.w.dtype)), i, some.rows,
                  experts);
   }
 }
 
-void Matmul::State::cublas_gemm(const Tensor& y, const Tensor& x, const Weights& w,
-                                const float* bias, bool add) {
-  if (bias != nullptr) start_with_bias(stream, y, bias, add);
-  const bool adds = add || bias != nullptr;
+void Matmul::State::cublas_gemm(const DeviceProduct& product, const Tensor& x, bool add) {
+  const auto& [y, bias, w] = product;
   const DType type = is_quantized(w.dtype) ? DType::f16 : w.dtype;
   const int64_t of_tile = is_quantized(w.dtype) ? rows_of_tile(w.cols) : w.rows;
   // Rows are outside, although quantized weights are then unpacked for each kGemmRows: otherwise
@@ -217,8 +224,14 @@ void Matmul::State::cublas_gemm(const Tensor& y, const Tensor& x, const Weights&
         dequantize(stream, tile.data(), w, o, n_out);
         weights = tile.data();
       }
-      cublas.multiply(y.floats() + i * y.cols + o, y.cols, from, weights, type, some.rows, n_out,
-                      w.cols, adds);
+      float* const to = y + i * w.rows + o;
+      if (bias != nullptr && cublas.multiply_biased(to, w.rows, from, weights, type, some.rows,
+                                                    n_out, w.cols, bias + o, add)) {
+        continue;
+      }
+      if (bias != nullptr) start_with_bias(stream, to, w.rows, some.rows, bias + o, n_out, add);
+      cublas.multiply(to, w.rows, from, weights, type, some.rows, n_out, w.cols,
+                      add || bias != nullptr);
     }
   }
 }
@@ -235,24 +248,24 @@ void Matmul::State::multiply(std::span<const Product> products, const Tensor& x,
     const DType dtype = products[i].w.weight.dtype;
     const bool narrow = routes == nullptr && n_rows > kMatvecRows && n_rows <= kNarrowRows &&
                         gemm_narrow_takes(dtype);
-    std::array<Matvec, kMaxProducts> together{};
+    std::array<DeviceProduct, kMaxProducts> together{};
     size_t n = 0;
     for (; n < together.size() && i < products.size() && products[i].w.weight.dtype == dtype; ++i) {
-      const Tensor& y = products[i].y;
-      const Matvec m = matvec_of(products[i], find(products[i].w.weight));
-      if (narrow || takes_matvecs(m.w, n_rows, routes != nullptr)) {
-        together[n++] = m;
+      const DeviceProduct product = product_of(products[i], find(products[i].w.weight));
+      if (narrow || takes_matvecs(product.w, n_rows, routes != nullptr)) {
+        together[n++] = product;
       } else if (routes != nullptr) {
-        experts_gemm(m, x, *rows.experts);
-      } else if (takes_cublas(m.w, n_rows)) {
-        cublas_gemm(y, x, m.w, m.bias, add);
+        experts_gemm(product, x, *rows.experts);
+      } else if (takes_cublas(product.w, n_rows)) {
+        cublas_gemm(product, x, add);
       } else {
-        own_gemm(y, x, m.w, m.bias, add);
+        own_gemm(product, x, add);
       }
     }
     if (n == 0) continue;
     if (narrow) {
-      gemm_narrow(stream, {together.data(), n}, factors(x, DType::f16), x.rows, add);
+      gemm_narrow(stream, {together.data(), n}, factors(x, DType::f16), x.rows, add,
+                  narrow_sums.data());
     } else {
       matvecs({together.data(), n}, x, rows);
     }
@@ -294,7 +307,7 @@ bool Matmul::multiply_gated(Gate kind, const Product& up, const Product& gate, c
     if (is_quantized(w.dtype) || !state_->takes_matvecs(w, x.rows, false)) return false;
   }
   if (weights[0].dtype != weights[1].dtype) return false;
-  const Matvec both[] = {matvec_of(up, weights[0]), matvec_of(gate, weights[1])};
+  const DeviceProduct both[] = {product_of(up, weights[0]), product_of(gate, weights[1])};
   state_->begin();
   state_->matvecs(both, x, {.begin = 0, .n = x.rows, .add = false, .gate = kind, .experts = {}});
   state_->forget_if_in(up.y);
@@ -306,14 +319,24 @@ void Matmul::embed(Tensor x, const Tensor& table, const int32_t* tokens) {
   if (x.rows > 0) cuda::embed(state_->stream, x, state_->find(table), tokens);
 }
 
-Matmul::Rounded Matmul::rounded(const Tensor& y) {
+Matmul::NextOperands Matmul::operands(const Tensor& y, bool rounds) {
   state_->forget();
-  const bool few = y.rows > 0 && y.rows <= kMatvecRows;
-  if (!few || !state_->quantized_cols.contains(y.cols)) return {*state_, {}};
-  state_->quantized.becomes(y, DType::q8_0);
-  return {*state_, {state_->quantized.memory.data(), kRoundedRows, y.cols}};
+  Operands to;
+  if (y.rows > kMatvecRows && y.rows <= kGemmRows) {
+    const auto type = state_->half_types.find(y.cols);
+    if (type != state_->half_types.end() && y.cols % 4 == 0) {
+      state_->halves.becomes(y, type->second);
+      to.halves = reinterpret_cast<uint16_t*>(state_->halves.memory.data());
+      to.bf16 = type->second == DType::bf16;
+    }
+  } else if (y.rows > 0 && y.rows <= kMatvecRows && rounds &&
+             state_->quantized_cols.contains(y.cols)) {
+    state_->quantized.becomes(y, DType::q8_0);
+    to.rounded = {state_->quantized.memory.data(), kRoundedRows, y.cols};
+  }
+  return {*state_, to};
 }
 
-Matmul::Rounded::~Rounded() { state_.end(); }
+Matmul::NextOperands::~NextOperands() { state_.end(); }
 
 }  // namespace h2o::cuda

@@ -39,29 +39,29 @@ class Matmul {
   // x[i] = table[tokens[i]]; tokens: [x.rows] on the device
   void embed(Tensor x, const Tensor& table, const int32_t* tokens);
 
-  // Memory for y rounded, which the operation that writes y should also write: quantized weights
-  // may be multiplied with it next. Empty if there are no such weights, or y has many rows. To be
-  // destroyed after that operation and before the next one.
-  class Rounded;
-  Rounded rounded(const Tensor& y);
+  // Memory for y as operands, which the operation that writes y should also write: weights may be
+  // multiplied with it next. Empty if there are no such weights. `rounds`: can the operation round
+  // to 8 bits? To be destroyed after that operation and before the next one.
+  class NextOperands;
+  NextOperands operands(const Tensor& y, bool rounds = true);
 
  private:
   struct State;
   std::unique_ptr<State> state_;
 };
 
-class Matmul::Rounded {
+class Matmul::NextOperands {
  public:
-  Rounded(State& state, const QuantizedRows& rows) : state_(state), rows_(rows) {}
-  Rounded(const Rounded&) = delete;
-  Rounded& operator=(const Rounded&) = delete;
-  ~Rounded();
+  NextOperands(State& state, const Operands& operands) : state_(state), operands_(operands) {}
+  NextOperands(const NextOperands&) = delete;
+  NextOperands& operator=(const NextOperands&) = delete;
+  ~NextOperands();
 
-  operator const QuantizedRows&() const { return rows_; }
+  operator const Operands&() const { return operands_; }
 
  private:
   State& state_;
-  QuantizedRows rows_;
+  Operands operands_;
 };
 
 }  // namespace h2o::cuda

@@ -25,11 +25,10 @@
 #pragma once
 
 #include <algorithm>
-#include <climits>
 
 #include "cuda/gates.cuh"
 #include "cuda/matmul/expert_rows.cuh"
-#include "cuda/matmul/matvec.h"
+#include "cuda/matmul/parts.cuh"
 #include "cuda/runtime/in_flight.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/reduce.cuh"
@@ -89,34 +88,18 @@ constexpr bool hides_latency(size_t n_units, int n) {
   }
 }
 
-// One of the products of a launch.
-struct MatvecPart {
-  float* y;               // first row
-  const float* bias;      // [rows] or nullptr
-  const std::byte* data;  // weights
-  int64_t rows;           // of the weights; columns of y
-  unsigned first_block;   // of the grid
-  int log_shares;         // a row of weights is divided among 2^log_shares warps of a block
+struct MatvecPart : Part {
+  int log_shares;  // a row of weights is divided among 2^log_shares warps of a block
 };
 
 struct MatvecParts {
-  MatvecPart parts[kMaxProducts];  // unused ones start after the last block
+  MatvecPart parts[kMaxProducts];
   int64_t cols;
   int64_t row_bytes;
   int n_rows;
   bool add;
   Gate gate;
 };
-
-// The part that a block belongs to.
-__device__ inline MatvecPart part_of(const MatvecParts& m, unsigned block) {
-  MatvecPart w = m.parts[0];
-#pragma unroll
-  for (int i = 1; i < kMaxProducts; ++i) {
-    if (block >= m.parts[i].first_block) w = m.parts[i];
-  }
-  return w;
-}
 
 // Computes block `block` of a launch, for a part with product w; m.n_rows <= n.
 template <class Type, int n, bool kGated>
@@ -213,7 +196,7 @@ template <class Type, int n, bool kGated>
 __global__ void __launch_bounds__(kMatvecThreads, (WarpShare<Type, n, kGated>::kBlocks))
     matvec_kernel(MatvecParts m, typename Type::X x) {
   let_next_start();
-  const MatvecPart w = kGated ? m.parts[0] : part_of(m, blockIdx.x);
+  const MatvecPart w = kGated ? m.parts[0] : part_of(m.parts, blockIdx.x);
   multiply_part<Type, n, kGated>(m, w, x, blockIdx.x);
 }
 
@@ -224,7 +207,7 @@ __global__ void __launch_bounds__(kMatvecThreads, Type::kExpertBlocks)
     experts_kernel(MatvecParts m, typename Type::X x, ExpertRows experts, int first_row) {
   let_next_start();
   wait_for_previous();
-  MatvecPart w = part_of(m, blockIdx.y);
+  MatvecPart w = part_of(m.parts, blockIdx.y);
   const int64_t e = expert_of(experts, first_row + static_cast<int>(blockIdx.x));
   w.data += e * w.rows * m.row_bytes;
   if (w.bias != nullptr) w.bias += e * w.rows;
@@ -251,17 +234,16 @@ int log_shares(const Stream& stream, const Weights& w) {
 
 // The products as parts of a launch of n_blocks blocks.
 template <class Type, bool kGated, int n>
-MatvecParts parts_of(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
-                     unsigned* n_blocks) {
+MatvecParts parts_of(const Stream& stream, std::span<const DeviceProduct> products,
+                     const MatvecRows& rows, unsigned* n_blocks) {
   constexpr int kOuts = WarpShare<Type, n, kGated>::kOuts;
   const Weights& first = products.front().w;
   MatvecParts m{{}, first.cols, first.row_bytes, static_cast<int>(rows.n), rows.add, {}};
-  for (MatvecPart& part : m.parts) part.first_block = UINT_MAX;
   *n_blocks = 0;
   for (size_t i = 0; i < products.size(); ++i) {
     const auto& [y, bias, w] = products[i];
     const int log = log_shares<Type, n>(stream, w);
-    m.parts[i] = {y + rows.begin * w.rows, bias, w.data, w.rows, *n_blocks, log};
+    m.parts[i] = {{y + rows.begin * w.rows, bias, w.data, w.rows, *n_blocks}, log};
     if (kGated && i > 0) break;  // shares the blocks of the first
     const int64_t of_block = int64_t{kOuts} * (kMatvecWarps >> log);
     *n_blocks += static_cast<unsigned>((w.rows + of_block - 1) / of_block);
@@ -271,8 +253,8 @@ MatvecParts parts_of(const Stream& stream, std::span<const Matvec> products, con
 }
 
 template <class Type, bool kGated, int n>
-void launch_matvec(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
-                   const typename Type::X& x) {
+void launch_matvec(const Stream& stream, std::span<const DeviceProduct> products,
+                   const MatvecRows& rows, const typename Type::X& x) {
   static_assert(hides_latency<Type>(WarpShare<Type, n, kGated>::kUnitsInFlight, n));
   unsigned n_blocks = 0;
   const MatvecParts m = parts_of<Type, kGated, n>(stream, products, rows, &n_blocks);
@@ -280,8 +262,8 @@ void launch_matvec(const Stream& stream, std::span<const Matvec> products, const
 }
 
 template <class Type, bool kGated = false>
-void launch_matvec(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
-                   const typename Type::X& x) {
+void launch_matvec(const Stream& stream, std::span<const DeviceProduct> products,
+                   const MatvecRows& rows, const typename Type::X& x) {
   if constexpr (!is_fast<Type>) {
     launch_matvec<Type, kGated, 8>(stream, products, rows, x);
   } else if (rows.n <= 1) {
@@ -296,8 +278,8 @@ void launch_matvec(const Stream& stream, std::span<const Matvec> products, const
 }
 
 template <class Type>
-void launch_experts(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
-                    const typename Type::X& x) {
+void launch_experts(const Stream& stream, std::span<const DeviceProduct> products,
+                    const MatvecRows& rows, const typename Type::X& x) {
   using Share = WarpShare<Type, 1, false>;
   static_assert(
       hides_latency<Type>(Share::kUnitsInFlight / Share::kBlocks * Type::kExpertBlocks, 1));

@@ -16,13 +16,6 @@ constexpr int64_t kMatvecRows = 8;  // per call
 
 constexpr int kMaxProducts = 3;  // per call: q, k and v
 
-// y = x w^T + bias, or y += it.
-struct Matvec {
-  float* y;           // [rows, w.rows]
-  const float* bias;  // [w.rows] or nullptr
-  Weights w;          // of the first expert, if the rows have experts
-};
-
 // The rows of y that a call computes, and how.
 struct MatvecRows {
   int64_t begin;
@@ -35,11 +28,11 @@ struct MatvecRows {
 
 // Products of the same x in one launch: their weights have the same type, not quantized, and the
 // same number of columns. x [rows.n, w.cols]
-void matvec(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
+void matvec(const Stream& stream, std::span<const DeviceProduct> products, const MatvecRows& rows,
             const float* x);
 
 // The same for quantized weights. x: at least rows.n rows.
-void matvec(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
+void matvec(const Stream& stream, std::span<const DeviceProduct> products, const MatvecRows& rows,
             const QuantizedRows& x);
 
 }  // namespace h2o::cuda

@@ -89,7 +89,7 @@ struct Quantized {
 
 }  // namespace
 
-void matvec(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
+void matvec(const Stream& stream, std::span<const DeviceProduct> products, const MatvecRows& rows,
             const QuantizedRows& x) {
   with_format(products.front().w.dtype, [&]<class Format>() {
     if (rows.experts) {

@@ -151,8 +151,8 @@ struct Unaligned {
 };
 
 template <class Type>
-void matvec_by(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
-               const FloatRows& x) {
+void matvec_by(const Stream& stream, std::span<const DeviceProduct> products,
+               const MatvecRows& rows, const FloatRows& x) {
   if (rows.experts) {
     launch_experts<Type>(stream, products, rows, x);
   } else if (rows.gate) {
@@ -163,13 +163,13 @@ void matvec_by(const Stream& stream, std::span<const Matvec> products, const Mat
 }
 
 template <class T>
-void matvec_of(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
-               const FloatRows& x) {
+void matvec_of(const Stream& stream, std::span<const DeviceProduct> products,
+               const MatvecRows& rows, const FloatRows& x) {
   const auto aligned = [](const void* p, int64_t row_bytes) {
     return reinterpret_cast<uintptr_t>(p) % 16 == 0 && row_bytes % 16 == 0;
   };
   const bool all = std::ranges::all_of(
-      products, [&](const Matvec& m) { return aligned(m.w.data, m.w.row_bytes); });
+      products, [&](const DeviceProduct& m) { return aligned(m.w.data, m.w.row_bytes); });
   if (all && aligned(x.x, x.stride * 4)) {
     matvec_by<Plain<T>>(stream, products, rows, x);
   } else {
@@ -179,7 +179,7 @@ void matvec_of(const Stream& stream, std::span<const Matvec> products, const Mat
 
 }  // namespace
 
-void matvec(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
+void matvec(const Stream& stream, std::span<const DeviceProduct> products, const MatvecRows& rows,
             const float* x) {
   const Weights& first = products.front().w;
   const FloatRows from{x, first.cols, static_cast<int>(rows.n)};

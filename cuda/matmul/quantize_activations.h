@@ -1,4 +1,4 @@
-// Activations rounded to 8 bits, the operands for quantized weights.
+// Activations as operands of products: rounded to 8 bits for quantized weights, or in 16 bits.
 #pragma once
 
 #include <cstdint>
@@ -57,6 +57,14 @@ struct QuantizedRows {
   H2O_HD RoundedGroup* group(int row, int chunk, int lane) const {
     return groups + int64_t{row * n_chunks + chunk} * kChunk + lane;
   }
+};
+
+// Where an operation also writes its result, as operands of the products that follow: in 8 bits, as
+// f16 or bf16, or nowhere.
+struct Operands {
+  QuantizedRows rounded;
+  uint16_t* halves = nullptr;  // [n_rows, cols], cols a multiple of 4
+  bool bf16 = false;
 };
 
 // Grid for blocks of `threads` threads, a power of two up to 1024, with one element per thread,

@@ -81,8 +81,8 @@ struct FloatScaleAndMin {
   }
 };
 
-// Q4_K and Q5_K: d and dmin, the low four bits of eight scales and of eight mins, and their high
-// two: nibble i has those of scale i, then of min i.
+// Q4_K and Q5_K: d and dmin; the low four bits of the scales of four groups, then of their mins;
+// the same of the other four; and the high two bits of all scales, from bit 4 on, then of all mins.
 struct SixBitScaleAndMin {
   static constexpr int kScales = 1, kGroupBytes = 0, kBlockBytes = 16;
   static constexpr bool kMins = true;
@@ -97,33 +97,29 @@ struct SixBitScaleAndMin {
     return raw;
   }
   __host__ __device__ static void values(const Raw& raw, uint32_t g, float* scale, float* min) {
-    const auto [s, m] = factors(raw, g);
-    scale[0] = low_half(raw.words.x) * static_cast<float>(s);
-    min[0] = -high_half(raw.words.x) * static_cast<float>(m);
+    const uint32_t pair = factors(raw, g);
+    scale[0] = low_half(raw.words.x) * static_cast<float>(pair & 63);
+    min[0] = -high_half(raw.words.x) * static_cast<float>(pair >> 16);
   }
-  struct Factors {
-    uint32_t of_d, of_dmin;
-  };
-  __host__ __device__ static Factors factors(const Raw& raw, uint32_t g) {
-    const uint32_t at = g % kSuperblock * 4;
-    const uint32_t high = raw.words.w >> at;
-    return {(raw.words.y >> at & 15) | (high & 3) << 4, (raw.words.z >> at & 15) | (high & 12)
-                                                                                       << 2};
+  // The scale in the low half, the min in the high one, and the bits of `start`.
+  __host__ __device__ static uint32_t factors(const Raw& raw, uint32_t g, uint32_t start = 0) {
+    const uint32_t i = g % kSuperblock;
+    const uint32_t low = (i < 4 ? raw.words.y : raw.words.z) >> i % 4 * 4;
+    return ((low & 0x000f000f) | start) | (rotated(raw.words.w, i * 2) & 0x00300030);
   }
   template <class Block>
   __host__ __device__ static void store(const Block& b, int g, std::byte*, std::byte* of_block) {
     if (g % kSuperblock != 0) return;
-    uint4 words{};
-    words.x = b.d.bits | static_cast<uint32_t>(b.dmin.bits) << 16;
+    uint32_t low[2] = {}, high = 0;
     for (int i = 0; i < kSuperblock; ++i) {
       const uint8_t* p = b.scales + i % 4;
       const uint32_t s = i < 4 ? p[0] & 63 : (p[8] & 15) | p[0] >> 6 << 4;
       const uint32_t m = i < 4 ? p[4] & 63 : p[8] >> 4 | p[4] >> 6 << 4;
-      words.y |= (s & 15) << 4 * i;
-      words.z |= (m & 15) << 4 * i;
-      words.w |= (s >> 4 | m >> 4 << 2) << 4 * i;
+      low[i / 4] |= ((s & 15) | (m & 15) << 16) << i % 4 * 4;
+      high |= rotated((s & 0x30) | (m & 0x30) << 16, 32 - i * 2);
     }
-    *reinterpret_cast<uint4*>(of_block) = words;
+    *reinterpret_cast<uint4*>(of_block) = {b.d.bits | static_cast<uint32_t>(b.dmin.bits) << 16,
+                                           low[0], low[1], high};
   }
 };
 

@@ -93,6 +93,15 @@ __host__ __device__ inline uint32_t permute_bytes(uint32_t low, uint32_t high, u
 #endif
 }
 
+// x, rotated to the right.
+__host__ __device__ inline uint32_t rotated(uint32_t x, int n) {
+#ifdef __CUDA_ARCH__
+  return __funnelshift_r(x, x, n);
+#else
+  return std::rotr(x, n);
+#endif
+}
+
 // The values of 4-bit codes, as listed in core/blocks.h, four per word.
 struct NoTable {};
 struct Iq4Table {

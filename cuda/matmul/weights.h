@@ -20,6 +20,16 @@ struct Weights {
   H2O_HD const std::byte* row(int64_t i) const { return data + i * row_bytes; }
 };
 
+// A product on the device: y = x w^T + bias, or y += it.
+struct DeviceProduct {
+  float* y;           // [rows, w.rows]
+  const float* bias;  // [w.rows] or nullptr
+  Weights w;          // of the first expert, if the rows have experts
+
+  // From row `first` of y on.
+  DeviceProduct from(int64_t first) const { return {y + first * w.rows, bias, w}; }
+};
+
 // Rows grouped by expert: the grouping is only known on the device. Expert e has rows [offsets[e],
 // offsets[e + 1]). The weights and biases of all experts are contiguous.
 struct ExpertRows {

@@ -84,8 +84,6 @@ Stream::Stream(int device) : device_(device) {
   }
   check(cudaDeviceGetAttribute(&n_multiprocessors_, cudaDevAttrMultiProcessorCount, device),
         "device");
-  check(cudaDeviceGetAttribute(&most_shared_, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-        "device");
   const bool waits = kernels_can_overlap();
   can_overlap_ = major >= 9 && waits && is_switched_on("H2O_CUDA_OVERLAP");
   // Back ends of one process, without the default stream, do not wait for each other.

@@ -46,22 +46,15 @@ class Stream {
   uint64_t n_uses() const { return n_uses_; }
   int device() const { return device_; }
   int n_multiprocessors() const { return n_multiprocessors_; }
-  // Bytes of shared memory that a block may have: from 99 KiB (8.6, 8.9) to 227 KiB (9.0).
-  size_t most_shared() const { return static_cast<size_t>(most_shared_); }
-  // Compute capability 9 and later, unless H2O_CUDA_OVERLAP=0.
+  // Launches overlap: compute capability 9 and later, unless H2O_CUDA_OVERLAP=0.
   bool can_overlap() const { return can_overlap_; }
-  // Whether launches do from now on, if they can.
-  void let_overlap(bool overlaps) { overlaps_ = overlaps; }
-  bool overlaps_launches() const { return can_overlap_ && overlaps_; }
 
   void synchronize() const;
 
  private:
   int device_;
   int n_multiprocessors_;
-  int most_shared_;
   bool can_overlap_;
-  bool overlaps_ = true;
   cudaStream_t stream_ = nullptr;
   mutable uint64_t n_uses_ = 0;
 };

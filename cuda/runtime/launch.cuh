@@ -16,7 +16,9 @@ __device__ inline void wait_for_previous() {
 #endif
 }
 
-// Allows the next kernel to launch, up to its own wait_for_previous().
+// Allows the next kernel to launch, up to its own wait_for_previous(). Once all blocks have called
+// it or ended: a kernel with more blocks than fit at once calls it when its work is nearly done, as
+// blocks that wait would take the place of its own.
 __device__ inline void let_next_start() {
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
@@ -52,7 +54,7 @@ void launch(const Stream& stream, void (*kernel)(Parameters...), dim3 grid, dim3
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream.get();
   config.attrs = &attribute;
-  config.numAttrs = stream.overlaps_launches() ? 1 : 0;
+  config.numAttrs = stream.can_overlap() ? 1 : 0;
   if (shared_bytes > kSharedUnasked) {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                static_cast<int>(shared_bytes)),

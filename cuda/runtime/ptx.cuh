@@ -33,6 +33,21 @@ __device__ inline uint32_t multiply_add_halves(uint32_t a, uint32_t b, uint32_t 
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
   return y;
 }
+// The low or the high half of a pair, in both.
+__device__ inline uint32_t both_low(uint32_t pair) {
+  uint32_t y;
+  asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low};}"
+      : "=r"(y)
+      : "r"(pair));
+  return y;
+}
+__device__ inline uint32_t both_high(uint32_t pair) {
+  uint32_t y;
+  asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {high, high};}"
+      : "=r"(y)
+      : "r"(pair));
+  return y;
+}
 __device__ inline uint32_t subtract_halves(uint32_t a, uint32_t b) {
   uint32_t y;
   asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
@@ -50,6 +65,11 @@ __device__ inline void copy_16_async(uint32_t shared, const void* from, bool exi
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(from),
                "r"(exists ? 16 : 0)
                : "memory");
+}
+
+// The same through L1, for what other warps copy soon.
+__device__ inline void copy_16_cached(uint32_t shared, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
 }
 
 __device__ inline void copy_4_async(uint32_t shared, const void* from, bool exists) {

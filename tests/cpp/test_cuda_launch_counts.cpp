@@ -82,9 +82,8 @@ TEST_CASE("launches of a mixture of experts" * doctest::skip(!on_cuda())) {
         {1, 8},
         {4, 8},
         {8, rounds ? 10 : 8},
-        // The router, in f32, takes 8 rows per launch; routes take 2; up and gate one product each;
-        // and the inputs of up and down are rounded.
-        {40, 16}};
+        // The router, in f32, takes 8 rows per launch; routes take 2; up and gate one product each.
+        {40, 14}};
     for (const auto& [n_rows, expected] : launches_of) {
       CAPTURE(info(dtype).name);
       CAPTURE(n_rows);
@@ -204,37 +203,105 @@ TEST_CASE("a layer of quantized weights fuses the rounding of activations" *
   CHECK(quantized_layer(true, DType::q4_0).second == std::vector<size_t>(3, 11));
 }
 
-// Takes rows shorter and longer than what a block has in registers.
+// Takes rows shorter and longer than what a block has in registers, operands in 8 bits and halves.
 TEST_CASE("norms round their output as a launch of its own does" * doctest::skip(!on_cuda())) {
-  constexpr int64_t kRows = 2, kOut = 3;
+  constexpr int64_t kOut = 3;
   Random random(10);
-  for (const int64_t n : {32, 1056, 8192, 9248}) {
+  struct {
+    int64_t n_rows, n;
+    DType dtype;
+  } const cases[] = {{2, 32, DType::q8_0},   {2, 1056, DType::q8_0}, {2, 8192, DType::q8_0},
+                     {2, 9248, DType::q8_0}, {9, 32, DType::q8_0},   {9, 9248, DType::q8_0},
+                     {9, 1056, DType::bf16}, {9, 1056, DType::f16}};
+  for (const auto& one : cases) {
+    const int64_t n_rows = one.n_rows, n = one.n;
+    const DType dtype = one.dtype;
+    CAPTURE(n_rows);
     CAPTURE(n);
+    CAPTURE(info(dtype).name);
     const auto backend = test_backend();
     Backend& b = *backend;
     std::vector<Buffer> owner;
-    const auto bytes = random_weights(random, DType::q8_0, kOut * n, real_scales);
-    const Affine w{b.upload(tensor_of(bytes, DType::q8_0, kOut, n), owner), {}};
+    const auto bytes = random_weights(random, dtype, kOut * n, real_scales);
+    const Affine w{b.upload(tensor_of(bytes, dtype, kOut, n), owner), {}};
     const DeviceMatrix weight(b, random.reals(n), 1, n), bias(b, random.reals(n), 1, n);
-    const DeviceMatrix x(b, random.reals(kRows * n), kRows, n);
-    const DeviceMatrix h(b, kRows, n), y(b, kRows, kOut);
+    const DeviceMatrix x(b, random.reals(n_rows * n), n_rows, n);
+    const DeviceMatrix h(b, n_rows, n), y(b, n_rows, kOut);
     const std::function<void()> norms[] = {[&] { b.rms_norm(h, x, weight, 1e-5f); },
                                            [&] { b.layer_norm(h, x, {weight, bias}, 1e-5f); }};
     for (const auto& norm : norms) {
       const auto multiply = [&] { b.matmul({{y, w}}, h); };
       take_launches();
-      run_rows(b, kRows, [&](const Batch&) {
+      run_rows(b, n_rows, [&](const Batch&) {
         norm();
         multiply();
       });
       CHECK(take_launches().size() == 2);
       const std::vector<float> fused = y.read();
-      run_rows(b, kRows, [&](const Batch&) { norm(); });
-      run_rows(b, kRows, [&](const Batch&) { multiply(); });
+      run_rows(b, n_rows, [&](const Batch&) { norm(); });
+      run_rows(b, n_rows, [&](const Batch&) { multiply(); });
       CHECK(take_launches().size() == 3);
       CHECK(std::ranges::all_of(fused, [](float value) { return std::isfinite(value); }));
       CHECK(same_bits(y.read(), fused));
     }
+  }
+}
+
+// Prompts whose keys are one part, or two; and tens of sequences.
+TEST_CASE("attention rounds its output as a launch of its own does" * doctest::skip(!on_cuda())) {
+  constexpr int32_t kWidth = 64, kOut = 3;
+  struct {
+    int32_t n_sequences, n_each;
+    size_t n_launches;
+  } const cases[] = {{1, 20, 5}, {1, 150, 6}, {9, 1, 4}};
+  for (const auto& one : cases) {
+    const int32_t n_sequences = one.n_sequences, n_each = one.n_each;
+    CAPTURE(n_sequences);
+    CAPTURE(n_each);
+    const KvShape shape{.n_layers = 1,
+                        .n_sequences = n_sequences,
+                        .n_heads = 1,
+                        .n_kv_heads = 1,
+                        .head_dim = kWidth,
+                        .max_tokens = 160,
+                        .max_rows = n_sequences * n_each};
+    const auto backend = test_backend();
+    Backend& b = *backend;
+    const KvPolicy policy;
+    KvCache cache(b, {&policy, 1}, shape);
+    Random random(11);
+    std::vector<Buffer> owner;
+    const auto bytes = random_weights(random, DType::q8_0, kOut * kWidth, real_scales);
+    const Affine w{b.upload(tensor_of(bytes, DType::q8_0, kOut, kWidth), owner), {}};
+    const int32_t n_rows = n_sequences * n_each;
+    const auto rows = [&] {
+      return DeviceMatrix(b, random.reals(n_rows * kWidth), n_rows, kWidth);
+    };
+    const DeviceMatrix q = rows(), k = rows(), v = rows(), out = rows();
+    const DeviceMatrix y(b, n_rows, kOut);
+    const Attention attention{.out = out,
+                              .q = q,
+                              .k = k,
+                              .v = v,
+                              .rope = {},
+                              .scale = attention_scale(shape),
+                              .sinks = {},
+                              .slopes = {}};
+    Batch batch;
+    for (int32_t s = 0; s < n_sequences; ++s) {
+      batch.add(s, 0, std::vector<int32_t>(n_each), false);
+    }
+    take_launches();
+    b.run(batch, [&] {
+      b.attend(attention, cache.layer(0), batch);
+      b.matmul({{y, w}}, out);
+    });
+    CHECK(take_launches().size() == one.n_launches);
+    const std::vector<float> fused = y.read();
+    b.run(batch, [&] { b.matmul({{y, w}}, out); });
+    CHECK(take_launches().size() == 2);
+    CHECK(std::ranges::all_of(fused, [](float value) { return std::isfinite(value); }));
+    CHECK(same_bits(y.read(), fused));
   }
 }
 

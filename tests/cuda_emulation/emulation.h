@@ -33,6 +33,7 @@ using std::max;
 using std::min;
 
 inline void __syncthreads() { ::h2o::cuda::emulation::wait_for_block(); }
+inline void __threadfence() {}
 
 inline int emulated_lane() {
   const auto& p = ::h2o::cuda::emulation::here;

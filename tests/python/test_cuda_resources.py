@@ -70,6 +70,12 @@ def test_kernel_names_are_shortened(script: dict[str, Any], name: str, expected:
     assert script["plain"](name) == expected
 
 
+def test_loops_are_what_backward_branches_span(script: dict[str, Any]) -> None:
+    code = [(0, "IADD3 R0, R1, R2, RZ"), (16, "@P0 LDG.E R1, [R2]"), (32, "@!P1 BRA 0x10")]
+    code += [(48, "BRA 0x60"), (64, "EXIT")]
+    assert script["loops_of"](code) == [["LDG", "BRA"]]
+
+
 def test_regressions_are_reported(script: dict[str, Any]) -> None:
     kernel, resources = script["Kernel"], script["Resources"]
     old, new = kernel("sm_90", "a.cu", "old"), kernel("sm_90", "a.cu", "new")

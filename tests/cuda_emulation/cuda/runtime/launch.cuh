@@ -19,7 +19,7 @@ template <class... Parameters, class... Arguments>
 void launch(const Stream& stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
             size_t shared_bytes, Arguments&&... arguments) {
   const auto* const function = reinterpret_cast<const void*>(kernel);
-  const bool overlaps = stream.overlaps_launches();
+  const bool overlaps = stream.can_overlap();
   check(emulation::launched(function, grid, block, shared_bytes, overlaps), "launch");
   std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
   emulation::submit(stream.get(), function, overlaps, [=] {

@@ -18,6 +18,9 @@ inline uint32_t pack_halves(float low, float high) {
          __half_as_ushort(__float2half_rn(low));
 }
 
+inline uint32_t both_low(uint32_t pair) { return (pair & 0xffff) * 0x10001; }
+inline uint32_t both_high(uint32_t pair) { return (pair >> 16) * 0x10001; }
+
 // Addresses in shared memory are offsets.
 inline uint32_t shared_address(const void* shared) {
   return static_cast<uint32_t>(static_cast<const std::byte*>(shared) - emulation::shared_memory());
@@ -25,6 +28,9 @@ inline uint32_t shared_address(const void* shared) {
 
 inline void copy_16_async(uint32_t shared, const void* from, bool exists) {
   emulation::copy_later(shared, from, 16, exists);
+}
+inline void copy_16_cached(uint32_t shared, const void* from) {
+  emulation::copy_later(shared, from, 16, true);
 }
 inline void copy_4_async(uint32_t shared, const void* from, bool exists) {
   emulation::copy_later(shared, from, 4, exists);
