@@ -7,6 +7,7 @@
 #include "cuda/attention/attend.h"
 #include "cuda/attention/recall.h"
 #include "cuda/matmul/matmul.h"
+#include "cuda/matmul/matvec.h"
 #include "cuda/matmul/repack.h"
 #include "cuda/operations.h"
 #include "cuda/runtime/captured_graph.h"
@@ -272,19 +273,23 @@ class CudaBackend final : public Backend {
     cuda::store_kv(stream_, attention, cache, batch_);
     const cuda::DecodeKinds kinds(batch.segments);
     const auto n_segments = static_cast<int32_t>(batch.segments.size());
-    // Decode rounds whole warps of one kv_head's outputs. All rows have to be written.
-    const bool decodes = n_segments == batch.n_rows();
-    const bool complete =
-        decodes
-            ? cache.n_heads / cache.n_kv_heads * cache.head_dim % cuda::QuantizedRows::kGroup == 0
-            : cuda::prefills_on_tiles(cache) && !archives;
-    const auto operands = matmul_.operands(complete ? attention.out : Tensor{}, decodes);
-    if (kinds.fixed || kinds.rolling) {
+    // All rows have to be written: by decode, which rounds whole warps of one kv_head's outputs but
+    // writes no halves, for lack of registers; or by prefill, which only writes halves.
+    const int64_t width = cache.n_heads / cache.n_kv_heads * cache.head_dim;
+    const bool decodes = kinds.fixed || kinds.rolling;
+    const bool complete = decodes
+                              ? n_segments == batch.n_rows() && n_segments <= cuda::kMatvecRows &&
+                                    width % cuda::QuantizedRows::kGroup == 0
+                              : cuda::prefills_on_tiles(cache) && !archives;
+    const auto next = matmul_.operands(complete ? attention.out : Tensor{}, decodes);
+    const cuda::Operands& operands = next;
+    if (decodes) {
       cuda::RecalledSums recalled;
       if (archives) {
         recalled = cuda::recall(stream_, attention, cache, batch_, n_segments, recalls);
       }
-      cuda::decode(stream_, attention, cache, batch_, n_segments, kinds, operands, recalled);
+      cuda::decode(stream_, attention, cache, batch_, n_segments, kinds, operands.rounded,
+                   recalled);
       if (archives) cuda::archive_evicted(stream_, cache, batch_, n_segments);
     }
     for (const Segment& segment : batch.segments) {

@@ -41,13 +41,13 @@ struct DecodeKinds {
 };
 
 // For segments of one row: attention, score update, and selection of the next slot. Other segments
-// are skipped. `operands`: also receives the output; rounded only if all segments have one row.
-// `recalled`: archive contributions, by sequence.
+// are skipped. `rounded`: receives the rounded output, if all segments have one row and it is not
+// empty. `recalled`: archive contributions, by sequence.
 // decode_workspace: bytes of cache.workspace that it uses, from its start.
 size_t decode_workspace(const KvView& shape);
 void decode(const Stream& stream, const Attention& attention, const KvView& cache,
             const DeviceBatch& batch, int32_t n_segments, DecodeKinds kinds,
-            const Operands& operands, const RecalledSums& recalled);
+            const QuantizedRows& rounded, const RecalledSums& recalled);
 
 // After the rows of `segment` have attended: selects the next slot and, if the rows did not fit,
 // the tokens to keep. `archives`: evicted tokens are archived. admit_workspace: see

@@ -8,7 +8,6 @@
 #include "cuda/attention/decode_splits.h"
 #include "cuda/attention/decode_team.cuh"
 #include "cuda/attention/select_victim.cuh"
-#include "cuda/matmul/operands.cuh"
 #include "cuda/matmul/round_group.cuh"
 #include "cuda/runtime/launch.cuh"
 
@@ -99,7 +98,7 @@ __device__ void merge_outputs(const Partials& partials, const RecalledSums& reca
 // equal parts of the query heads.
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads, kThreads == kFewThreads ? 5 : 1)
-    finish_kernel(Decode decode, KvView cache, DeviceBatch batch, Operands operands,
+    finish_kernel(Decode decode, KvView cache, DeviceBatch batch, QuantizedRows rounded,
                   RecalledSums recalled) {
   float* const shared = dynamic_shared<float>();  // [group] Softmax, padded
   __shared__ Victim scratch[kThreads / kWarp];
@@ -137,15 +136,13 @@ __global__ void __launch_bounds__(kThreads, kThreads == kFewThreads ? 5 : 1)
     const int head_dim = cache.head_dim;
     const int n = cache.n_heads * head_dim;
     const int first = first_head * head_dim;
-    const int64_t to = int64_t{segment.row} * n + first;
-    const QuantizedRows& rounded = operands.rounded;
+    float* const out = decode.out + int64_t{segment.row} * n + first;
     if (rounded && first == 0) {
       round_padding(rounded, segment.row, n / QuantizedRows::kGroup, threadIdx.x / kWarp,
                     kThreads / kWarp);
     }
     const auto put = [&](int i, float x) {
-      decode.out[to + i] = x;
-      write_halves(operands, to + i, x);
+      out[i] = x;
       if (rounded) round_group(rounded, segment.row, (first + i) / QuantizedRows::kGroup, x);
     };
     merge_outputs<kThreads>(partials, recalled, softmax, query, n_heads, head_dim, n_splits, put);
@@ -204,7 +201,7 @@ size_t decode_workspace(const KvView& shape) { return Partials(shape, nullptr).b
 
 void decode(const Stream& stream, const Attention& attention, const KvView& cache,
             const DeviceBatch& batch, int32_t n_segments, DecodeKinds kinds,
-            const Operands& operands, const RecalledSums& recalled) {
+            const QuantizedRows& rounded, const RecalledSums& recalled) {
   Decode decode{attention.q.floats(),
                 attention.out.floats(),
                 attention.scale,
@@ -235,7 +232,7 @@ void decode(const Stream& stream, const Attention& attention, const KvView& cach
   const dim3 grid(n_segments, cache.n_kv_heads, 1 + parts);
   const auto finish = [&]<int kThreads>() {
     launch(stream, finish_kernel<kThreads>, grid, dim3(kThreads), shared, decode, cache, batch,
-           operands, recalled);
+           rounded, recalled);
   };
   if (grid.x * grid.y * grid.z > kManyBlocks) {
     finish.template operator()<kFewThreads>();

@@ -288,20 +288,19 @@ __device__ __forceinline__ void add_values(uint32_t v_tile, const Logits<S>& p, 
   }
 }
 
-// Writes this thread's part of a query's output, times `factor`, to out [head_dim] from `first` on,
-// and to `operands`.
+// Writes this thread's part of a query's output, times `factor`, to `out` [head_dim].
 template <class S>
-__device__ __forceinline__ void write_row(float* out, int64_t first, int head_dim,
-                                          const Queries<S>& own, int strip, int half, float factor,
-                                          const Operands& operands) {
+__device__ __forceinline__ void write_row(const PrefillStep& step, float* out,
+                                          const Queries<S>& own, int strip, int half,
+                                          float factor) {
 #pragma unroll
   for (int j = 0; j < S::kDim / 8; ++j) {
     const int column = 8 * j + threadIdx.x % 4 * 2;
-    if (column >= head_dim) return;
+    if (column >= step.cache.head_dim) return;
     const auto& sums = own.out[strip][j];
     const float2 pair{sums[2 * half] * factor, sums[2 * half + 1] * factor};
-    *reinterpret_cast<float2*>(out + first + column) = pair;
-    write_halves(operands, first + column, pair);
+    *reinterpret_cast<float2*>(out + column) = pair;
+    if (step.splits.n == 1) write_halves(step.operands, out + column - step.out, pair);
   }
 }
 
@@ -310,7 +309,6 @@ template <class S>
 __device__ __forceinline__ void write_out(const PrefillStep& step, int32_t kv_head,
                                           int32_t first_query, const Queries<S>& own) {
   const bool is_first = threadIdx.x % 4 == 0;  // of the threads with a query
-  const int head_dim = step.cache.head_dim;
 #pragma unroll
   for (int strip = 0; strip < S::kStrips; ++strip) {
 #pragma unroll
@@ -319,6 +317,7 @@ __device__ __forceinline__ void write_out(const PrefillStep& step, int32_t kv_he
       float shift = own.shift[strip][half];
       const int32_t t = first_query + query_index<S>(strip, half);
       if (t >= step.n_queries()) continue;
+      float* out = step.out + step.offset(kv_head, t);
       float factor = 1.0f;
       if (step.splits.n > 1) {
         const int64_t i = step.first_partial(kv_head, t) + blockIdx.y;
@@ -326,7 +325,7 @@ __device__ __forceinline__ void write_out(const PrefillStep& step, int32_t kv_he
           step.splits.shift[i] = shift;
           step.splits.total[i] = total;
         }
-        write_row<S>(step.splits.out, i * head_dim, head_dim, own, strip, half, factor, {});
+        out = step.splits.out + i * step.cache.head_dim;
       } else {
         if (step.changes.sinks != nullptr) {
           const float sink = step.changes.sink(step.head(kv_head, t));
@@ -339,9 +338,8 @@ __device__ __forceinline__ void write_out(const PrefillStep& step, int32_t kv_he
         if (step.lse != nullptr && is_first) {
           step.lse[step.first_query(kv_head) + t] = shift + log2f(total);
         }
-        write_row<S>(step.out, step.offset(kv_head, t), head_dim, own, strip, half, factor,
-                     step.operands);
       }
+      write_row<S>(step, out, own, strip, half, factor);
     }
   }
 }
