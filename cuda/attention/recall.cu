@@ -34,11 +34,11 @@ __global__ void __launch_bounds__(kThreads) recall_kernel(RecallStep step, int32
   float* const key = p + group * n_tokens + warp * head_dim;  // per warp
   auto* const rows = reinterpret_cast<std::byte*>(p + group * n_tokens + kWarps * head_dim);
 
-  if (threadIdx.x < n_pages) {
-    const int32_t index = part * n_pages + static_cast<int32_t>(threadIdx.x);
+  if (const auto own = static_cast<int32_t>(threadIdx.x); own < n_pages) {
+    const int32_t index = part * n_pages + own;
     const int32_t page = index < archive.n_recalled ? row.pages(step, kv_head)[index] : -1;
-    pages[threadIdx.x] = page;
-    counts[threadIdx.x] = page >= 0 ? head.counts[page] : 0;
+    pages[own] = page;
+    counts[own] = page >= 0 ? head.counts[page] : 0;
   }
   __syncthreads();
   const auto copy = [&](const std::byte* from, int64_t row_bytes) {
