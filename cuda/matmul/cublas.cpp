@@ -36,8 +36,7 @@ struct Library {
                  int ldb, const void* beta, void* c, cudaDataType type_c, int ldc, int compute,
                  int algorithm);
 
-  // Of cuBLASLt, which cuBLAS is linked with: all or none. A handle of cuBLAS is also one of its
-  // own.
+  // These are cuBLASLt's, which cuBLAS is linked with: all or none. It takes a handle of cuBLAS.
   Status (*create_product)(void** product, int compute, cudaDataType type_scale);
   Status (*set_product)(void* product, int attribute, const void* value, size_t bytes);
   Status (*destroy_product)(void* product);

@@ -100,7 +100,7 @@ bool gemm_narrow_takes(DType dtype) {
          with_format(dtype, [&]<class Format>() { return Format::Scales::kInHalves; });
 }
 
-// Of the products of a launch, at most n_places() blocks each are splits.
+// Each product of a launch has at most n_places() blocks that are splits.
 size_t gemm_narrow_workspace(const Stream& stream) {
   return size_t{kMaxProducts} * n_places(stream) * (1 + kRows * kOuts) * sizeof(float);
 }

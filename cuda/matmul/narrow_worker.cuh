@@ -99,7 +99,7 @@ class Worker {
   using At = Stage<Format>;
   using Scales = typename Format::Scales;
 
-  // From turn `first_turn` on.
+  // Its first turn is `first_turn`.
   __device__ Worker(const NarrowGemm& g, const NarrowPart& part, int first_row, int64_t first_out,
                     int first_turn, std::byte* shared)
       : n_rows_(min(kRows, g.n_rows - first_row)),

@@ -14,7 +14,7 @@ __device__ inline __half saturated(float x) {
   return __float2half_rn(fabsf(x) > kMax ? copysignf(kMax, x) : x);
 }
 
-// As operand of a product.
+// The bits of an operand of a product.
 __device__ inline uint16_t operand(bool bf16, float x) {
   return bf16 ? __bfloat16_as_ushort(__float2bfloat16_rn(x)) : __half_as_ushort(saturated(x));
 }

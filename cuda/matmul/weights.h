@@ -26,7 +26,7 @@ struct DeviceProduct {
   const float* bias;  // [w.rows] or nullptr
   Weights w;          // of the first expert, if the rows have experts
 
-  // From row `first` of y on.
+  // The product from row `first` of y on.
   DeviceProduct from(int64_t first) const { return {y + first * w.rows, bias, w}; }
 };
 

@@ -82,7 +82,7 @@ EXPORTED int cublasGemmEx(void*, int op_a, int op_b, int m, int n, int k, const 
   return multiply(m, n, k, alpha, a, type_a, lda, b, type_b, ldb, beta, c, c, type_c, ldc, nullptr);
 }
 
-// Of cuBLASLt.
+// cuBLASLt's.
 struct Layout {
   cudaDataType type;
   uint64_t rows, cols;
