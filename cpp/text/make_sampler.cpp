@@ -1,6 +1,7 @@
 #include "text/make_sampler.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace h2o {
@@ -24,6 +25,10 @@ std::vector<uint8_t> tokens_with(const Tokenizer& tokenizer, int32_t n_vocab,
 Sampler make_sampler(SamplerOptions options, const Tokenizer& tokenizer, int32_t n_vocab,
                      int32_t n_ctx) {
   if (options.dry_penalty_last_n < 0) options.dry_penalty_last_n = n_ctx;
+  for (const int32_t token : tokenizer.vocabulary().suppressed) {
+    std::erase_if(options.logit_bias, [&](const LogitBias& b) { return b.token == token; });
+    options.logit_bias.push_back({token, -std::numeric_limits<float>::infinity()});
+  }
   Sampler sampler(options, n_vocab);
   if (!sampler.options().uses_dry()) return sampler;
   if (!options.dry_breakers) {

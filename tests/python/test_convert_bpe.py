@@ -270,6 +270,12 @@ def test_end_tokens(tmp_path: Path) -> None:
     assert note == "<|c|> will not end an output: a GGUF file names at most three tokens that do"
 
 
+def test_suppressed_tokens(tmp_path: Path) -> None:
+    write_tokenizer_json(tmp_path)
+    write_json(tmp_path / "generation_config.json", {"suppress_tokens": [5, 99, 3]})
+    assert read_tokens(tmp_path, 9, {"eos_token_id": 2}).suppressed == [5, 3]
+
+
 def test_bad_generation_config(tmp_path: Path) -> None:
     write_tokenizer_json(tmp_path)
     write_json(tmp_path / "generation_config.json", {"eos_token_id": "</s>"})

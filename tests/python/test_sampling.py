@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGUFValueType
 from numpy.typing import NDArray
 
 from h2o_cpp import Generator, _core
 from h2o_cpp.generation.request import StreamOptions
 from support.background import PROMPT
+from support.changed_gguf import changed
 from support.generating import PLAIN, generate
 
 Floats = NDArray[np.float64]
@@ -55,6 +58,21 @@ class TestSampling:
         # Generation and logits() round differently, so a tie may go either way.
         margin = logits.max(axis=1) - logits[np.arange(len(tokens)), tokens]
         assert margin.max() < 1e-2
+
+    def test_tokens_that_the_file_suppresses_are_not_sampled(
+        self, generator: Generator, tiny_opt: Path, tmp_path: Path
+    ) -> None:
+        """Whatever the bias; ids beyond the vocabulary are ignored."""
+        first = generate(generator, temperature=0)[0]
+        second = generate(generator, temperature=0, logit_bias={first: -math.inf})[0]
+        ids = np.array([second, first, first, -1, 2**30]).tolist()
+        keys = {"tokenizer.ggml.suppress_tokens": (ids, GGUFValueType.ARRAY)}
+        file = changed(tiny_opt, tmp_path / "m.gguf", keys, {})
+        biases = {first: -math.inf, second: -math.inf}
+        expected = generate(generator, temperature=0.8, seed=3, logit_bias=biases)
+        with Generator(file, threads=1) as suppressing:
+            found = generate(suppressing, temperature=0.8, seed=3, logit_bias={first: 50.0})
+        assert found == expected
 
     @pytest.mark.parametrize("options", [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}], ids=str)
     def test_options_that_keep_only_the_most_likely_token(

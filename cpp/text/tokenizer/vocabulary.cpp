@@ -38,6 +38,19 @@ std::vector<TokenType> read_types(const GgufFile& file, size_t n_tokens,
   return types;
 }
 
+// Ignores ids beyond the vocabulary, as llama.cpp does.
+std::vector<int32_t> read_suppressed(const GgufFile& file, int32_t n_vocab) {
+  constexpr std::string_view kKey = "tokenizer.ggml.suppress_tokens";
+  std::vector<int32_t> tokens;
+  if (file.find(kKey) == nullptr) return tokens;
+  for (const int64_t token : file.integers(kKey)) {
+    if (token >= 0 && token < n_vocab) tokens.push_back(static_cast<int32_t>(token));
+  }
+  std::ranges::sort(tokens);
+  tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
+  return tokens;
+}
+
 // Returns what token_id() does, but ignores an id beyond the vocabulary, as some converters wrote.
 int32_t checked_token_id(const GgufFile& file, std::string_view name, int32_t n_vocab,
                          int32_t fallback, std::vector<std::string>& warnings) {
@@ -83,7 +96,8 @@ Vocabulary::Vocabulary(const GgufFile& file, int32_t n_vocab, int32_t default_bo
       bos(checked_token_id(file, "bos", n_vocab, default_bos, warnings)),
       eos(checked_token_id(file, "eos", n_vocab, default_eos, warnings)),
       end_tokens{eos, checked_token_id(file, "eot", n_vocab, -1, warnings),
-                 checked_token_id(file, "eom", n_vocab, -1, warnings)} {
+                 checked_token_id(file, "eom", n_vocab, -1, warnings)},
+      suppressed(read_suppressed(file, n_vocab)) {
   if (has_tokens_of_images(file) && std::min(std::ssize(tokens), std::ssize(types)) >= n_vocab) {
     tokens.resize(n_vocab);
     types.resize(n_vocab);

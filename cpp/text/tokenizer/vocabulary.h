@@ -31,6 +31,7 @@ struct Vocabulary {
   std::vector<TokenType> types;
   int32_t bos, eos;                 // -1 if there is none
   std::vector<int32_t> end_tokens;  // tokens that end a turn; sorted
+  std::vector<int32_t> suppressed;  // tokenizer.ggml.suppress_tokens: never sampled; sorted
 
   // The defaults apply if the file has no id; -1: none. Adds to `warnings` what it ignores. Throws
   // FormatError.

@@ -33,12 +33,16 @@ class TokenizerSettings:
         self._special = {key: list(_token_texts(value)) for key, value in special.items()}
 
     def with_generation_config(self, config: Config) -> Config:
-        """config.json with the eos_token_id of generation_config.json, as in transformers."""
+        """config.json with the eos_token_id and suppress_tokens of generation_config.json."""
         file = self.path.with_name("generation_config.json")
-        ids = read_optional_json(file).get("eos_token_id")
-        if not isinstance(ids, int | list | None):
-            raise ValueError(f"{file}: eos_token_id is {ids!r}, expected an id or a list of ids")
-        return {**config, "eos_token_id": ids} if ids not in (None, []) else config
+        generation, changed = read_optional_json(file), dict(config)
+        for key in ("eos_token_id", "suppress_tokens"):
+            ids = generation.get(key)
+            if not isinstance(ids, int | list | None):
+                raise ValueError(f"{file}: {key} is {ids!r}, expected an id or a list of ids")
+            if ids not in (None, []):
+                changed[key] = ids
+        return changed
 
     def flag(self, key: str) -> bool | None:
         """A setting such as add_bos_token; None if it is missing."""

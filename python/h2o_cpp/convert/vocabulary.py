@@ -38,6 +38,8 @@ class Vocabulary:
     """By rank, for models "gpt2" and "gemma4"."""
     special_ids: Mapping[str, int]
     """Ids by GGUF name (bos, eos, eot, eom, unknown, padding)."""
+    suppressed: list[int]
+    """Tokens that are never sampled."""
     flags: Mapping[str, bool]
     chat_templates: Mapping[str, str]
     """By name; "default" is the one without a name in the file."""
@@ -61,6 +63,9 @@ class Vocabulary:
             writer.add_key_value(key, self.merges, GGUFValueType.ARRAY, GGUFValueType.STRING)
         for name, id in self.special_ids.items():
             writer.add_uint32(f"tokenizer.ggml.{name}_token_id", id)
+        if self.suppressed:
+            key, array = "tokenizer.ggml.suppress_tokens", GGUFValueType.ARRAY
+            writer.add_key_value(key, self.suppressed, array, GGUFValueType.INT32)
         for name, value in self.flags.items():
             writer.add_bool(f"tokenizer.ggml.{name}", value)
         for name, template in self.chat_templates.items():
@@ -153,11 +158,17 @@ def read_vocabulary(
         scores=[scores.get(texts[i], 0.0) if i in texts else _PADDING_SCORE for i in range(size)],
         merges=tokens.merges,
         special_ids=special_ids,
+        suppressed=_suppressed(config, size),
         flags=flags,
         chat_templates=settings.chat_templates(),
         charsmap=tokens.charsmap,
         notes=notes,
     )
+
+
+def _suppressed(config: Config, size: int) -> list[int]:
+    ids = config.get("suppress_tokens")
+    return [id for id in ids if type(id) is int and 0 <= id < size] if isinstance(ids, list) else []
 
 
 def _added_type(token: AddedToken) -> TokenType:
