@@ -19,6 +19,7 @@ from h2o_bench.main import main, names
 from h2o_bench.results import Results, ResultsError, Row, read
 from h2o_bench.tables import markdown
 from support.needs import LINUX, packages, programs
+from support.opt_checkpoint import write_tokenizer_json
 from support.shapes import SHAPES, small
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,6 +53,8 @@ SMALL = {
     "serve": "--clients 1 2 --requests 1 --prompt 4 --tokens 3",
     "stream": "--rounds 1 --tokens 20 --window 10 --threads 1",
     "synthetic": "small Q4_K_M DIRECTORY/model.gguf --layers 1 --vocab 300",
+    "trained": "TEXT DIRECTORY/tokenizer.json TEXT DIRECTORY --mechanisms dense --steps 1 -c 99"
+    " --policies h2o --hh 0.5",
     "throughput": "--shapes small --prompt 20 --lengths 3 --threads 1",
 }
 NEEDS: dict[str, list[pytest.MarkDecorator]] = {
@@ -64,6 +67,7 @@ NEEDS: dict[str, list[pytest.MarkDecorator]] = {
     "quantize": [packages("llama_cpp")],
     "ray": [packages("ray")],
     "serve": [SERVE],
+    "trained": [packages("torch", "transformers", "tokenizers")],
 }
 
 
@@ -85,6 +89,10 @@ def test_measurement(
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text("The old man went down to the sea, and his son went with him. " * 9)
+    characters = {c.replace(" ", "Ġ"): 3 + i for i, c in enumerate(sorted({*text.read_text()}))}
+    vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2} | characters
+    changes = {"model.vocab": vocabulary, "model.merges": [], "added_tokens": []}
+    write_tokenizer_json(tmp_path, {**changes, "pre_tokenizer.trim_offsets": True})
     document = {"premise": "It rained.", "question": "effect", "choice1": "a", "choice2": "b"}
     lines = "".join(json.dumps({**document, "label": i % 2}) + "\n" for i in range(4))
     (tmp_path / "super_glue__copa__validation.jsonl").write_text(lines)
