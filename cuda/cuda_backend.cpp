@@ -71,7 +71,6 @@ class CudaBackend final : public Backend {
     static const Capabilities capabilities{
         .kv_dtypes = {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0, DType::q3,
                       DType::q2},
-        .max_head_dim = cuda::kMaxHeadDim,
         .largest_logits = true,
         .archives = true,
         .copied_summaries = true,
@@ -167,8 +166,9 @@ class CudaBackend final : public Backend {
     cuda::add_positions(stream_, x, table, batch_.positions);
   }
 
-  void scale_by_position(Tensor x, float scale, int32_t length, const Batch&) override {
-    cuda::scale_by_position(stream_, x, scale, length, batch_.positions);
+  void scale_by_position(Tensor x, float scale, int32_t length, int32_t offset,
+                         const Batch&) override {
+    cuda::scale_by_position(stream_, x, scale, length, offset, batch_.positions);
   }
 
   void rotate(Tensor q, Tensor k, int64_t head_dim, const Rope& rope, const Batch&) override {
@@ -259,6 +259,8 @@ class CudaBackend final : public Backend {
   }
 
   size_t attend_workspace(const KvView& shape) const override {
+    require(shape.head_dim <= cuda::kMaxHeadDim, "[cuda] head_dim is ", shape.head_dim,
+            ", at most ", cuda::kMaxHeadDim);
     return cuda::recall_workspace(shape) +
            std::max({cuda::decode_workspace(shape), cuda::prefill_workspace(shape),
                      cuda::admit_workspace(shape)});

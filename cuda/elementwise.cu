@@ -150,12 +150,12 @@ __global__ void copy_heads_kernel(Heads to, Heads from, int width) {
   for (int i = threadIdx.x; i < width; i += blockDim.x) at(to)[i] = at(from)[i];
 }
 
-// x[i, j] *= 1 + scale * ln(1 + floor(positions[i] / length)); one block per row i.
+// x[i, j] *= 1 + scale * ln(1 + floor((positions[i] + offset) / length)); one block per row i.
 __global__ void scale_rows_kernel(float* x, const int32_t* positions, int n, float scale,
-                                  int32_t length) {
+                                  int32_t length, int32_t offset) {
   let_next_start();
   wait_for_previous();
-  const int32_t lengths = positions[blockIdx.x] / length;
+  const int32_t lengths = (positions[blockIdx.x] + offset) / length;
   if (lengths == 0) return;
   const float factor = 1 + scale * logf(1 + static_cast<float>(lengths));
   float* row = x + int64_t{blockIdx.x} * n;
@@ -336,10 +336,10 @@ void add_positions(const Stream& stream, Tensor x, const Tensor& table, const in
          positions, static_cast<int>(x.cols));
 }
 
-void scale_by_position(const Stream& stream, Tensor x, float scale, int32_t length,
+void scale_by_position(const Stream& stream, Tensor x, float scale, int32_t length, int32_t offset,
                        const int32_t* positions) {
   launch(stream, scale_rows_kernel, rows_of(x), dim3(kThreads), 0, x.floats(), positions,
-         static_cast<int>(x.cols), scale, length);
+         static_cast<int>(x.cols), scale, length, offset);
 }
 
 void rotate(const Stream& stream, const Tensor& q, const Tensor& k, int64_t head_dim,

@@ -13,7 +13,7 @@ namespace h2o::cuda {
 
 void add_positions(const Stream& stream, Tensor x, const Tensor& table, const int32_t* positions);
 
-void scale_by_position(const Stream& stream, Tensor x, float scale, int32_t length,
+void scale_by_position(const Stream& stream, Tensor x, float scale, int32_t length, int32_t offset,
                        const int32_t* positions);
 
 void rotate(const Stream& stream, const Tensor& q, const Tensor& k, int64_t head_dim,

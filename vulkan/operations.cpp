@@ -1,19 +1,21 @@
 #include "vulkan/operations.h"
 
+#include "core/error.h"
+
 namespace h2o::vulkan {
 namespace {
 
 constexpr int64_t kMapThreads = 128;
 
 struct RowsPush {
-  uint64_t to, from, codebook, rows;
+  uint64_t to, from, rows;
   int64_t row_bytes;
   int32_t n, n_rows, n_used;
 };
 
 struct ScalePush {
   uint64_t x, values;
-  int32_t n, n_rows, length;
+  int32_t n, n_rows, length, offset;
   float scale;
 };
 
@@ -36,18 +38,22 @@ void map(Commands& commands, Map kind, const Tensor& x, const Tensor& gate,
 void norm(Commands& commands, const Tensor& y, const Tensor& x, const Affine& norm, float eps) {
   const struct {
     uint64_t y, x, weight, bias;
-    int32_t n, n_rows, n_weights;
+    int32_t n, n_rows;
     float eps;
-  } push{address_of(y),  address_of(x),  address_of(norm.weight),  address_of(norm.bias),
-         narrow(x.cols), narrow(x.rows), narrow(norm.weight.rows), eps};
+  } push{address_of(y),
+         address_of(x),
+         address_of(norm.weight),
+         address_of(norm.bias),
+         narrow(x.cols),
+         narrow(x.rows),
+         eps};
   commands.barrier();
   commands.launch(Shader::norm, {norm.bias ? 1u : 0u}, {groups_of(x.rows)}, push);
 }
 
-void look_up(Commands& commands, const Tensor& to, const Tensor& table, uint64_t rows, bool adds,
-             uint64_t codebook) {
-  const RowsPush push{address_of(to),    address_of(table), codebook,        rows,
-                      table.row_bytes(), narrow(to.cols),   narrow(to.rows), 1};
+void look_up(Commands& commands, const Tensor& to, const Tensor& table, uint64_t rows, bool adds) {
+  const RowsPush push{address_of(to),  address_of(table), rows, table.row_bytes(),
+                      narrow(to.cols), narrow(to.rows),   1};
   commands.barrier();
   commands.launch(Shader::rows, {static_cast<uint32_t>(table.dtype), adds ? 1u : 0u, 0},
                   {groups_of(to.rows)}, push);
@@ -65,27 +71,27 @@ void copy_heads(Commands& commands, const Heads& to, const Heads& from, int64_t 
 }
 
 void scale_by_position(Commands& commands, const Tensor& x, float scale, int32_t length,
-                       uint64_t positions) {
-  const ScalePush push{address_of(x), positions, narrow(x.cols), narrow(x.rows), length, scale};
+                       int32_t offset, uint64_t positions) {
+  const ScalePush push{address_of(x), positions, narrow(x.cols), narrow(x.rows),
+                       length,        offset,    scale};
   commands.barrier();
   commands.launch(Shader::scale_rows, {1}, {groups_of(x.rows)}, push);
 }
 
 void gate_rows(Commands& commands, const Tensor& x, const Tensor& gate) {
-  const ScalePush push{address_of(x), address_of(gate), narrow(x.cols), narrow(x.rows), 1, 1};
+  const ScalePush push{address_of(x), address_of(gate), narrow(x.cols), narrow(x.rows), 1, 0, 1};
   commands.barrier();
   commands.launch(Shader::scale_rows, {0}, {groups_of(x.rows)}, push);
 }
 
 void rotate(Commands& commands, const Tensor& x, int64_t head_dim, const Rope& rope,
-            const DeviceBatch& batch) {
+            uint64_t positions) {
   const struct {
-    uint64_t x, segments, segment_of, frequencies;
+    uint64_t x, positions, frequencies;
     int32_t n, head_dim, pairs, n_half;
     float magnitude;
   } push{address_of(x),
-         batch.segments,
-         batch.segment_of,
+         positions,
          address_of(rope.frequencies),
          narrow(x.cols),
          narrow(head_dim),
@@ -126,6 +132,9 @@ void select_largest(Commands& commands, LargestLogits* to, const Tensor& x, uint
 }
 
 void route(Commands& commands, const Routes& routes, const Tensor& logits, const Tensor& bias) {
+  constexpr int32_t kMostExperts = 1024;  // MOST_EXPERTS of the shader
+  require(routes.n_experts <= kMostExperts, "[vulkan] ", routes.n_experts, " experts, at most ",
+          kMostExperts);
   const struct {
     uint64_t logits, bias, weights, selected, expert_scales;
     int32_t n_experts, n_used, by_sigmoid, n_groups, n_groups_used, normalized;
@@ -155,9 +164,9 @@ void route(Commands& commands, const Routes& routes, const Tensor& logits, const
 }
 
 void dispatch(Commands& commands, const Tensor& y, const Tensor& x, const Routes& routes) {
-  const RowsPush push{
-      address_of(y),  address_of(x), 0, address_of(routes.copy_rows), x.row_bytes(), narrow(y.cols),
-      narrow(y.rows), routes.n_used};
+  const RowsPush push{address_of(y), address_of(x),  address_of(routes.copy_rows),
+                      x.row_bytes(), narrow(y.cols), narrow(y.rows),
+                      routes.n_used};
   commands.barrier();
   commands.launch(Shader::rows, {static_cast<uint32_t>(DType::f32), 0, 1}, {groups_of(y.rows)},
                   push);

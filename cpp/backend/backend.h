@@ -59,7 +59,9 @@ struct Attention {
   float scale;         // of the logits, usually 1 / sqrt(head_dim)
   int32_t window = 0;  // a row attends to itself and the window - 1 tokens before it; 0: unlimited.
                        // The cache's policy keeps only the newest tokens, at most window - 1.
-  float softcap = 0;   // logits become softcap * tanh(logit / softcap); 0: disabled
+  bool in_blocks = false;  // instead, to those of its block of `window` positions, up to itself.
+                           // Requires block_windows
+  float softcap = 0;       // logits become softcap * tanh(logit / softcap); 0: disabled
   Tensor sinks;   // [1, n_heads] f32: one extra logit per head in every softmax, without a value
                   // (attention sinks). Empty: none
   Tensor slopes;  // [1, n_heads] f32: subtracted from a logit per token of distance (ALiBi). Empty:
@@ -153,16 +155,21 @@ struct Routes {
   int32_t n_experts;
   int32_t n_used;        // experts per row
   bool sigmoid = false;  // an expert's score is the sigmoid of its logit, not the softmax of all
-  int32_t n_groups = 1;  // experts are in groups of equal size, at most kMaxGroups,
+  // SparseMixer (arXiv 2409.12136) if positive: an expert's score is its softmax among the experts
+  // that are not chosen before it, without those whose logit l is far below its own, L:
+  // (L - l) / max(|l|, L) > spread. Requires block_windows
+  float spread = 0;
+  int32_t n_groups = 1;       // experts are in groups of equal size, at most kMaxGroups,
   int32_t n_groups_used = 1;  // of which a row uses these many
   bool normalized;  // the weights of a row sum to `scale`; otherwise they are the scores times it
   float scale;      // of the weights
   const float* expert_scales =
-      nullptr;         // [n_experts] factors of the weights of each; nullptr: none
-  float* weights;      // [n, n_used]
-  int32_t* copy_rows;  // [n, n_used] index of each copy of a row
-  int32_t* offsets;    // [n_experts + 1]; nullptr, for matmul_experts() where shared_values are
-                       // supported: the experts have equally many rows
+      nullptr;                 // [n_experts] factors of the weights of each; nullptr: none
+  bool scales_inputs = false;  // weights are factors of the experts' inputs, in dispatch(), instead
+                               // of their outputs, in combine_add(). Requires block_windows
+  float* weights;              // [n, n_used]
+  int32_t* copy_rows;          // [n, n_used] index of each copy of a row
+  int32_t* offsets;            // [n_experts + 1]
 };
 
 // Where each of several heads of several rows begins.
@@ -210,8 +217,6 @@ class CapturedGraph {
 // Offers of a back end beyond the operations that all implement.
 struct Capabilities {
   std::vector<DType> kv_dtypes;    // of K and V, in the cache or in an archive, for attend()
-  int32_t max_head_dim = 1 << 30;  // of attend()
-  int32_t max_experts = 1 << 30;   // of route()
   bool independent_rows = false;   // a row's result does not depend, bit for bit, on other rows;
                                    // a batch may have several segments of a sequence, for attend()
   bool mapped_weights = false;     // weights can be read in place from the mapped file
@@ -223,8 +228,8 @@ struct Capabilities {
                                    // allocate_host()
   bool drafts = false;             // attend() supports batches of several turns
   bool state_spaces = false;       // state_space() is supported
-  bool divided_experts = false;    // matmul_experts() supports Product::first
   bool whole_texts = false;        // attend_whole() and multiply() are supported
+  bool block_windows = false;      // Attention::in_blocks, Routes::scales_inputs and spread
   bool copied_summaries = false;   // attend() keeps the counts and bounds of archived pages also in
                                    // memory of allocate(), and reads them there
   int32_t n_batch = 512;           // rows of a pass that use the device well
@@ -312,8 +317,10 @@ class Backend {
   // x[i] += table[batch.positions[i]]: learned positions.
   virtual void add_positions(Tensor x, const Tensor& table, const Batch& batch) = 0;
 
-  // x[i] *= 1 + scale * ln(1 + floor(batch.positions[i] / length)): queries of long contexts.
-  virtual void scale_by_position(Tensor x, float scale, int32_t length, const Batch& batch) = 0;
+  // x[i] *= 1 + scale * ln(1 + floor((batch.positions[i] + offset) / length)): queries of long
+  // contexts.
+  virtual void scale_by_position(Tensor x, float scale, int32_t length, int32_t offset,
+                                 const Batch& batch) = 0;
 
   // Rotates the heads of q and k [n, n_heads * head_dim] by batch.positions, for models that change
   // them afterwards; otherwise attend() does.

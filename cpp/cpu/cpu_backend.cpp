@@ -51,8 +51,8 @@ class CpuBackend final : public Backend {
         .archive_files = true,
         .drafts = true,
         .state_spaces = true,
-        .divided_experts = true,
         .whole_texts = true,
+        .block_windows = true,
     };
     return capabilities;
   }
@@ -124,9 +124,10 @@ class CpuBackend final : public Backend {
     }
   }
 
-  void scale_by_position(Tensor x, float scale, int32_t length, const Batch& batch) override {
+  void scale_by_position(Tensor x, float scale, int32_t length, int32_t offset,
+                         const Batch& batch) override {
     for_rows(x, [&](int64_t i) {
-      const int32_t lengths = batch.positions[i] / length;
+      const int32_t lengths = (batch.positions[i] + offset) / length;
       if (lengths == 0) return;
       const auto factor = static_cast<float>(1 + scale * std::log(1.0 + lengths));
       kernels_.scale(row(x, i), x.cols, factor);
@@ -241,7 +242,7 @@ class CpuBackend final : public Backend {
       float* const scores = row(logits, i);
       if (routes.sigmoid) {
         for (int64_t e = 0; e < logits.cols; ++e) scores[e] = 1 / (1 + std::exp(-scores[e]));
-      } else {
+      } else if (routes.spread == 0) {
         float largest = 0;
         const float total = kernels_.exponentiate(scores, logits.cols, 1, &largest);
         kernels_.scale(scores, logits.cols, 1 / total);
@@ -254,21 +255,25 @@ class CpuBackend final : public Backend {
   void dispatch(Tensor y, const Tensor& x, const Routes& routes) override {
     for_rows(x, [&](int64_t i) {
       for (int32_t j = 0; j < routes.n_used; ++j) {
-        std::memcpy(row(y, routes.copy_rows[i * routes.n_used + j]), row(x, i), x.row_bytes());
+        const int64_t copy = i * routes.n_used + j;
+        float* const to = row(y, routes.copy_rows[copy]);
+        std::memcpy(to, row(x, i), x.row_bytes());
+        if (routes.scales_inputs) kernels_.scale(to, x.cols, routes.weights[copy]);
       }
     });
   }
 
   void matmul_experts(std::initializer_list<Product> products, const Tensor& x,
                       const Routes& routes) override {
-    multiply_.experts(products, x, {routes.n_experts, routes.offsets});
+    multiply_.experts(products, x, {routes.offsets, static_cast<size_t>(routes.n_experts) + 1});
   }
 
   void combine_add(Tensor y, const Tensor& x, const Routes& routes) override {
+    const float one = 1;
     for_rows(y, [&](int64_t i) {
       for (int64_t j = i * routes.n_used; j < (i + 1) * routes.n_used; ++j) {
         kernels_.f32.add_rows({.y = row(y, i),
-                               .p = &routes.weights[j],
+                               .p = routes.scales_inputs ? &one : &routes.weights[j],
                                .rows = x.row(routes.copy_rows[j]),
                                .n_out = 1,
                                .n_rows = 1,

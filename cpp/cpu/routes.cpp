@@ -1,6 +1,7 @@
 #include "cpu/routes.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 namespace h2o {
@@ -31,6 +32,18 @@ uint32_t select_groups(const Routes& routes, const Biased& biased) {
   return selected;
 }
 
+// The score of the j-th selected expert, by SparseMixer.
+float mixer_score(const Routes& routes, const float* logits, const int32_t* selected, int32_t j) {
+  const float largest = logits[selected[j]];
+  float total = 0;
+  for (int32_t e = 0; e < routes.n_experts; ++e) {
+    const float below = (largest - logits[e]) / std::max(std::abs(logits[e]), largest);
+    if (below > routes.spread || std::find(selected, selected + j, e) != selected + j) continue;
+    total += std::exp(logits[e] - largest);
+  }
+  return 1 / total;
+}
+
 }  // namespace
 
 void select_experts(const Routes& routes, const float* scores, const float* bias, int64_t i) {
@@ -50,7 +63,7 @@ void select_experts(const Routes& routes, const float* scores, const float* bias
       }
     }
     selected[j] = best;
-    weights[j] = scores[best];
+    weights[j] = routes.spread > 0 ? mixer_score(routes, scores, selected, j) : scores[best];
     sum += weights[j];
   }
   const float factor = routes.normalized ? routes.scale / sum : routes.scale;

@@ -5,8 +5,8 @@
 
 namespace h2o {
 
-// Selects the experts of row i, written to `copy_rows`, and computes their weights from its scores.
-// `bias` may be null.
+// Selects the experts of row i, written to `copy_rows`, and computes their weights from its scores
+// (SparseMixer: its logits). `bias` may be null.
 void select_experts(const Routes& routes, const float* scores, const float* bias, int64_t i);
 
 // Computes offsets, and replaces the experts in `copy_rows` by row indices.

@@ -28,10 +28,12 @@ MixtureActivations mixture_activations(const Config& c, int64_t n_rows) {
       .routes = {.n_experts = m.n_experts,
                  .n_used = m.n_used,
                  .sigmoid = m.sigmoid,
+                 .spread = c.family->mixer_spread,
                  .n_groups = m.n_groups,
                  .n_groups_used = m.n_groups_used,
                  .normalized = m.normalized,
                  .scale = m.scale,
+                 .scales_inputs = c.family->scales_inputs,
                  .weights = nullptr,
                  .copy_rows = nullptr,
                  .offsets = nullptr},
@@ -69,6 +71,7 @@ LatentActivations latent_activations(const Config& c, int64_t n_rows) {
       .by_head = matrix(by_head, m.rank),
       .v = matrix(by_head, m.v_dim),
       .out = matrix(n_rows, int64_t{c.n_heads} * m.v_dim),
+      .offsets = nullptr,
   };
 }
 
@@ -84,6 +87,7 @@ LatentActivations first(const LatentActivations& m, int64_t n_rows) {
       .by_head = m.by_head.first(by_head),
       .v = m.v.first(by_head),
       .out = m.out.first(n_rows),
+      .offsets = m.offsets,
   };
 }
 
@@ -253,13 +257,15 @@ struct Offsets {
   Layout layout;
   std::vector<int64_t> tensors;
   int64_t weights, copy_rows, expert_offsets;  // of routes
+  int64_t heads;                               // of latent attention
 
-  explicit Offsets(Activations& a) {
+  Offsets(Activations& a, const Config& c) {
     for (const Tensor* t : tensors_of(a)) tensors.push_back(layout.place(t->bytes()));
     constexpr int64_t kBytes = 4;  // of a float and of an int32_t
     weights = layout.place(a.experts.x.rows * kBytes);
     copy_rows = layout.place(a.experts.x.rows * kBytes);
     expert_offsets = layout.place((a.experts.routes.n_experts + 1) * kBytes);
+    heads = layout.place((c.n_heads + 1) * kBytes);
   }
 };
 
@@ -267,13 +273,13 @@ struct Offsets {
 
 int64_t activation_bytes(const Config& config, int32_t n_rows, int32_t n_logits) {
   Activations a = shapes(config, n_rows, n_logits);
-  return Offsets(a).layout.size();
+  return Offsets(a, config).layout.size();
 }
 
 Activations allocate_activations(Backend& backend, const Config& config, int32_t n_rows,
                                  int32_t n_logits, Buffer& storage) {
   Activations a = shapes(config, n_rows, n_logits);
-  const Offsets offsets(a);
+  const Offsets offsets(a, config);
   storage = backend.allocate(offsets.layout.size());
   const std::vector<Tensor*> tensors = tensors_of(a);
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -283,6 +289,7 @@ Activations allocate_activations(Backend& backend, const Config& config, int32_t
   routes.weights = reinterpret_cast<float*>(storage.data() + offsets.weights);
   routes.copy_rows = reinterpret_cast<int32_t*>(storage.data() + offsets.copy_rows);
   routes.offsets = reinterpret_cast<int32_t*>(storage.data() + offsets.expert_offsets);
+  a.latent.offsets = reinterpret_cast<int32_t*>(storage.data() + offsets.heads);
   return a;
 }
 

@@ -168,6 +168,7 @@ MixtureConfig read_mixture(ConfigKeys& keys, const Config& c) {
               m.n_experts);
   }
   m.n_ff = keys.count_or("expert_feed_forward_length", c.n_ff);
+  if (c.family->shares_expert) m.n_ff_shared = m.n_ff;
   if (!keys.zero_or_missing("expert_shared_count")) {
     m.n_ff_shared =
         keys.in_range("expert_shared_count", int64_t{m.n_ff} * keys.count("expert_shared_count"));
@@ -177,6 +178,9 @@ MixtureConfig read_mixture(ConfigKeys& keys, const Config& c) {
   }
   if (!keys.zero_or_missing("leading_dense_block_count")) {
     m.n_dense = std::min(keys.count("leading_dense_block_count"), c.n_layers);
+  }
+  if (!keys.zero_or_missing("interleave_moe_layer_step")) {
+    m.period = keys.count("interleave_moe_layer_step");
   }
   read_groups(keys, m);
   m.normalized = keys.flag_or("expert_weights_norm", c.family->experts_normalized);
@@ -507,7 +511,7 @@ std::vector<int64_t> Config::state_floats() const {
 }
 
 bool Config::can_roll() const {
-  if (temperature_scale > 0 || family->qk_norm == QkNorm::rotated_heads) return false;
+  if (temperature_scale > 0 || normalizes_rotated()) return false;
   if (!kv_sources.empty()) return false;
   for (int32_t l = 0; l < n_layers; ++l) {
     if (!rotates(l) || rotates_by_window(l)) return false;
@@ -553,8 +557,9 @@ Config read_config(const GgufShards& model) {
   // Some converters write the other kind's too.
   const char* eps = "attention.layer_norm_rms_epsilon";
   const char* other_eps = "attention.layer_norm_epsilon";
-  const bool has_other_alone = c.family->single_blocks && !keys.has(eps);  // of Nemotron-H
-  if (c.family->norm == NormKind::layer || has_other_alone) std::swap(eps, other_eps);
+  if (c.family->norm == NormKind::layer) std::swap(eps, other_eps);
+  // Nemotron-H and Phi-3.5-MoE have the other kind's alone.
+  if (!keys.has(eps) && keys.has(other_eps)) std::swap(eps, other_eps);
   const bool lacks_eps = c.family->norm_eps > 0 && !keys.has(eps);
   c.norm_eps = lacks_eps ? c.family->norm_eps : keys.positive(eps);
   keys.ignore(other_eps);
@@ -575,9 +580,11 @@ Config read_config(const GgufShards& model) {
     for (const char* key : {"rope.dimension_count", "rope.freq_base"}) keys.ignore(key);
   }
   if (c.family->alibi_max_bias > 0 && has_alibi) c.rope.layout = RopeLayout::none;
-  c.temperature_scale = keys.share_or("attention.temperature_scale", 0);
+  const bool in_blocks = c.family->block_windows;
+  c.temperature_scale = keys.share_or("attention.temperature_scale", in_blocks ? 0.1 : 0);
   if (c.temperature_scale > 0) {
-    c.temperature_length = keys.count_or("attention.temperature_length", c.rope.n_ctx_orig);
+    c.temperature_length = keys.count_or("attention.temperature_length",
+                                         in_blocks ? c.family->window_size : c.rope.n_ctx_orig);
   }
   if (c.family->clamps) c.qkv_clamp = keys.share_or("attention.clamp_kqv", 0);
   if (c.family->alibi_max_bias > 0 && has_alibi) {
@@ -594,6 +601,9 @@ Config read_config(const GgufShards& model) {
   }
   c.mixture = read_mixture(keys, c);
   c.mixture.scale *= c.residual_scale;
+  // Files of Maverick and Scout differ in nothing else that says so.
+  constexpr int32_t kMaverick = 128;
+  c.unit_norms = in_blocks && c.mixture.n_experts != kMaverick;
   if (c.family->delta_net) {
     c.delta_net = read_delta_net(keys);
     c.recurrent_layers = read_delta_net_layers(keys, c);

@@ -45,9 +45,10 @@ struct MixtureConfig {
   // {a}.expert_shared_feed_forward_length, default n_ff * {a}.expert_shared_count; 0: no shared
   // expert
   int32_t n_ff_shared = 0;
-  int32_t n_dense = 0;        // {a}.leading_dense_block_count: the first layers have no mixture
-  bool sigmoid = false;       // {a}.expert_gating_func; otherwise a softmax
-  int32_t n_groups = 1;       // {a}.expert_group_count
+  int32_t n_dense = 0;   // {a}.leading_dense_block_count: the first layers have no mixture
+  int32_t period = 1;    // {a}.interleave_moe_layer_step: the last layer of each period has one
+  bool sigmoid = false;  // {a}.expert_gating_func; otherwise a softmax
+  int32_t n_groups = 1;  // {a}.expert_group_count
   int32_t n_groups_used = 1;  // {a}.expert_group_used_count
   bool normalized = true;     // {a}.expert_weights_norm
   float scale = 1;            // {a}.expert_weights_scale
@@ -150,7 +151,8 @@ struct Config {
   float logit_softcap = 0;      // {a}.final_logit_softcapping; 0: none
   // {a}.attention.temperature_*: see Backend::scale_by_position(); scale 0: none
   float temperature_scale = 0;
-  int32_t temperature_length = 0;  // default rope.n_ctx_orig
+  int32_t temperature_length = 0;  // default rope.n_ctx_orig, or of block windows their size
+  bool unit_norms = false;         // Q and K are normalized after their rotation, without weights
 
   LayerSizes sizes(int32_t layer) const {
     return layer_sizes.empty() ? LayerSizes{n_kv_heads, head_dim, n_ff} : layer_sizes[layer];
@@ -166,7 +168,15 @@ struct Config {
 
   // Is the layer's feed-forward block a mixture of experts?
   bool has_experts(int32_t layer) const {
-    return mixture.n_experts > 0 && layer >= mixture.n_dense && has_ff(layer);
+    return mixture.n_experts > 0 && layer >= mixture.n_dense && (layer + 1) % mixture.period == 0 &&
+           has_ff(layer);
+  }
+
+  bool normalizes_rotated() const { return unit_norms || family->qk_norm == QkNorm::rotated_heads; }
+
+  // Are the layer's queries scaled by temperature_*?
+  bool scales_queries(int32_t layer) const {
+    return temperature_scale > 0 && !(family->block_windows && rotates(layer));
   }
 
   // Can positions be ranks among the kept tokens? Only if all layers use them in the same way, and

@@ -74,7 +74,6 @@ inline constexpr Neutral kNeutral[] = {
     {"expert_group_count", 0},
     {"expert_group_used_count", 0},
     {"leading_dense_block_count", 0},
-    {"interleave_moe_layer_step", 1},
     {"final_logit_softcapping", 0},
     {"logit_scale", 1},
     {"residual_scale", 1},

@@ -19,6 +19,18 @@ constexpr Family kFamilies[] = {
     {.architecture = "llama", .rope = RopeLayout::pairs, .experts = true},
     // Mistral Small 3 and Ministral 3
     {.architecture = "mistral3", .rope = RopeLayout::pairs, .may_see = true},
+    // Llama 4, text (three of four layers attend in blocks; a shared expert)
+    {.architecture = "llama4",
+     .rope = RopeLayout::pairs,
+     .window_period = 4,
+     .window_size = 8192,
+     .block_windows = true,
+     .window_rotated = true,
+     .experts = true,
+     .experts_normalized = false,
+     .experts_sigmoid = true,
+     .shares_expert = true,
+     .scales_inputs = true},
     // GPT-NeoX, Pythia (partial rotary; Q, K, V in one tensor)
     {.architecture = "gptneox",
      .norm = NormKind::layer,
@@ -142,6 +154,12 @@ constexpr Family kFamilies[] = {
      .experts_sigmoid = true},
     // Phi-3, Phi-4 (Q, K, V in one tensor, gate and up in another)
     {.architecture = "phi3"},
+    // Phi-3.5-MoE (SparseMixer; layer norms, and biases of Q, K, V and the outputs)
+    {.architecture = "phimoe",
+     .norm = NormKind::layer,
+     .experts = true,
+     .experts_normalized = false,
+     .mixer_spread = 0.02f},
     // Phi-1, Phi-1.5 and Phi-2 (partial rotary; the output layer has a bias)
     {.architecture = "phi2",
      .norm = NormKind::layer,
@@ -445,8 +463,6 @@ constexpr Missing kMissing[] = {
      " mimo2 "},
     {"gates of attention by head, and numbers of heads that differ between layers", " step35 "},
     {"a tensor of gates of attention's outputs, and norms of the blocks' outputs", " afmoe "},
-    {"attention in chunks and temperatures of queries by position", " llama4 "},
-    {"a router that drops experts far below the best (SparseMixer)", " phimoe "},
     {"attention to later tokens (an encoder)",
      " nomic-bert-moe neo-bert jina-bert-v3 eurobert llama-embed t5encoder "},
     {"an encoder beside the decoder", " t5 "},

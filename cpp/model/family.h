@@ -44,6 +44,9 @@ struct Family {
   int32_t window_period = 0;
   bool window_first_free = false;  // the first layer of each period has no window, not the last
   int32_t window_size = 0;         // the default of {a}.attention.sliding_window
+  // A window is a block: see Attention. Layers with one have positions, and may normalize Q and K
+  // after their rotation; the queries of others are scaled by position.
+  bool block_windows = false;
   // Layers with a window have unscaled positions, with {a}.rope.freq_base_swa, by default
   // window_base; 0: the base of the others.
   bool window_unscaled = false;
@@ -102,6 +105,9 @@ struct Family {
   bool experts_normalized = true;   // whose weights sum to 1, overridden by {a}.expert_weights_norm
   bool experts_beside_mlp = false;  // a layer has an MLP too, whose output is added
   bool experts_sigmoid = false;     // the default of {a}.expert_gating_func; otherwise softmax
+  float mixer_spread = 0;           // Routes::spread
+  bool shares_expert = false;       // a shared expert has the size of the others by default
+  bool scales_inputs = false;       // Routes::scales_inputs
 };
 
 // Throws FormatError, listing the supported families, for an unknown architecture.

@@ -61,7 +61,7 @@ Mixed attend(Backend& b, const Config& c, const Weights& w, int32_t l, const Bat
   const bool latent = c.family->latent;
   latent ? latent_queries(b, c, layer, a, x) : project(b, c, w, l, a, x);
   Rope rope = rope_of(c, w, l, cache.shape().max_tokens);
-  if (c.family->qk_norm == QkNorm::rotated_heads) {
+  if (c.normalizes_rotated() && rope.layout != RopeLayout::none) {
     b.rotate(a.q, a.k, c.head_dim, rope, batch);
     rope = {};
   }
@@ -69,8 +69,9 @@ Mixed attend(Backend& b, const Config& c, const Weights& w, int32_t l, const Bat
     norm_heads(b, c, a.q, layer.attn_q_norm);
     if (layer.attn_k_norm) norm_heads(b, c, a.k, layer.attn_k_norm);
   }
-  if (c.temperature_scale > 0) {
-    b.scale_by_position(a.q, c.temperature_scale, c.temperature_length, batch);
+  if (c.scales_queries(l)) {
+    b.scale_by_position(a.q, c.temperature_scale, c.temperature_length,
+                        c.family->block_windows ? 1 : 0, batch);
   }
   const bool stores = c.kv_source(l) == l;
   const Attention attention{.out = a.attn,
@@ -82,6 +83,7 @@ Mixed attend(Backend& b, const Config& c, const Weights& w, int32_t l, const Bat
                             .rope = rope,
                             .scale = c.attn_scale,
                             .window = c.window(l),
+                            .in_blocks = c.family->block_windows,
                             .softcap = c.attn_softcap,
                             .sinks = layer.attn_sinks,
                             .slopes = w.alibi_slopes,

@@ -164,7 +164,7 @@ TEST_CASE("a product reads what any operation wrote to its input after another p
           {"embed", [&](auto& x, auto& batch) { backend->embed(x, other, batch); }},
           {"add_positions", [&](auto& x, auto& batch) { backend->add_positions(x, table, batch); }},
           {"scale_by_position",
-           [&](auto& x, auto& batch) { backend->scale_by_position(x, 0.5f, 1, batch); }},
+           [&](auto& x, auto& batch) { backend->scale_by_position(x, 0.5f, 1, 0, batch); }},
           {"rotate",
            [&](auto& x, auto& batch) {
              backend->rotate(x, twice, 32, {RopeLayout::halves, frequencies}, batch);

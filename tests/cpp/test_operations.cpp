@@ -309,11 +309,13 @@ TEST_CASE("scale_by_position") {
     CAPTURE(n);
     const std::vector<float> x = random.reals(batch.n_rows() * n, -6, 6);
     const DeviceMatrix scaled(*backend, x, batch.n_rows(), n);
-    backend->run(batch, [&] { backend->scale_by_position(scaled, kScale, kLength, batch); });
+    const int32_t offset = random.integer(0, 1);
+    backend->run(batch,
+                 [&] { backend->scale_by_position(scaled, kScale, kLength, offset, batch); });
     const std::vector<float> y = scaled.read();
     double worst = 0;
     for (int64_t i = 0; i < std::ssize(x); ++i) {
-      const int32_t lengths = batch.positions[i / n] / kLength;
+      const int32_t lengths = (batch.positions[i / n] + offset) / kLength;
       const double factor = 1 + double{kScale} * std::log(1.0 + lengths);
       // A logarithm accurate to one place, a product, a sum and the product with x; nothing is
       // rounded below the length.

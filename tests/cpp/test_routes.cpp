@@ -228,6 +228,53 @@ TEST_CASE("experts are from the groups with the largest scores") {
   }
 }
 
+// Transformers' sparsemixer() in double.
+std::vector<double> sparse_mixer(std::span<const float> logits, std::span<const int32_t> chosen,
+                                 double spread) {
+  std::vector<double> scores, left(logits.begin(), logits.end());
+  for (const int32_t expert : chosen) {
+    const double largest = std::ranges::max(left);
+    CHECK(left[expert] == largest);
+    double total = 0;
+    for (size_t e = 0; e < left.size(); ++e) {
+      const double factor = std::max(std::abs(double{logits[e]}), largest);
+      if ((largest - left[e]) / factor <= spread) total += std::exp(left[e] - largest);
+    }
+    scores.push_back(1 / total);
+    left[expert] = -INFINITY;
+  }
+  return scores;
+}
+
+TEST_CASE("SparseMixer weighs an expert among those near it that are not chosen before") {
+  const auto backend = test_backend(2);
+  if (!backend->capabilities().block_windows) return;
+  Random random(4);
+  constexpr int32_t kUsed = 2;
+  for (const int32_t n_experts : {2, 5, 16, 70}) {
+    for (const int64_t n_rows : {1, 3, 40}) {
+      DeviceRoutes device(*backend, n_rows, n_experts, kUsed);
+      device.routes.spread = 0.2503f;  // no ratio of such logits is near it
+      const std::vector<float> logits = random_logits(random, n_rows * n_experts);
+      const DeviceMatrix x(*backend, logits, n_rows, n_experts);
+      run_rows(*backend, n_rows, [&](const Batch&) { backend->route(device.routes, x, {}); });
+      const std::vector<float> weights = device.weights();
+      const std::vector<std::vector<int32_t>> chosen = chosen_experts(device, n_rows);
+      double worst = 0;
+      for (int64_t i = 0; i < n_rows; ++i) {
+        const std::vector<double> expected = sparse_mixer(
+            std::span(logits).subspan(i * n_experts, n_experts), chosen[i], device.routes.spread);
+        const double relative = 2 * power_error(13) + gamma(n_experts) + 4 * kUnit;
+        for (int32_t j = 0; j < kUsed; ++j) {
+          const float weight = weights[i * kUsed + j];
+          worst = std::max(worst, in_bounds(weight, expected[j], relative * expected[j]));
+        }
+      }
+      CHECK(worst <= 1);
+    }
+  }
+}
+
 TEST_CASE("sigmoids that are all 0 give weights of 0") {
   const auto backend = test_backend();
   const DeviceMatrix x(*backend, std::vector<float>(4, -200), 1, 4);

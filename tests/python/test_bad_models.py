@@ -110,7 +110,6 @@ def test_unknown_keys_are_rejected(
         ("kimi-linear", "linear attention"),
         ("rwkv7", "RWKV"),
         ("glm-dsa", "multi-head latent attention"),
-        ("llama4", "attention in chunks"),
         ("gemma3n", "several residual streams"),
         ("neo-bert", "an encoder"),
     ],

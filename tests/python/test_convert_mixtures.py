@@ -257,7 +257,6 @@ def test_what_files_cannot_express_is_refused(
         ("Deepseek", {"moe_layer_freq": 2}, "moe_layer_freq is 2: some layers have no experts"),
         ("BailingMoe", {"norm_head": True}, "norm_head is True: the output layer is normalized"),
         ("BailingMoeV2", {"use_qkv_bias": True}, "use_qkv_bias is True: there are biases"),
-        ("PhiMoE", {}, "needs a router that drops experts far below the best"),
     ],
 )
 def test_checkpoints_without_a_class_are_refused_plainly(

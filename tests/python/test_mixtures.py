@@ -143,7 +143,7 @@ def test_convert_rejects_config(tmp_path: Path, config: dict[str, Any], message:
         ({"expert_shared_count": (1, U32)}, r"blk\.0\.ffn_gate_shexp\.weight is missing"),
         ({"expert_shared_count": (2**24, U32)}, r"expert_shared_count is \d+, expected 1 to"),
         ({"leading_dense_block_count": (1, U32)}, r"blk\.0\.ffn_up\.weight is missing"),
-        ({"interleave_moe_layer_step": (2, U32)}, "interleave_moe_layer_step' is 2, which"),
+        ({"interleave_moe_layer_step": (2, U32)}, r"blk\.0\.ffn_up\.weight is missing"),
         ({"nextn_predict_layers": (2, U32)}, "block_count is 0, expected 1 to"),
         ({"expert_shared_feed_forward_length": (8, U32)}, r"ffn_gate_shexp\.weight is missing"),
     ],
@@ -187,13 +187,11 @@ def fused(source: Path, target: Path) -> Path:
 @packages("torch", "transformers")
 @pytest.mark.parametrize("recipe", [WIDE, RECIPES["mixtral"], RECIPES["gpt_oss"]])
 @pytest.mark.parametrize("n_batch", [1, 40])
-def test_gate_and_up_in_one_tensor(
-    tmp_path: Path, recipe: Recipe, n_batch: int, exact_device: str
-) -> None:
+def test_gate_and_up_in_one_tensor(tmp_path: Path, recipe: Recipe, n_batch: int) -> None:
     save_checkpoint(make_model(recipe, 5), tmp_path)
     convert(tmp_path, tmp_path / "model.gguf", "f32")
     logits = [
-        Generator(file, n_batch=n_batch, threads=2, device=exact_device).logits(random_tokens(5))
+        Generator(file, n_batch=n_batch, threads=2).logits(random_tokens(5))
         for file in (
             tmp_path / "model.gguf",
             fused(tmp_path / "model.gguf", tmp_path / "fused.gguf"),

@@ -73,10 +73,8 @@ float changed(float v, float g) {
       return swiglu_clamped(v, g);
     case 11:
       return v * gelu_tanh(g);
-    case 12:
-      return v * sigmoid(g);
     default:
-      return v * g;
+      return v * sigmoid(g);
   }
 }
 

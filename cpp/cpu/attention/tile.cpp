@@ -154,8 +154,7 @@ void Tile::add_distances(int64_t block, int64_t i, float* logits) const {
   }
 }
 
-// The exponentials of query i, with 0 for keys outside its window. In a segment of one row the
-// cache keeps none of these.
+// The exponentials of query i, with 0 for keys outside its window.
 void Tile::exps_in_window(int64_t block, int64_t i, float* exps, const SoftmaxSums& to) const {
   const int64_t row = i / group_;
   const int64_t n = n_keys(block, row);
@@ -173,7 +172,9 @@ void Tile::exps_in_window(int64_t block, int64_t i, float* exps, const SoftmaxSu
 // Sets the elements of p [keys of the block] of tokens outside a row's window; returns their
 // number.
 int64_t Tile::set_beyond_window(int64_t block, int64_t row, float* p, float value) const {
-  const int64_t oldest = keys_.segment().position + first_ + row - attention_.window + 1;
+  const int64_t position = keys_.segment().position + first_ + row;
+  const int64_t oldest = attention_.in_blocks ? position - position % attention_.window
+                                              : position - attention_.window + 1;
   const int64_t begin = block * kKeyBlock;
   int64_t n_old = 0;
   for (const KvRows& part : keys_.keys(begin, begin + n_keys(block, row))) {

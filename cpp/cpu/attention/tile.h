@@ -118,8 +118,11 @@ class Tile {
   // Are products with keys rounded? Those of rolling segments are rotated, in float.
   bool rounds_logits() const { return in_bf16_ && !keys_.segment().rolling; }
 
-  // Is attention limited by a window? For a single row the cache already keeps no token outside it.
-  bool windowed() const { return attention_.window > 0 && keys_.segment().n_rows > 1; }
+  // Is attention limited by a window? For a single row the cache already keeps no token outside it,
+  // except by blocks.
+  bool windowed() const {
+    return attention_.window > 0 && (attention_.in_blocks || keys_.segment().n_rows > 1);
+  }
 
   class SplitBlock;
   void attend_split(int64_t block, const TileScratch& scratch, float* exps, const TileSums& to,

@@ -29,6 +29,7 @@ from h2o_cpp.convert import (
     layernorm,
     lfm2,
     llama,
+    llama4,
     llama_likes,
     mixtures,
     nemotron_h,
@@ -47,6 +48,7 @@ from h2o_cpp.files.atomic import atomic_output, check_output
 FAMILIES: dict[str, Family] = {
     **gpt.FAMILIES,
     **llama.FAMILIES,
+    **llama4.FAMILIES,
     **llama_likes.FAMILIES,
     **mixtures.FAMILIES,
     **latent.FAMILIES,
@@ -61,6 +63,7 @@ FAMILIES: dict[str, Family] = {
 # the same -> a function of config.json, where it decides
 _VARIANTS: dict[str, Callable[[Config], Family]] = {
     **granite4.VARIANTS,
+    **layernorm.VARIANTS,
     **falcon_h1.VARIANTS,
     **nemotron_h.VARIANTS,
 }
@@ -79,8 +82,6 @@ _UNSUPPORTED = {
         "multi-head latent attention (MLA), whose cache holds one compressed row for all heads"
     ),
     r"Gemma3n": "several residual streams (AltUp), and activations that are mostly zeros",
-    r"Llama4": "attention in chunks and temperatures of queries by position",
-    r"PhimoeFor|PhiMoE": "a router that drops experts far below the best (SparseMixer)",
     r"ConditionalGeneration|VLFor|VisionFor": "an encoder of pictures or sound, or of the prompt",
     r"Bert|RobertaFor|MaskedLM": "attention to later tokens (an encoder)",
 }
@@ -88,7 +89,7 @@ _UNSUPPORTED = {
 # A checkpoint may also have an encoder of images, whose tensors have these names; those of the text
 # model then have another prefix.
 _ENCODER = re.compile(
-    r"(model\.)?(visual|(vision|audio)_tower|embed_(vision|audio)|vision_embedder|multi_modal_projector)\."
+    r"(model\.)?(visual|(vision|audio)_tower|embed_(vision|audio)|vision_(embedder|model)|multi_modal_projector)\."
 )
 _TEXT = re.compile(r"(model\.)?language_model\.")
 

@@ -1,14 +1,14 @@
-"""Families with layer norms and rotary positions: StarCoder2, StableLM, Phi-1 and 2, Nemotron,
-Command-R, R7B and A.
+"""Families with layer norms and rotary positions: StarCoder2, StableLM, Phi-1 and 2, Phi-3.5-MoE,
+Nemotron, Command-R, R7B and A.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from h2o_cpp.convert.config import Config, Metadata, flag, number
+from h2o_cpp.convert.config import Config, Fixed, Metadata, flag, number
 from h2o_cpp.convert.family import Family
 from h2o_cpp.convert.gpt import gelu_form
-from h2o_cpp.convert.modules import HEAD, Module, Sizes, gated_mlp, qkv
+from h2o_cpp.convert.modules import HEAD, MIXTRAL_EXPERTS, Module, Sizes, gated_mlp, qkv
 from h2o_cpp.convert.rope import rotated_share
 from h2o_cpp.convert.window import window_of_every_layer, window_of_pattern
 
@@ -86,6 +86,36 @@ PHI = Family(
 )
 
 
+_PHI_MOE_FIXED: Fixed = (
+    ("hidden_act", "silu", "the MLP does not use SiLU"),
+    ("num_experts_per_tok", 2, "the router chooses two"),
+    ("router_jitter_noise", 0.01, "the router drops other experts"),
+)
+
+
+def _phi_moe_layer(config: Config, index: int) -> Iterator[Module]:
+    bias = flag(config, "attention_bias", False)
+    yield Module("attn_norm", "input_layernorm", ("embd",), True)
+    yield from _attention(bias, bias)
+    yield Module("ffn_norm", "post_attention_layernorm", ("embd",), True)
+    yield from MIXTRAL_EXPERTS.modules(config)
+
+
+def _phi_moe(config: Config) -> Family:
+    return Family(
+        architecture="phimoe",
+        layer=_phi_moe_layer,
+        fixed=_PHI_MOE_FIXED,
+        details=lambda config, sizes: window_of_every_layer(config),
+        rms=True,  # as the epsilon's key says in llama.cpp's files
+        epsilon=("rms_norm_eps", 1e-5),
+        output_norm=_OUTPUT_NORM,
+        head=HEAD._replace(bias=flag(config, "lm_head_bias", False)),
+        absent={"rope_theta": 1e6},
+        mixture=MIXTRAL_EXPERTS,
+    )
+
+
 def _nemotron_layer(config: Config, index: int) -> Iterator[Module]:
     attention_bias = flag(config, "attention_bias", False)
     mlp_bias = flag(config, "mlp_bias", False)
@@ -139,3 +169,4 @@ FAMILIES = {
     "CohereForCausalLM": COMMAND_R,
     "Cohere2ForCausalLM": COHERE2,
 }
+VARIANTS = {"PhimoeForCausalLM": _phi_moe, "PhiMoEForCausalLM": _phi_moe}

@@ -18,7 +18,7 @@ _KINDS = {"full_attention", "sliding_attention"}  # if layers differ
 # The divisor of frequencies of dimensions that are not rotated, as in llama.cpp's files.
 _UNROTATED = 1e30
 
-_WITH_LONGROPE = ("phi3", "minicpm", "minicpm3")
+_WITH_LONGROPE = ("phi3", "phimoe", "minicpm", "minicpm3")
 
 # Architectures whose files cannot have Llama 3's factors of frequencies.
 _WITHOUT_FACTORS = ("lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next")
@@ -50,7 +50,7 @@ def rope_metadata(architecture: str, config: Config) -> Metadata:
                 "rope.scaling.factor": number(rope, "factor"),
             }
         case "longrope" | "su" if architecture in _WITH_LONGROPE:  # factors: see rope_tensors
-            return metadata | _longrope(config, rope)
+            return metadata | _longrope(architecture, config, rope)
         case "yarn":
             return metadata | _yarn(architecture, config, rope)
         case other:
@@ -83,11 +83,11 @@ def rope_tensors(config: Config, rotated: int) -> dict[str, Values]:
     factor = number(rope, "factor")
     low, high = number(rope, "low_freq_factor"), number(rope, "high_freq_factor")
     context = dimension(rope, "original_max_position_embeddings")
-    if low >= high:
-        raise ValueError(f"config.json: high_freq_factor {high} must be above {low}")
+    if low > high:
+        raise ValueError(f"config.json: high_freq_factor {high} must be at least {low}")
 
     wavelengths = 2 * pi * base ** (np.arange(0, rotated, 2) / rotated)
-    share = np.clip((context / wavelengths - low) / (high - low), 0, 1)
+    share = np.clip((context / wavelengths - low) / max(high - low, 1e-9), 0, 1)
     return {"rope_freqs.weight": (1 / ((1 - share) / factor + share)).astype(np.float32)}
 
 
@@ -147,11 +147,15 @@ def rotated_share(
     return rotated
 
 
-def _longrope(config: Config, rope: Mapping[str, Any]) -> Metadata:
+def _longrope(architecture: str, config: Config, rope: Mapping[str, Any]) -> Metadata:
     key = "original_max_position_embeddings"
     original = dimension(rope if rope.get(key) is not None else config, key)
     factor = number(rope, "factor", dimension(config, "max_position_embeddings") / original)
     own = sqrt(1 + log(factor) / log(original)) if factor > 1 else 1.0
+    if rope.get("short_mscale") is not None:  # Phi-3.5-MoE
+        own = number(rope, "short_mscale")
+        if rope.get("long_mscale") != own:
+            raise refuse(architecture, "long_mscale", rope.get("long_mscale"), "it has two factors")
     return {
         "rope.scaling.original_context_length": original,
         "rope.scaling.attn_factor": number(rope, "attention_factor", own),
