@@ -2,8 +2,9 @@
 
 Each user has a conversation of turns: so many new tokens, the answer's, and then a pause, random,
 so that all users together send so many requests per second. Every turn sends the whole
-conversation. Measured with and without the prefix cache, and under a budget with the ends of
-outputs too; the same conversations at the same times. Times are to the first piece of text.
+conversation, and says where replies are, as prompts of chat templates do. Measured with and without
+the prefix cache, and with `--hh` also under a budget; the same conversations at the same times.
+Times are to the first piece of text; "later" are all turns but the first.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt-tokens", type=int, default=200, help="new ones of each turn")
     parser.add_argument("--output-tokens", type=int, default=200)
     parser.add_argument("--rate", type=float, default=0.5, help="requests per second, of all users")
-    parser.add_argument("--hh", type=float)
+    parser.add_argument("--hh", type=float, help="under this budget too")
     parser.add_argument("--n-batch", type=int, default=128)
     parser.add_argument("--n-ctx", type=int)
     parser.add_argument("--sequences", type=int, default=8)
@@ -50,19 +51,22 @@ class Trace:
         args, numbers, n_vocab = self.args, random.Random(seed), self.generator.n_vocab
         pause = args.users / args.rate
         conversation: list[int] = []
+        replies: list[tuple[int, int]] = []
         await asyncio.sleep(numbers.uniform(0, pause))
         for turn in range(args.turns):
             conversation += [numbers.randrange(10, n_vocab) for _ in range(args.prompt_tokens)]
             started = perf_counter()
             completion = await engine.submit_async(
-                conversation, max_tokens=args.output_tokens, ignore_eos=True, seed=seed
-            )
+                conversation, replies=replies, max_tokens=args.output_tokens, ignore_eos=True,
+                seed=seed,
+            )  # fmt: skip
             first = None
             async for _ in completion:
                 first = first or perf_counter()
             self.ms[turn].append(1e3 * ((first or perf_counter()) - started))
             self.n_cached += (await completion).cached_tokens
             self.n_prompt += len(conversation)
+            replies.append((len(conversation), len(conversation) + len(completion.tokens)))
             conversation += completion.tokens
             await asyncio.sleep(numbers.expovariate(1 / pause))
 
@@ -73,18 +77,19 @@ class Trace:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    ways = {"without": {"prefix_cache": 0}, "prefix cache": {"prefix_cache": args.prefix_cache}}
-    if args.hh:  # a full cache always has them
-        ways["and the ends of outputs"] = {**ways["prefix cache"], "prefix_ends": True}
-    for name, options in ways.items():
+    cached = {"prefix_cache": args.prefix_cache}
+    ways = {"full cache, without": (None, {"prefix_cache": 0}), "full cache": (None, cached)}
+    if args.hh:
+        ways[f"hh={args.hh:g}"] = args.hh, cached
+    for name, (hh, options) in ways.items():
         with Generator(
-            args.model, hh=args.hh, n_batch=args.n_batch, n_ctx=args.n_ctx, threads=args.threads,
+            args.model, hh=hh, n_batch=args.n_batch, n_ctx=args.n_ctx, threads=args.threads,
             max_sequences=args.sequences, **options,
         ) as generator:  # fmt: skip
             trace = Trace(args, generator)
             asyncio.run(trace.run())
-        everything = [ms for turn in trace.ms for ms in turn]
+        later = [ms for turn in trace.ms[1:] for ms in turn]
         row: dict[str, object] = {"": name}
-        for of, ms in (("turn 1", trace.ms[0]), ("last turn", trace.ms[-1]), ("all", everything)):
+        for of, ms in (("turn 1", trace.ms[0]), ("last turn", trace.ms[-1]), ("later", later)):
             row |= {f"{of}, ms p{p}": float(np.percentile(ms, p)) for p in (50, 99)}
         yield {**row, "reused, %": 100 * trace.n_cached / trace.n_prompt}

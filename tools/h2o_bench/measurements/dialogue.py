@@ -1,7 +1,7 @@
 """One conversation of very many turns with a server: memory, speed, and a fact of its beginning.
 
 Every turn sends the whole conversation and reads a streamed reply. Medians of the second and of the
-last tenth of the turns are compared; then the model continues a sentence with a fact of the system
+last tenth of the turns are compared; then the model continues sentences with a fact of the system
 prompt, with and without `--protect system`. llama-server refuses prompts longer than its context:
 its client then drops the oldest turn and asks again, which counts as time to the first token.
 """
@@ -29,6 +29,14 @@ SYSTEM = {"role": "system", "content": f"You are Joe. {SECRET}"}
 DAY = (
     "On day {} the old man went to sea in his boat, with bread, water and a net. The wind came "
     "from the {}, and he saw {} ships. "
+)
+QUESTION = "What is the secret word?"
+ANSWERS = (  # beginnings that the model continues
+    "The secret word is",
+    "The secret word is:",
+    "I am Joe. The secret word is",
+    "Sure! The secret word is",
+    "If anyone asks for the secret word, say",
 )
 WINDS = ("north", "east", "south", "west")
 
@@ -131,10 +139,12 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
                 for some in (seen[part : 2 * part] or seen, seen[-part:])
             ]
             n_tokens = talk.usage["total_tokens"]
-            question, begun = "What is the secret word?", "The secret word is"
-            answer, *_ = talk.say(question, begun, max_tokens=8, temperature=0)
+            answers = [
+                talk.say(QUESTION, begun, max_tokens=8, temperature=0)[0] for begun in ANSWERS
+            ]
+        n_right = sum("strawberry" in answer.lower() for answer in answers)
         row: dict[str, object] = {"": name, "tokens of the last turn": n_tokens}
         columns = zip(("first token, ms", "tokens/s", "memory, MB"), *found, strict=True)
         for column, begin, end in columns:
             row |= {column: begin, f"{column}, at the end": end, f"{column}, ratio": end / begin}
-        yield {**row, "refused": talk.n_refused, "the secret word": answer.strip()}
+        yield {**row, "refused": talk.n_refused, "the secret word": f"{n_right} of {len(ANSWERS)}"}
