@@ -2,6 +2,7 @@
 
 #ifdef _WIN32
 #include <windows.h>
+#undef CreateSemaphore  // would be renamed in the files after this one in a unity build
 #else
 #include <dlfcn.h>
 #endif
