@@ -65,7 +65,7 @@ extern "C" {
 /* Programs built with one version work with every library that has the same. */
 #define H2O_ABI_VERSION 1
 H2O_API uint32_t h2o_abi_version(void) H2O_NOEXCEPT; /* the library's */
-H2O_API const char* h2o_version(void) H2O_NOEXCEPT;  /* the library's, such as "0.2.0" */
+H2O_API const char* h2o_version(void) H2O_NOEXCEPT;  /* the library's, such as "0.3.0" */
 
 typedef struct h2o_model h2o_model;     /* a loaded GGUF file, with its tokenizer */
 typedef struct h2o_session h2o_session; /* a sequence of tokens, and its cache */
