@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
-from h2o_cpp import Generator
+from h2o_cpp import BUNDLED_MODEL, Generator
 from h2o_cpp.jobs import line_seed
 from support.background import PATIENCE
+from support.pages import run
 from support.scripted_chat import PLAIN
 from support.serving import wait_until
 
@@ -437,3 +438,15 @@ def test_invalid_columns() -> None:
     with pytest.raises(ValueError, match="seed needs index"):
         generate(None, LLAMA, seed=1)
     assert stage(table.select(["prompt"]).slice(1)).num_rows == 0
+
+
+@pytest.mark.usefixtures("cluster")
+def test_page(tmp_path: Path) -> None:
+    """Its code runs, with fewer processes."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "The sea"}\n{"prompt": "It was"}\n')
+    words = {"num_replicas=4, num_cpus=8": "num_replicas=1, num_cpus=1"}
+    words |= {"concurrency=4, num_cpus=8": "concurrency=1, num_cpus=1"}
+    words |= {'"model.gguf"': repr(str(BUNDLED_MODEL)), "prompts.jsonl": str(prompts)}
+    run("docs/ray.md", {}, words | {'"outputs"': repr(str(tmp_path / "outputs"))})
+    assert ray.data.read_parquet(str(tmp_path / "outputs")).count() == 2
