@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import hashlib
 import io
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -161,3 +164,39 @@ def test_archive_depends_only_on_files_and_time(release: ModuleType) -> None:
         header = tar.extractfile("b/h2o.h")
         assert header is not None
         assert header.read() == b"header"
+
+
+def test_zip_archive_depends_only_on_files_and_time(release: ModuleType) -> None:
+    files = {"b/h2o.h": b"header", "b/LICENSE": b"license"}
+    packed = release.zip_archive(files, 1_700_000_000)
+    assert release.zip_archive(dict(reversed(files.items())), 1_700_000_000) == packed
+    with ZipFile(io.BytesIO(packed)) as archive:
+        assert {name: archive.read(name) for name in archive.namelist()} == files
+        assert {info.date_time for info in archive.infolist()} == {(2023, 11, 14, 22, 13, 20)}
+
+
+def test_manifests_have_the_checksums_of_files(
+    release: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = release.version_of(TOOL.parents[1])
+    tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    for name in (
+        f"h2o_cpp-{version}.tar.gz",
+        f"libh2o-{version}-windows-x86_64.zip",
+        f"h2o_cpp-{version}-{tag}-{tag}-manylinux_2_28_{platform.machine()}.whl",
+    ):
+        (tmp_path / name).write_bytes(name.encode())
+    monkeypatch.setattr(release, "bill_of_materials", lambda wheel, source, to, at: to.touch())
+    args = argparse.Namespace(out=tmp_path, url="https://example.org/files")
+    assert release.release_manifests(args, TOOL.parents[1], tmp_path / "none") == 0
+    sdist = hashlib.sha256(f"h2o_cpp-{version}.tar.gz".encode()).hexdigest()
+    for name in ("recipe.yaml", "libh2o.rb"):
+        text = (tmp_path / name).read_text()
+        assert f"https://example.org/files/h2o_cpp-{version}.tar.gz" in text
+        assert sdist in text
+    assert "$" not in (tmp_path / "h2o-cpp.libh2o.installer.yaml").read_text().split("\n", 1)[1]
+    sums = dict(
+        line.split("  ")[::-1] for line in (tmp_path / "SHA256SUMS").read_text().split("\n")[:-1]
+    )
+    assert sums.keys() == {path.name for path in tmp_path.iterdir()} - {"SHA256SUMS"}
+    assert sums[f"h2o_cpp-{version}.tar.gz"] == sdist
