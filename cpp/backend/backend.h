@@ -25,7 +25,9 @@
 
 namespace h2o {
 
+class KvJournal;
 struct KvView;
+struct Retraction;
 
 // How rotary position embedding pairs the first n_rot dimensions of a head: (2i, 2i + 1) or (i, i +
 // n_rot / 2). The remaining dimensions are not rotated.
@@ -226,7 +228,8 @@ struct Capabilities {
   bool archives = false;           // attend() can archive tokens
   bool archive_files = false;      // and can do so in files, not only in memory of
                                    // allocate_host()
-  bool drafts = false;             // attend() supports batches of several turns
+  int32_t draft_rows = 0;          // most rows of a batch with several turns, each of which is,
+                                   // bit for bit, as if computed alone; 0: not supported
   bool state_spaces = false;       // state_space() is supported
   bool whole_texts = false;        // attend_whole() and multiply() are supported
   bool block_windows = false;      // Attention::in_blocks, Routes::scales_inputs and spread
@@ -449,6 +452,10 @@ class Backend {
   // head_dim <= kMostWholeHead dimensions. There is no softcap and there are no sinks. Requires
   // whole_texts.
   virtual void attend_whole(const Attention& /*attention*/, int64_t /*head_dim*/, const Batch&) {}
+
+  // Undoes drafts in all layers. Requires draft_rows.
+  virtual void retract(std::span<const KvView> /*layers*/, const KvJournal& /*journal*/,
+                       const Retraction& /*drafts*/) {}
 
   // See DeltaNet; reads and updates the states of the batch's sequences, cache.states.
   virtual void delta_net(const DeltaNet& layer, const KvView& cache, const Batch& batch) = 0;

@@ -9,11 +9,12 @@ namespace h2o {
 
 // Consecutive rows of one sequence: its next tokens, in order.
 struct Segment {
-  int32_t sequence;  // which sequence of the cache
-  int32_t position;  // of its first row: the number of tokens that precede it in the sequence
-  int32_t row;       // its first row in the batch
-  int32_t n_rows;    // 1 when decoding, more when prefilling
-  bool rolling;      // rotary positions are ranks among the kept tokens
+  int32_t sequence;    // which sequence of the cache
+  int32_t position;    // of its first row: the number of tokens that precede it in the sequence
+  int32_t row;         // its first row in the batch
+  int32_t n_rows;      // 1 when decoding, more when prefilling
+  bool rolling;        // rotary positions are ranks among the kept tokens
+  int32_t entry = -1;  // of the journal, if its row is a draft that may be retracted
 };
 
 class KvJournal;
@@ -57,9 +58,10 @@ struct Batch {
   void begin_turn() { turns.push_back(static_cast<int32_t>(segments.size())); }
 
   // Appends the next tokens of a sequence that has seen `position` tokens so far.
-  void add(int32_t sequence, int32_t position, std::span<const int32_t> next,
-           bool rolling = false) {
-    segments.push_back({sequence, position, n_rows(), static_cast<int32_t>(next.size()), rolling});
+  void add(int32_t sequence, int32_t position, std::span<const int32_t> next, bool rolling = false,
+           int32_t entry = -1) {
+    segments.push_back(
+        {sequence, position, n_rows(), static_cast<int32_t>(next.size()), rolling, entry});
     for (int32_t token : next) {
       tokens.push_back(token);
       positions.push_back(position++);

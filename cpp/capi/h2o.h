@@ -209,7 +209,7 @@ typedef struct h2o_session_options {
   const char* policy;      /* which tokens hh keeps: "h2o", "mean", "contribution", "window" or
                               another name in docs/evaluation.md, which replaces recent and n_sinks.
                               NULL: as "h2o", with these two */
-  int32_t drafts;          /* H2O_DRAFTS_*; on the CPU, without an archive */
+  int32_t drafts;          /* H2O_DRAFTS_*; on the CPU, H2O_DRAFTS_LOSSLESS without an archive */
   int32_t draft_max;       /* the most guesses at once, of all requests, up to 1024; 0: 16, or 4
                               with recurrent layers, whose states each guess copies */
   h2o_model* draft_model;  /* of H2O_DRAFTS_MODEL: a smaller one with the same vocabulary, which may

@@ -4,10 +4,12 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "core/error.h"
 #include "cpu/allocate.h"
 #include "cpu/attention/attention.h"
+#include "cpu/attention/drafts.h"
 #include "cpu/attention/rotate.h"
 #include "cpu/attention/whole.h"
 #include "cpu/isa/detect.h"
@@ -49,7 +51,7 @@ class CpuBackend final : public Backend {
         .shared_values = true,
         .archives = true,
         .archive_files = true,
-        .drafts = true,
+        .draft_rows = std::numeric_limits<int32_t>::max(),
         .state_spaces = true,
         .whole_texts = true,
         .block_windows = true,
@@ -308,6 +310,11 @@ class CpuBackend final : public Backend {
 
   void attend(const Attention& attention, const KvView& cache, const Batch& batch) override {
     n_clamped_ += h2o::attend(kernels_, pool_, attention, cache, batch);
+  }
+
+  void retract(std::span<const KvView> layers, const KvJournal& journal,
+               const Retraction& drafts) override {
+    h2o::retract(kernels_, pool_, layers, journal, drafts);
   }
 
   void attend_whole(const Attention& attention, int64_t head_dim, const Batch& batch) override {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <span>
 
-#include "kv/journal.h"
+#include "cpu/attention/drafts.h"
 
 namespace h2o {
 namespace {
@@ -35,11 +35,12 @@ void for_turns(ThreadPool& pool, const KvView& cache, const Batch& batch, const 
     const std::span<const Segment> segments = batch.turn(turn);
     if (segments.empty()) continue;
     if (turn > 0) {
+      const KvUndo undo = batch.journal->layer(cache.layer);
       pool.parallel_for(std::ssize(segments),
                         kStateCost * std::ssize(segments) * cache.state_floats,
                         [&](int, int64_t begin, int64_t end) {
                           for (int64_t i = begin; i < end; ++i)
-                            batch.journal->record_state(cache, segments[i]);
+                            record_state(cache, undo, segments[i]);
                         });
     }
     body(Rows(segments));

@@ -137,9 +137,9 @@ KvCache::KvCache(Backend& backend, std::span<const KvPolicy> policies, const KvS
   }
   reserve_rows(shape.max_rows);
   if (shape.max_drafts == 0) return;
-  require(capabilities.drafts, backend.name(), " does not verify drafts; use device=cpu");
-  require(archive_ == nullptr, "drafts are not supported with an archive: leave one of them out");
+  require(capabilities.draft_rows > 0, backend.name(), " does not verify drafts; use device=cpu");
   journal_.emplace(backend, layers_, shape.max_drafts);
+  retracted_.reserve(shape.max_drafts);
 }
 
 size_t KvCache::bytes(std::span<const KvPolicy> policies, const KvShape& shape) {
@@ -258,28 +258,28 @@ void KvCache::advance(const Batch& batch) {
 
 void KvCache::retract(const Batch& batch, int32_t sequence, int32_t n) {
   const auto belongs = [&](const Segment& segment) { return segment.sequence == sequence; };
-  for (int32_t turn = batch.n_turns() - 1; turn > 0 && n > 0; --turn) {
+  retracted_.clear();
+  for (int32_t turn = batch.n_turns() - 1; turn > 0 && std::ssize(retracted_) < n; --turn) {
     const std::span<const Segment> segments = batch.turn(turn);
     const auto draft = std::ranges::find_if(segments, belongs);
-    if (draft == segments.end()) continue;
-    restore(*draft);
-    --n;
+    if (draft != segments.end()) retracted_.push_back(draft->entry);
   }
+  retract_entries(sequence);
+  n -= static_cast<int32_t>(retracted_.size());
   // The others are in one segment: they filled free slots, in order.
   if (n > 0) truncate(sequence, lengths_[sequence] - n);
 }
 
 void KvCache::retract_entries(int32_t sequence, int32_t begin, int32_t end) {
-  journal_->begin(0);
-  for (int32_t i = end; i-- > begin;) {
-    restore({.sequence = sequence, .position = 0, .row = i, .n_rows = 1, .rolling = false});
-  }
+  retracted_.clear();
+  while (end > begin) retracted_.push_back(--end);
+  retract_entries(sequence);
 }
 
-void KvCache::restore(const Segment& draft) {
-  backend_.parallel_for(shape_.n_layers,
-                        [&](int64_t layer) { journal_->restore(layers_[layer], draft); });
-  --lengths_[draft.sequence];
+void KvCache::retract_entries(int32_t sequence) {
+  if (retracted_.empty()) return;
+  backend_.retract(layers_, *journal_, {sequence, lengths_[sequence], retracted_});
+  lengths_[sequence] -= static_cast<int32_t>(retracted_.size());
 }
 
 void KvCache::truncate(int32_t sequence, int32_t length) {

@@ -129,7 +129,7 @@ class KvCache {
   bool unlimited(int32_t layer, int32_t sequence) const;
   void check_policies(std::span<const KvPolicy> policies) const;
   void note_questions(int32_t layer);
-  void restore(const Segment& draft);               // what it has overwritten
+  void retract_entries(int32_t sequence);           // retracted_
   void truncate(int32_t sequence, int32_t length);  // of a cache that evicts nothing
   // Calls f(address, bytes) for the keys, then the values, of these tokens in each head.
   template <class F>
@@ -147,8 +147,9 @@ class KvCache {
   std::vector<char> rolling_;           // [n_sequences]
   std::unique_ptr<KvArchive> archive_;  // nullptr: evicted tokens are discarded
   std::optional<KvJournal> journal_;
-  Buffer storage_;     // every layer's slots
-  KvScratch scratch_;  // shared by all layers
+  std::vector<int32_t> retracted_;  // entries of the journal, the last first
+  Buffer storage_;                  // every layer's slots
+  KvScratch scratch_;               // shared by all layers
 };
 
 }  // namespace h2o

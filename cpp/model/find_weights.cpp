@@ -405,13 +405,14 @@ Weights find_weights(const GgufShards& model, const Config& c) {
 Weights find_predictor(const GgufShards& model, const Config& c) {
   Weights w;
   Finder find(model, c);
-  const std::string nextn = concat("blk.", c.n_layers, ".nextn.");
+  const std::string blk = concat("blk.", c.n_layers, "."), nextn = blk + "nextn.";
   w.layers.push_back(find_layer(find, c, c.n_layers));
   w.fusion = {.embd_norm = find.norm(nextn + "enorm"),
               .hidden_norm = find.norm(nextn + "hnorm"),
               .projection = find.linear(nextn + "eh_proj", c.n_embd, int64_t{2} * c.n_embd, false)};
-  const std::string head_norm = nextn + "shared_head_norm";
-  if (find.has(head_norm + ".weight")) w.output_norm = find.norm(head_norm);
+  for (const std::string& norm : {nextn + "shared_head_norm", blk + "layer_output_norm"}) {
+    if (find.has(norm + ".weight")) w.output_norm = find.norm(norm);
+  }
   w.token_embd = find.matrix_or_none(nextn + "embed_tokens.weight", c.n_vocab, c.n_embd);
   w.output.weight = find.matrix_or_none(nextn + "shared_head_head.weight", c.n_vocab, c.n_embd);
   return w;

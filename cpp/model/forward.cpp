@@ -175,11 +175,12 @@ Mixed mix(Backend& b, const Config& c, const Weights& w, int32_t l, const Batch&
 void fuse(Backend& b, const Config& c, const Fusion& fusion, const Activations& a) {
   norm(b, c, a.h, a.x, fusion.embd_norm);
   norm(b, c, a.hidden, a.hidden, fusion.hidden_norm);
-  const Tensor halves{a.fused.data, a.fused.dtype, 2 * a.fused.rows, c.n_embd};
-  for (int64_t i = 0; i < a.fused.rows; ++i) {  // in host memory, as all drafts
-    b.write(halves.row(2 * i), a.h.row(i), c.n_embd * sizeof(float));
-    b.write(halves.row(2 * i + 1), a.hidden.row(i), c.n_embd * sizeof(float));
-  }
+  const auto put = [&](const Tensor& x, int64_t half) {
+    b.copy_heads({a.fused.floats() + half * x.cols, a.fused.cols, 0}, {x.floats(), x.cols, 0},
+                 x.rows, 1, x.cols);
+  };
+  put(a.h, 0);
+  put(a.hidden, 1);
   b.matmul(a.x, a.fused, fusion.projection);
 }
 

@@ -1,6 +1,8 @@
 #include "model/predictor.h"
 
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "core/error.h"
 
@@ -18,7 +20,12 @@ std::shared_ptr<Model> next_token_predictor(const std::shared_ptr<Model>& model)
   config.recurrent_layers.clear();
   config.attention_layers.clear();
   config.ff_layers.clear();
-  config.mixture.n_dense = 0;
+  const std::string router = concat("blk.", c.n_layers, ".ffn_gate_inp.weight");
+  config.mixture.n_dense = model->file.tensor(router, 1) ? 0 : c.n_layers + 1;
+  if (std::vector<bool>& slides = config.sliding_window.layers; !slides.empty()) {
+    // Files may have flags of the other layers only; it is then like the first.
+    slides = {slides[std::ssize(slides) > c.n_layers ? c.n_layers : 0]};
+  }
   Weights weights = load_predictor(model->file, config, model->weights, *model->backend);
   config.delta_net = {};
   config.n_layers = 1;

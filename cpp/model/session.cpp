@@ -140,7 +140,7 @@ void Session::compute_logits(std::span<const Input> inputs, std::span<const floa
   } else {
     model_->backend->run(batch_, graph, pass);
   }
-  cache_.advance(batch_);
+  advance();
 }
 
 void Session::read_every_row(const Input& input, Values wanted, const Sink& sink) {
@@ -149,7 +149,7 @@ void Session::read_every_row(const Input& input, Values wanted, const Sink& sink
   prepare({&input, 1});
   Backend& b = *model_->backend;
   b.run(batch_, [&] { forward(b, model_->config, model_->weights, batch_, cache_, activations_); });
-  cache_.advance(batch_);
+  advance();
   std::vector<int32_t> rows(batch_.n_rows());
   std::iota(rows.begin(), rows.end(), 0);
   read_rows(rows, wanted, sink);
@@ -290,8 +290,12 @@ void Session::read_hidden_states(int32_t sequence, std::vector<float>& to) {
   });
 }
 
-std::span<const float> Session::last_hidden() const {
-  return {activations_.last.floats(), static_cast<size_t>(model_->config.n_embd)};
+std::span<const float> Session::last_hidden() {
+  const std::lock_guard lock(model_->mutex);
+  hidden_read_.resize(model_->config.n_embd);
+  model_->backend->read(hidden_read_.data(), activations_.last.data,
+                        hidden_read_.size() * sizeof(float));
+  return hidden_read_;
 }
 
 void Session::set_hidden(std::span<const float> states) {
@@ -383,7 +387,7 @@ std::vector<char> Session::kept_anywhere(int32_t sequence) const {
 
 size_t Session::cache_bytes() const {
   const std::lock_guard lock(model_->mutex);
-  return cache_.bytes();
+  return cache_.bytes() + (observer_ ? observer_->bytes() : 0);
 }
 
 size_t Session::archive_bytes() const {
@@ -397,6 +401,11 @@ size_t Session::full_cache_bytes() const {
   KvShape shape = cache_.shape();
   shape.rope = {};  // a full cache does not roll
   return KvCache::bytes({&full, 1}, shape);
+}
+
+int64_t Session::n_clamped() const {
+  const std::lock_guard lock(model_->mutex);
+  return n_clamped_;
 }
 
 int32_t Session::room_unlocked(int32_t sequence) const {
@@ -457,6 +466,9 @@ void Session::check(std::span<const Input> inputs) const {
   }
   require(n_rows <= static_cast<size_t>(options_.n_batch), n_rows,
           " tokens in one step, at most n_batch = ", options_.n_batch);
+  const int32_t draft_rows = model_->backend->capabilities().draft_rows;
+  require(n_drafts == 0 || n_rows <= static_cast<size_t>(draft_rows), n_rows,
+          " tokens in one step with drafts, at most ", draft_rows, " on ", model_->backend->name());
   require(n_drafts <= options_.max_drafts, n_drafts,
           " drafts in one step, at most max_drafts = ", options_.max_drafts);
   require(!model_->config.predicts || std::cmp_equal(n_rows, n_hidden_), n_rows,
@@ -467,6 +479,7 @@ void Session::check(std::span<const Input> inputs) const {
 void Session::prepare(std::span<const Input> inputs) {
   check(inputs);
   n_hidden_ = 0;
+  n_clamped_before_ = model_->backend->n_clamped();
   batch_.clear();
   if (inputs[0].ahead) return prepare_ahead(inputs[0]);
   n_ahead_ = 0;
@@ -475,14 +488,15 @@ void Session::prepare(std::span<const Input> inputs) {
   batch_.logits_rows.resize(n_logits);  // input by input
 
   // Appends the tokens [begin, end) of an input, whose logits begin at `logits`.
-  const auto add = [&](const Input& input, size_t logits, size_t begin, size_t end) {
+  const auto add = [&](const Input& input, size_t logits, size_t begin, size_t end,
+                       int32_t entry = -1) {
     const size_t first_wanted = input.tokens.size() - input.n_logits();
     for (size_t i = std::max(begin, first_wanted); i < end; ++i) {
       batch_.logits_rows[logits + i - first_wanted] =
           batch_.n_rows() + static_cast<int32_t>(i - begin);
     }
     batch_.add(input.sequence, cache_.length(input.sequence) + static_cast<int32_t>(begin),
-               input.tokens.subspan(begin, end - begin), cache_.rolling(input.sequence));
+               input.tokens.subspan(begin, end - begin), cache_.rolling(input.sequence), entry);
   };
   // The state of a plain sequence does not depend on how its tokens are divided.
   const auto n_in_turns = [&](const Input& input) {
@@ -498,16 +512,22 @@ void Session::prepare(std::span<const Input> inputs) {
     n_turns = std::max(n_turns, n_in_turns(input));
     logits += input.n_logits();
   }
-  if (n_turns > 0) cache_.journal()->begin(batch_.n_rows());
+  int32_t n_entries = 0;
   for (int32_t turn = 0; turn < n_turns; ++turn) {
     batch_.begin_turn();
     logits = 0;
     for (const Input& input : inputs) {
       const size_t at = input.tokens.size() - input.n_drafts + turn;
-      if (turn < n_in_turns(input)) add(input, logits, at, at + 1);
+      if (turn < n_in_turns(input)) add(input, logits, at, at + 1, n_entries++);
       logits += input.n_logits();
     }
   }
+}
+
+// Adds the rows of the batch to their sequences, after a pass.
+void Session::advance() {
+  cache_.advance(batch_);
+  n_clamped_ += model_->backend->n_clamped() - n_clamped_before_;
 }
 
 // Has a sequence reached the trained length, and can it go on with rolling positions?
@@ -523,10 +543,9 @@ void Session::prepare_ahead(const Input& input) {
             " tokens that may be retracted");
     cache_.roll(input.sequence);
   }
-  cache_.journal()->begin(-n_ahead_++);
   batch_.begin_turn();
   batch_.add(input.sequence, cache_.length(input.sequence), input.tokens,
-             cache_.rolling(input.sequence));
+             cache_.rolling(input.sequence), n_ahead_++);
   batch_.want_last();
 }
 

@@ -98,7 +98,7 @@ class Session {
   void read_hidden_states(int32_t sequence, std::vector<float>& to);
 
   // Returns that of the last step's first logits [n_embd], valid until the next.
-  std::span<const float> last_hidden() const;
+  std::span<const float> last_hidden();
 
   // Sets the other model's hidden states for the next step, whose n rows are those of one sequence
   // [n, n_embd]. Requires Config::predicts. Throws InvalidArgument, as a step with other rows does.
@@ -155,10 +155,13 @@ class Session {
   const SessionOptions& options() const { return options_; }
   const KvShape& cache_shape() const { return cache_.shape(); }
   // These block during a step on another thread.
-  size_t cache_bytes() const;
+  size_t cache_bytes() const;                                    // with what fill() needs
   const KvArchive* archive() const { return cache_.archive(); }  // nullptr if there is none
   size_t archive_bytes() const;     // of evicted tokens, if there is an archive
   size_t full_cache_bytes() const;  // size of a cache for all n_ctx tokens
+  // Stored numbers that the cache's types clamped, as Backend::n_clamped(), with those of tokens
+  // that were retracted.
+  int64_t n_clamped() const;
 
  private:
   // No other thread may use the back end at the same time.
@@ -174,6 +177,7 @@ class Session {
   void check(std::span<const Input> inputs) const;
   void check_decodes() const;
   void prepare(std::span<const Input> inputs);
+  void advance();
   void place_token_types(std::span<const Input> texts);
   template <class Read, class Use>
   void for_rows(std::span<const int32_t> rows, const Read& read, const Use& use);
@@ -193,11 +197,14 @@ class Session {
   Batch batch_;
   int64_t n_hidden_ = 0;                   // rows of set_hidden() that no step has read
   int32_t n_ahead_ = 0;                    // tokens that may be retracted
+  int64_t n_clamped_ = 0;                  // in all passes
+  int64_t n_clamped_before_ = 0;           // the back end's, before the current pass
   Buffer picks_;                           // [n_logits] of greedy(), on the back end
   Buffer largest_;                         // [n_logits] of select(), on the back end
   Buffer logits_;                          // [n_logits, the largest of Values] on the host
   Buffer largest_read_;                    // [n_logits], on the host
   std::vector<int32_t> picks_read_;        // [n_logits]
+  std::vector<float> hidden_read_;         // [n_embd]
   std::unique_ptr<CapturedGraph> steps_;   // of step()
   std::unique_ptr<CapturedGraph> greedy_;  // of greedy()
   std::unique_ptr<CapturedGraph> select_;  // of select()

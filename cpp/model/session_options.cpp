@@ -93,6 +93,9 @@ SessionOptions resolve(const Model& model, SessionOptions options) {
           " to 65536");
   require(options.max_drafts >= 0 && options.max_drafts <= kMaxDrafts, "max_drafts is ",
           options.max_drafts, ", expected 0 to ", kMaxDrafts);
+  if (const int32_t rows = model.backend->capabilities().draft_rows; rows > 0) {
+    options.max_drafts = std::min(options.max_drafts, rows - 1);
+  }
   if (options.archive.n_recalled != 0) {
     require(config.alibi_max_bias == 0, config.family->architecture,
             " uses ALiBi, which does not support an archive: leave archive out");

@@ -305,6 +305,9 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
 Weights load_predictor(const GgufShards& model, const Config& c, const Weights& others,
                        Backend& backend) {
   Weights w = find_predictor(model, c);
+  if (LatentLayer& latent = w.layers[0].latent; latent.kv_b) {
+    divide_keys_and_values(latent, c, backend, w.owned);
+  }
   std::vector<Tensor*> tensors = tensors_of(w.layers[0]);
   for (Affine* one : {&w.fusion.embd_norm, &w.fusion.hidden_norm, &w.fusion.projection,
                       &w.output_norm, &w.output}) {
@@ -323,6 +326,7 @@ Weights load_predictor(const GgufShards& model, const Config& c, const Weights& 
   if (!w.output_norm.weight) w.output_norm = others.output_norm;
   w.rope = others.rope;
   w.long_rope = others.long_rope;
+  w.window_rope = others.window_rope;
   return w;
 }
 

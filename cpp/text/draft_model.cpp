@@ -30,9 +30,11 @@ double seconds_since(Clock::time_point started) {
 }
 
 bool retracts(const Model& model) {
-  return model.backend->capabilities().drafts && model.config.kv_sources.empty() &&
+  return model.backend->capabilities().draft_rows > 0 && model.config.kv_sources.empty() &&
          model.config.recurrent_layers.empty();
 }
+
+int32_t most_drafts(const Model& model) { return model.backend->capabilities().draft_rows - 1; }
 
 // With one sequence, kCopy or the first text's.
 SessionOptions prepared(SessionOptions options, bool retracts) {
@@ -203,6 +205,7 @@ class ModelDrafter final : public Drafter {
     const size_t n = std::min({static_cast<size_t>(Session::kMostObserved), n_read, read.size()});
     model_->session_.fill(sequence_, *step.session, step.sequence, read.last(n));
     model_->fill_time_.add(seconds_since(started));
+    model_->cache_bytes_ = model_->session_.cache_bytes();
   }
 
   // Reads the last tokens of the text and proposes n tokens after them.
@@ -276,9 +279,11 @@ class ModelDrafter final : public Drafter {
 
 DraftModel::DraftModel(std::shared_ptr<Model> model, SessionOptions options, int32_t n_vocab)
     : n_vocab_(n_vocab),
-      max_drafts_(options.max_drafts),
       retracts_(retracts(*model)),
-      session_(std::move(model), prepared(std::move(options), retracts_)) {
+      max_drafts_(retracts_ ? std::min(options.max_drafts, most_drafts(*model))
+                            : options.max_drafts),
+      session_(std::move(model), prepared(std::move(options), retracts_)),
+      cache_bytes_(session_.cache_bytes()) {
   free_.reserve(session_.options().max_sequences);  // give_back() needs no memory
   if (retracts_) free_.push_back(0);
 }
@@ -292,9 +297,11 @@ std::shared_ptr<DraftModel> DraftModel::of_full_cache(std::shared_ptr<Model> mod
           "the positions of a full cache do not roll: leave positions at auto");
   require(config.sliding_window.size == 0, config.family->architecture,
           " has layers that attend to a window only, which lossless does not support");
+  require(
+      model->backend->capabilities().independent_rows, model->backend->name(),
+      " would read a full cache for each token, as without drafts; use lossless with device=cpu");
   require(retracts(*model), config.family->architecture, " on ", model->backend->name(),
-          " has recurrent layers or shared caches, or the device has no drafts: lossless does not "
-          "support that");
+          " has recurrent layers or shared caches, which lossless does not support");
   require(std::ranges::none_of(options.policies, &KvPolicy::weighs_values),
           "lossless does not support a policy that weighs values: choose h2o, mean or sinks");
   options.positions = Positions::original;
@@ -325,6 +332,7 @@ int32_t DraftModel::take() {
     const int32_t n = session_.options().n_sequences;
     if (n == session_.options().max_sequences) return -1;
     session_.reserve_sequences(n + 1);
+    cache_bytes_ = session_.cache_bytes();
     free_.push_back(n);
   }
   const int32_t sequence = free_.back();

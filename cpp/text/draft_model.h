@@ -10,6 +10,7 @@
 // sequence, a copy.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -40,6 +41,9 @@ class DraftModel : public std::enable_shared_from_this<DraftModel> {
   static std::shared_ptr<DraftModel> of_predictor(const std::shared_ptr<Model>& model,
                                                   SessionOptions options);
 
+  // Allocated bytes of its cache. May be called by any thread.
+  size_t cache_bytes() const { return cache_bytes_; }
+
   // Proposes for a text. Must not outlive this unless it is shared.
   std::shared_ptr<Drafter> drafter();
 
@@ -54,10 +58,11 @@ class DraftModel : public std::enable_shared_from_this<DraftModel> {
 
   const int64_t process_ = process_id();  // a forked child may find mutex_ locked
   const int32_t n_vocab_;
-  const int32_t max_drafts_;
   const bool retracts_;
+  const int32_t max_drafts_;
   bool fills_ = false;  // its sequences are filled from the cache that verifies
   Session session_;
+  std::atomic<size_t> cache_bytes_;
   // Used by the computing thread. The first times are not counted, because memory is new.
   TypicalTime draft_time_{3};
   TypicalTime fill_time_{1};

@@ -405,7 +405,10 @@ bool Engine::closed() const {
 EngineStats Engine::stats() const {
   check_process();
   const Lock lock(monitor_->mutex);
-  return runner_.stats();
+  EngineStats stats = runner_.stats();
+  if (draft_model_ != nullptr)
+    stats.draft_bytes = static_cast<int64_t>(draft_model_->cache_bytes());
+  return stats;
 }
 
 bool Engine::try_step(Lock& lock) noexcept {

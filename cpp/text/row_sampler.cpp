@@ -54,7 +54,9 @@ void RowSampler::pass(std::span<const StepRow> rows, std::span<const Input> inpu
     std::ranges::copy(session_.greedy(inputs), results.picks.begin());
     return;
   }
-  if (session_.selects() && std::ranges::any_of(rows, may(&Sampler::may_draw_from_largest))) {
+  const bool has_drafts = std::ranges::any_of(rows, &StepRow::n_drafts);
+  if (session_.selects() && !has_drafts &&
+      std::ranges::any_of(rows, may(&Sampler::may_draw_from_largest))) {
     return select(rows, inputs, temperatures, results);
   }
   const std::span<const float> logits = session_.step(inputs);

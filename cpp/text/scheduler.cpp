@@ -252,6 +252,10 @@ std::vector<StepRow> Scheduler::next_rows(std::vector<StepOutput>& outputs) {
   int64_t drafts_left = max_drafts();
   const auto n_decoding = static_cast<int32_t>(std::ranges::count_if(
       outputs, [](const StepOutput& output) { return !output.generation->reads_prompt(); }));
+  // With the drafts of the step. A prompt leaves no room, unless there is no limit.
+  const int64_t draft_rows = session_.model().backend->capabilities().draft_rows;
+  int64_t draft_rows_left = draft_rows - n_decoding;
+  if (n_decoding < std::ssize(outputs)) draft_rows_left -= session_.options().n_batch;
   const auto visit = [&](bool prompts) {
     for (StepOutput& output : outputs) {
       const Generation& g = *output.generation;
@@ -260,10 +264,13 @@ std::vector<StepRow> Scheduler::next_rows(std::vector<StepOutput>& outputs) {
       StepRow row = next_row(output);
       const int64_t n = std::ssize(row.part);
       if (n > left) continue;
-      if (!prompts) row = with_drafts(row, left - n, drafts_left, n_decoding - 1);
+      if (!prompts) {
+        row = with_drafts(row, std::min(left - n, draft_rows_left), drafts_left, n_decoding - 1);
+      }
       rows.push_back(row);
       left -= std::ssize(row.part);
       drafts_left -= row.n_drafts;
+      draft_rows_left -= row.n_drafts;
     }
   };
   visit(false);

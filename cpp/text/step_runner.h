@@ -30,6 +30,7 @@ struct EngineStats {
   int64_t generated_tokens = 0;
   int64_t drafted_tokens = 0;   // tokens proposed by drafters
   int64_t accepted_tokens = 0;  // of these, those that were right
+  int64_t draft_bytes = 0;      // allocated for the cache that proposes them, if a model does
   int64_t evictions = 0;        // in the layer that keeps most
   int64_t cached_tokens = 0;    // prompt tokens found in the prefix cache
   int64_t prefix_bytes = 0;     // of the prefix cache

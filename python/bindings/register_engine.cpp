@@ -367,7 +367,7 @@ void register_engine(py::module_& m) {
         const EngineStats s = engine.stats();
         return py::make_tuple(s.n_sequences, s.n_active, s.n_waiting, s.prompt_tokens,
                               s.generated_tokens, s.evictions, s.cached_tokens, s.prefix_bytes,
-                              s.n_allocated, s.drafted_tokens, s.accepted_tokens);
+                              s.n_allocated, s.drafted_tokens, s.accepted_tokens, s.draft_bytes);
       });
 }
 

@@ -210,8 +210,6 @@ void register_session(py::module_& m) {
            }),
            py::arg("file"), py::kw_only(), py::arg("device"), py::arg("threads"))
       .def_property_readonly("backend", [](const Model& model) { return model.backend->name(); })
-      .def_property_readonly("n_clamped",
-                             [](const Model& model) { return model.backend->n_clamped(); })
       .def_property_readonly("unused_parts",
                              [](const Model& model) { return unused_parts(model.file); })
       .def_property_readonly("shards", [](const Model& model) { return model.file; })
@@ -310,6 +308,9 @@ void register_session(py::module_& m) {
       .def_property_readonly(
           "cache_bytes",
           py::cpp_function(&Session::cache_bytes, py::call_guard<py::gil_scoped_release>()))
+      .def_property_readonly(
+          "n_clamped",
+          py::cpp_function(&Session::n_clamped, py::call_guard<py::gil_scoped_release>()))
       .def_property_readonly(
           "archive_bytes",
           py::cpp_function(&Session::archive_bytes, py::call_guard<py::gil_scoped_release>()))

@@ -113,7 +113,7 @@ class Generator(Closing):
             same, bit for bit. "lookup": from earlier occurrences of the last tokens; "mtp": by the
             file's layer for multi-token prediction; otherwise by a smaller model with the same
             vocabulary, as for `path`. Where no gain is expected, nothing is guessed. CPU only; not
-            with an archive or layers that share a cache. None: no drafts.
+            with layers that share a cache. None: no drafts.
         draft_max: the most tokens that are guessed at once, for all sequences together; default:
             16, or 4 if layers are recurrent.
         draft_tokens: how many tokens of each text the cache of a draft model keeps, as hh.
@@ -608,8 +608,7 @@ class Generator(Closing):
     def stats(self, *, layers: bool = False) -> Stats:
         """Returns what the cache of the last stream holds; layers: also per layer and KV head."""
         runtime = self._runtime()
-        engine = runtime.engine
-        return Stats.of(runtime.model, engine.session, engine.last_sequence, layers=layers)
+        return Stats.of(runtime.model, runtime.engine, layers=layers)
 
     def kept(self, layer: int, kv_head: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Kept positions of one KV head, ascending, int32 [n], and their scores, float32 [n].

@@ -84,6 +84,17 @@ def test_keys_give_finite_logits(model: Path, kv_dtype: str) -> None:
     assert 0 < n < len(TOKENS) * N_HEADS * HEAD_DIM * N_LAYERS
 
 
+def test_caches_that_propose_drafts_are_not_counted(model: Path) -> None:
+    path = with_values(model, "v", 1e6)
+    prompt = np.random.default_rng(1).integers(5, 400, 30).tolist()
+    with Generator(path, n_ctx=64, lossless=True, hh=8) as generator:
+        result = generator.generate(prompt, max_tokens=20, temperature=0, ignore_eos=True)
+        stats = generator.stats()
+    n_read = stats.tokens_seen + result.drafted_tokens - result.accepted_tokens
+    assert result.drafted_tokens > 0
+    assert stats.clamped == n_read * N_HEADS * HEAD_DIM * N_LAYERS
+
+
 def test_run_tells_it(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for value, told in ((1e6, True), (1.0, False)):
         path = with_values(model, "v", value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from h2o_cpp.model.session import open_model
 from support.changed_gguf import changed
 from support.needs import packages
 from support.opt_checkpoint import (
-    Arrays,
     read_metadata,
     read_tensors,
     write_json,
@@ -34,6 +32,7 @@ from support.random_models import (
     reference_logits,
     save_checkpoint,
 )
+from support.renamed_checkpoints import LING, read_checkpoint, renamed, with_joined_projections
 
 pytestmark = packages("torch", "transformers", "safetensors")
 U32 = GGUFValueType.UINT32
@@ -54,47 +53,6 @@ QWEN = Recipe(
         "qkv_bias": False,
     },
 )
-
-
-def read_checkpoint(path: Path) -> tuple[dict[str, Any], Arrays]:
-    """config.json and the weights by their names."""
-    from safetensors.numpy import load_file
-
-    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    return config, load_file(path / "model.safetensors")
-
-
-def renamed(name: str, names: dict[str, str]) -> str:
-    for old, new in names.items():
-        name = name.replace(old, new)
-    return name
-
-
-def with_joined_projections(weights: Arrays) -> Arrays:
-    """With Q, K and V in one tensor, as in Ling's checkpoints."""
-    joined = {
-        name: values
-        for name, values in weights.items()
-        if not name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
-    }
-    for name in weights:
-        if name.endswith("self_attn.q_proj.weight"):
-            parts = [
-                weights[name.replace("q_proj", part)] for part in ("q_proj", "k_proj", "v_proj")
-            ]
-            joined[name.replace("self_attn.q_proj", "attention.query_key_value")] = np.concatenate(
-                parts
-            )
-    return joined
-
-
-_LING = {
-    "self_attn.o_proj": "attention.dense",
-    "self_attn.q_norm": "attention.query_layernorm",
-    "self_attn.k_norm": "attention.key_layernorm",
-    "embed_tokens": "word_embeddings",
-    "e_score_correction_bias": "expert_bias",
-}
 
 
 def assert_same_logits(path: Path, model: Any, recipe: Recipe) -> None:
@@ -136,7 +94,7 @@ def test_shared_experts_without_a_gate(tmp_path: Path, name: str, normalized: bo
     if name == "bailingmoe":
         config["architectures"] = ["BailingMoeForCausalLM"]
         weights = with_joined_projections(weights)
-        weights = {renamed(key, _LING): values for key, values in weights.items()}
+        weights = {renamed(key, LING): values for key, values in weights.items()}
     write_json(tmp_path / "config.json", config)
     write_safetensors(tmp_path / "model.safetensors", weights)
     convert(tmp_path, tmp_path / "model.gguf", "f32")
@@ -157,7 +115,7 @@ def test_ling_2_is_glm_4_5_with_other_names(tmp_path: Path) -> None:
     config["num_shared_experts"] = config.pop("n_shared_experts")
     del config["n_routed_experts"]
     weights = with_joined_projections(weights)
-    weights = {renamed(key, _LING): values for key, values in weights.items()}
+    weights = {renamed(key, LING): values for key, values in weights.items()}
     write_json(tmp_path / "config.json", config)
     write_safetensors(tmp_path / "model.safetensors", weights)
     convert(tmp_path, tmp_path / "model.gguf", "f32")
@@ -169,8 +127,8 @@ def test_ling_2_is_glm_4_5_with_other_names(tmp_path: Path) -> None:
     assert_same_logits(tmp_path / "model.gguf", model, recipe)
 
 
-def test_layers_that_predict_further_tokens_are_skipped(tmp_path: Path) -> None:
-    """In checkpoints, which have them after the others, and in llama.cpp's files."""
+def test_layers_that_predict_further_tokens_change_no_logits(tmp_path: Path) -> None:
+    """In checkpoints, which have them after the others, and in files."""
     recipe = RECIPES["glm4_moe"]
     model = make_model(recipe, 23)
     save_checkpoint(model, tmp_path)
@@ -180,30 +138,25 @@ def test_layers_that_predict_further_tokens_are_skipped(tmp_path: Path) -> None:
         for key, values in weights.items()
         if ".layers.2." in key
     }
+    norms = ("enorm", "hnorm", "shared_head.norm")
+    last |= {f"model.layers.3.{norm}.weight": np.ones(32, np.float32) for norm in norms}
     weights |= last | {"model.layers.3.eh_proj.weight": np.zeros((32, 64), np.float32)}
     write_json(tmp_path / "config.json", config | {"num_nextn_predict_layers": 1})
     write_safetensors(tmp_path / "model.safetensors", weights)
-    convert(tmp_path, tmp_path / "model.gguf", "f32")
-    assert read_metadata(tmp_path / "model.gguf")["glm4moe.block_count"] == 3
-    assert_same_logits(tmp_path / "model.gguf", model, recipe)
-
-    more = {
-        name.replace("blk.2.", "blk.3."): values
-        for name, (_, values) in read_tensors(tmp_path / "model.gguf").items()
-        if name.startswith("blk.2.")
-    } | {"blk.3.nextn.eh_proj.weight": np.zeros((32, 64), np.float32)}
-    keys = {"glm4moe.block_count": (4, U32), "glm4moe.nextn_predict_layers": (1, U32)}
-    file = changed(tmp_path / "model.gguf", tmp_path / "more.gguf", keys, more)
+    file = tmp_path / "model.gguf"
+    convert(tmp_path, file, "f32")
+    metadata = read_metadata(file)
+    assert metadata["glm4moe.block_count"] == 4
+    assert metadata["glm4moe.nextn_predict_layers"] == 1
     assert_same_logits(file, model, recipe)
     assert ModelShape.of_file(file).n_layers == 3
+    assert {w.name for w in weights_of([_core.GgufFile(file)])} == {
+        name for name in read_tensors(file) if not name.startswith("blk.3.")
+    }
 
-    assert {w.name for w in weights_of([_core.GgufFile(file)])} == set(
-        read_tensors(tmp_path / "model.gguf")
-    )
-
-    without = {"glm4moe.block_count": (4, U32)}
-    file = changed(tmp_path / "model.gguf", tmp_path / "all.gguf", without, more)
-    with pytest.raises(ValueError, match=r"nextn\.eh_proj\.weight' is not part of"):
+    without = {"glm4moe.nextn_predict_layers": (0, U32)}
+    file = changed(file, tmp_path / "all.gguf", without, {})
+    with pytest.raises(ValueError, match=r"nextn\.\w+\.weight' is not part of"):
         Generator(file)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from h2o_cpp import BUNDLED_MODEL, Generator, Policy
 from h2o_cpp.cli import main
-from support.outputs import N_VOCAB, OPTION_SETS, left
+from support.outputs import N_VOCAB, OPTION_SETS, left, only_some
 from support.random_search import examples
 from support.random_texts import OPTIONS, POLICIES, PROTECTED
 
@@ -63,6 +63,25 @@ def test_repetitions_are_guessed() -> None:
         assert (without.text, without.drafted_tokens) == (result.text, 0)
 
 
+def test_nothing_differs_with_an_archive() -> None:
+    common: Any = {
+        "policy": Policy.h2o(8, 6, 2), "n_ctx": N_CTX, "n_batch": 16, "archive": "f16",
+        "archive_pages": 1,
+    }  # fmt: skip
+    with (
+        Generator(LLAMA, threads=1, **common) as plain,
+        Generator(LLAMA, threads=2, draft="lookup", draft_max=5, **common) as drafted,
+    ):
+        for seed in range(10):
+            prompt = [3 + seed, 4, 5] * 4
+            options: dict[str, Any] = {
+                "temperature": [0.0, 0.3][seed % 2], "seed": seed, "max_tokens": 26,
+                "ignore_eos": True, "constraint": only_some,
+            }  # fmt: skip
+            assert left(drafted, prompt, options) == left(plain, prompt, options)
+            assert drafted.stats().archive_bytes == plain.stats().archive_bytes > 0
+
+
 def test_batches_count_their_drafts() -> None:
     with (
         Generator(BUNDLED_MODEL, hh=40, n_ctx=256) as plain,
@@ -99,7 +118,6 @@ def test_text_that_repeats_nothing_has_few_drafts() -> None:
         ({"draft": LLAMA}, "has another vocabulary: token 4 is 'a', expected '!'"),
         ({"draft": LLAMA, "draft_tokens": 0}, "draft_tokens=0"),
         ({"draft": "lookup", "draft_max": 0}, "draft_max=0"),
-        ({"draft": "lookup", "hh": 20, "archive": "f16"}, "archive"),
     ],
 )
 def test_refused_options(options: Any, message: str) -> None:
@@ -129,6 +147,12 @@ def test_a_draft_model_changes_nothing(draft_tokens: int) -> None:
         assert [one.text for one in results] == expected
         alone = generator.generate(prompts[0], draft=False, **options)
         assert (alone.text, alone.drafted_tokens) == (expected[0], 0)
+        assert generator.stats().draft_bytes > 0
+
+
+def test_drafts_of_lookup_take_no_cache_of_their_own() -> None:
+    with Generator(BUNDLED_MODEL, hh=40, n_ctx=256, draft="lookup") as generator:
+        assert generator.stats().draft_bytes == 0
 
 
 def test_refused_option_of_a_stream() -> None:

@@ -67,6 +67,10 @@ def test_batches_and_their_drafts(temperature: float) -> None:
         assert [one.text for one in results] == [one.text for one in expected]
         plain = generator.generate(prompts[0], draft=False, **options)
         assert (plain.text, plain.drafted_tokens) == (expected[0].text, 0)
+        stats = generator.stats()
+        assert stats.draft_bytes > 0
+        with generator.engine() as engine:
+            assert engine.stats().draft_bytes == stats.draft_bytes
 
 
 def test_conversations_reuse_the_full_cache() -> None:

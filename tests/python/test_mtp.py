@@ -1,7 +1,7 @@
 """Layers for multi-token prediction: their logits, and outputs with their drafts.
 
-The last layer of a random model becomes one. transformers does not compute such layers, but has
-the decoder layer that each consists of.
+The last layer of a random model becomes one. It is in the checkpoint as each family has it, or, for
+families whose conversion does not write it, in the file as llama.cpp has it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from h2o_cpp.model.session import open_model, open_session
 from h2o_cpp.policy import Policy
 from support.changed_gguf import changed
 from support.needs import packages
+from support.opt_checkpoint import Arrays, write_json, write_safetensors
 from support.outputs import left
 from support.random_models import (
     HYBRIDS,
+    LATENTS,
     RECIPES,
     Recipe,
     float32_tolerance,
@@ -32,38 +34,101 @@ from support.random_models import (
     random_tokens,
     save_checkpoint,
 )
+from support.renamed_checkpoints import LING, read_checkpoint, renamed, with_joined_projections
 
 pytestmark = packages("torch", "transformers", "safetensors")
 
 U32 = GGUFValueType.UINT32
+
+
+def _k_exaone() -> Recipe:
+    """Its predicting layer has a window and no experts."""
+    recipe = RECIPES["exaone_moe"]
+    kinds = ["dense", *["sparse"] * 3, "dense"]
+    return dataclasses.replace(recipe, options=recipe.options | {"mlp_layer_types": kinds})
+
+
 # Their last layers have attention.
-MODELS = {"glm4_moe": RECIPES["glm4_moe"], "qwen35_listed": HYBRIDS["qwen35_listed"]}
+MODELS = {
+    "glm4_moe": RECIPES["glm4_moe"],
+    "qwen35_listed": HYBRIDS["qwen35_listed"],
+    "deepseek_v3": LATENTS["deepseek_v3"],
+    "glm4_moe_lite": LATENTS["glm4_moe_lite"],
+    "exaone_moe": _k_exaone(),
+    "ling_2": dataclasses.replace(
+        RECIPES["glm4_moe_groups"],
+        options=RECIPES["glm4_moe_groups"].options | {"head_dim": 8},
+    ),
+}
+NORMS = {"enorm": "enorm", "hnorm": "hnorm", "shared_head_norm": "shared_head.norm"}
+K_EXAONE = {
+    "enorm": "pre_fc_norm_embedding",
+    "hnorm": "pre_fc_norm_hidden",
+    "shared_head_norm": "norm",
+    "eh_proj": "fc",
+}
 
 
 class Predicting:
     """A model whose last layer predicts the token after the next."""
 
-    def __init__(self, recipe: Recipe, folder: Path) -> None:
+    def __init__(self, name: str, recipe: Recipe, folder: Path) -> None:
         self.recipe = recipe
         self.reference = make_model(recipe, seed=11)
-        save_checkpoint(self.reference, folder)
-        convert(folder, folder / "whole.gguf", "f32")
         random = np.random.default_rng(3)
         n = recipe.n_embd
-        norms = ("enorm", "hnorm", "shared_head_norm")
-        self.nextn: dict[str, NDArray[np.float32]] = {
-            name: random.normal(1, 0.3, size=n).astype(np.float32) for name in norms
+        self.nextn: Arrays = {
+            norm: random.normal(1, 0.3, size=n).astype(np.float32) for norm in NORMS
         }
         self.nextn["eh_proj"] = random.normal(size=(n, 2 * n), scale=n**-0.5).astype(np.float32)
+        save_checkpoint(self.reference, folder)
+        self.path = folder / "model.gguf"
+        if name == "qwen35_listed":
+            return self._change_file(folder)
+        config, weights = read_checkpoint(folder)
         last = recipe.n_layers - 1
+        config |= {"num_hidden_layers": last, "num_nextn_predict_layers": 1}
+        for kinds in ("layer_types", "mlp_layer_types"):
+            if kinds in config:
+                config[kinds] = config[kinds][:last]
+        names = NORMS | {"eh_proj": "eh_proj"}
+        prefix, separate = f"model.layers.{last}.", name == "exaone_moe"
+        if separate:
+            names = K_EXAONE
+            weights = {renamed(key, {prefix: "mtp.layers.0."}): weights[key] for key in weights}
+        for key, values in self.nextn.items():
+            weights[f"{'mtp.' if separate else prefix}{names[key]}.weight"] = values
+        if name == "ling_2":
+            config |= {"architectures": ["BailingMoeV2ForCausalLM"], "num_experts": 12}
+            config["num_shared_experts"] = config.pop("n_shared_experts")
+            del config["n_routed_experts"]
+            weights = with_joined_projections(weights)
+            others = LING | {"shared_head.norm": "final_layernorm"}
+            weights = {renamed(key, others): weights[key] for key in weights}
+        write_json(folder / "config.json", config)
+        write_safetensors(folder / "model.safetensors", weights)
+        convert(folder, self.path, "f32")
+
+    def _change_file(self, folder: Path) -> None:
+        convert(folder, folder / "whole.gguf", "f32")
         file = GGUFReader(folder / "whole.gguf")
         architecture = file.fields["general.architecture"].contents()
-        self.path = changed(
+        last = self.recipe.n_layers - 1
+        changed(
             folder / "whole.gguf",
-            folder / "model.gguf",
+            self.path,
             {f"{architecture}.nextn_predict_layers": (1, U32)},
             {f"blk.{last}.nextn.{name}.weight": values for name, values in self.nextn.items()},
         )
+
+    def hidden(self, ids: Any) -> Any:
+        """The hidden states of the other layers, after the last norm."""
+        model, inner = self.reference, self.reference.model
+        layers, n_layers = inner.layers, model.config.num_hidden_layers
+        inner.layers, model.config.num_hidden_layers = layers[:-1], n_layers - 1
+        hidden = inner(ids).last_hidden_state
+        inner.layers, model.config.num_hidden_layers = layers, n_layers
+        return hidden
 
     def logits(self, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
         """Those of the layer, after each token but the last and the one after it, in float64."""
@@ -76,19 +141,17 @@ class Predicting:
             scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
             return x * scale * torch.as_tensor(self.nextn[name]).double()
 
-        layers = inner.layers
         with torch.no_grad():
             ids = torch.as_tensor(tokens)[None]
-            inner.layers = layers[:-1]
-            kept, model.config.num_hidden_layers = model.config.num_hidden_layers, len(layers) - 1
-            hidden = inner(ids).last_hidden_state
-            inner.layers, model.config.num_hidden_layers = layers, kept
+            hidden = self.hidden(ids)
             embedded = inner.embed_tokens(ids[:, 1:])
             both = torch.cat([norm(embedded, "enorm"), norm(hidden[:, :-1], "hnorm")], dim=-1)
             x = both @ torch.as_tensor(self.nextn["eh_proj"]).double().T
             positions = torch.arange(x.shape[1])[None]
             mask = torch.full((x.shape[1], x.shape[1]), -torch.inf, dtype=torch.double).triu(1)
-            x = layers[-1](
+            if self.recipe.model == "ExaoneMoe":
+                mask += torch.full_like(mask, -torch.inf).tril(-model.config.sliding_window)
+            x = inner.layers[-1](
                 x,
                 position_embeddings=inner.rotary_emb(x, positions),
                 attention_mask=mask[None, None],
@@ -102,7 +165,34 @@ class Predicting:
 @pytest.fixture(scope="module", params=MODELS)
 def predicting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     recipe = dataclasses.replace(MODELS[request.param], n_ctx=128)
-    return Predicting(recipe, tmp_path_factory.mktemp("mtp"))
+    return Predicting(request.param, recipe, tmp_path_factory.mktemp("mtp"))
+
+
+def test_reference(predicting: Predicting) -> None:
+    """The logits are those of transformers, for the families whose layer it has."""
+    import torch
+    from transformers.modeling_layers import MtpModel
+
+    if not hasattr(predicting.reference.config, "num_mtp_layers"):
+        return
+    tokens = random_tokens(4)
+    expected = predicting.logits(tokens)
+    model = predicting.reference
+    with torch.no_grad():
+        ids = torch.as_tensor(tokens)[None]
+        hidden = predicting.hidden(ids)
+        predictor = MtpModel(model, 1).double()
+        layer = predictor.layers[0]
+        layer.mtp_block = model.model.layers[-1]
+        names = {"enorm": "enorm", "hnorm": "hnorm", "shared_head_norm": "post_norm"}
+        for name, values in predicting.nextn.items():
+            getattr(layer, names.get(name, name)).weight.copy_(torch.as_tensor(values))
+        positions = torch.arange(len(tokens) - 1)[None]
+        found = predictor.forward_layer(0, hidden[:, :-1], positions, None, input_ids=ids[:, 1:])
+        logits = model.lm_head(found)[0].numpy()
+    # Its norms are in float32.
+    atol = float32_tolerance(predicting.recipe, expected)
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("chunks", [[19], [5, 1, 8, 5]])

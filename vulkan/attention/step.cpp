@@ -16,7 +16,7 @@ namespace {
 constexpr int32_t kSplitKeys = 64, kMostSplits = 32;
 
 // The shaders' kv.glsl and policy.glsl mirror these.
-static_assert(sizeof(Segment) == 20 && offsetof(Segment, rolling) == 16);
+static_assert(sizeof(Segment) == 24 && offsetof(Segment, rolling) == 16);
 static_assert(sizeof(KvPolicy) == 32 && offsetof(KvPolicy, value_norm) == 28);
 static_assert(KvPolicy::kQuestionRows == 64 && KvPolicy::kNeighbors == 12);
 static_assert(Scoring{0} == Scoring::sum && Scoring{1} == Scoring::mean &&

@@ -86,6 +86,11 @@ void ArchiveWriter::bound(int32_t page) const {
   kernels_.of(KvArchive::kBoundsType).encode(bounds, range.largest, 2 * n);
 }
 
+void ArchiveWriter::remove_last(int32_t position) const {
+  const int32_t page = page_of(position);
+  if (--head_.counts[page] > 0) bound(page);
+}
+
 void ArchiveWriter::fit(int32_t page, std::span<const std::byte* const> keys) const {
   const KeyRange range = range_of(kernels_.of(cache_.k_dtype), std::ssize(keys), cache_.head_dim,
                                   scratch_, [&](int64_t t) { return keys[t]; });

@@ -22,6 +22,9 @@ class ArchiveWriter {
   void add(const KvRow& row, int32_t position) const;
   void bound(int32_t page) const;
 
+  // Removes the token that was added last, which is at `position`.
+  void remove_last(int32_t position) const;
+
   // Is fit() to be called before the first token of this page is added?
   bool needs_fit(int32_t page) const { return archive_.has_grids() && head_.counts[page] == 0; }
 

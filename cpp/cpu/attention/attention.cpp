@@ -6,13 +6,13 @@
 #include <span>
 
 #include "cpu/attention/archive.h"
+#include "cpu/attention/drafts.h"
 #include "cpu/attention/evict.h"
 #include "cpu/attention/recall.h"
 #include "cpu/attention/rotate.h"
 #include "cpu/attention/segment_head.h"
 #include "cpu/attention/tile.h"
 #include "cpu/attention/workspace.h"
-#include "kv/journal.h"
 
 namespace h2o {
 namespace {
@@ -52,11 +52,11 @@ class Attend {
   }
 
   // Copies what the rows, drafts, will overwrite.
-  void record(const KvJournal& journal) {
+  void record(const KvUndo& undo) {
     parallel(
         n_keys_, [this](const Segment&) { return cache_.n_kv_heads; },
         [&](int, const Segment& draft, int64_t kv_head, int64_t) {
-          journal.record(cache_, draft, static_cast<int32_t>(kv_head));
+          record_draft(cache_, undo, draft, static_cast<int32_t>(kv_head), archives(kv_head));
         });
   }
 
@@ -77,6 +77,10 @@ class Attend {
  private:
   bool keeps_scores(const Segment& segment) const {
     return cache_.policies[segment.sequence].keeps_scores();
+  }
+  // Are its evicted tokens archived? Those outside a window are not.
+  bool archives(int64_t kv_head) const {
+    return recall_ && attention_.window == 0 && cache_.archive_heads[kv_head] >= 0;
   }
   bool recalls(const Segment& segment) const { return recall_ && recall_->wanted(segment); }
   bool recalls(const Tile& tile) const {
@@ -366,7 +370,7 @@ class Attend {
           const SegmentHead keys(cache_, segment, static_cast<int32_t>(kv_head));
           std::byte* const scratch = work_.victims(thread);
           std::optional<ArchiveWriter> archive;
-          if (recall_ && attention_.window == 0 && cache_.archive_heads[kv_head] >= 0) {
+          if (archives(kv_head)) {
             archive.emplace(kernels_, cache_, segment.sequence, keys.kv_head(), work_.q(thread));
           }
           if (!keys.fits()) {
@@ -422,7 +426,7 @@ int64_t attend(const CpuKernels& kernels, ThreadPool& pool, const Attention& att
   }
   for (int32_t turn = 1; turn < batch.n_turns(); ++turn) {
     Attend drafts(kernels, pool, attention, cache, batch.turn(turn));
-    drafts.record(*batch.journal);
+    drafts.record(batch.journal->layer(cache.layer));
     n_clamped += drafts.run();
   }
   return n_clamped;

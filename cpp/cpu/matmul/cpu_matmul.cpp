@@ -19,7 +19,7 @@ constexpr int64_t kMinRows = 48;
 constexpr int64_t kTilesPerThread = 4;
 
 // Products of the same x in a layer.
-constexpr size_t kTogether = 3;
+constexpr size_t kProductsTogether = 3;
 
 // Size of the rounded rows of one call.
 int64_t int8_bytes(int64_t n_in) {
@@ -61,7 +61,7 @@ CpuMatmul::CpuMatmul(const CpuKernels& kernels, ThreadPool& pool)
     : kernels_(kernels), pool_(pool), panels_(allocate_zeros(pool.size() * kWorkspace)) {
   // A run has at least one of the rows that are rounded together.
   runs_.reserve(kRoundedRows);
-  parts_.reserve(kTogether * kRoundedRows);
+  parts_.reserve(kProductsTogether * kRoundedRows);
 }
 
 void CpuMatmul::reserve(const Tensor& weight) {

@@ -83,6 +83,7 @@ def _document(generator: Generator, stream: Stream, prompt: str) -> dict[str, ob
         "tokens_per_second": stream.tokens_per_second,
         "cache_bytes": stats.cache_bytes,
         "full_cache_bytes": stats.full_cache_bytes,
+        "draft_bytes": stats.draft_bytes,
         "archive_bytes": stats.archive_bytes,
         "tokens_seen": stats.tokens_seen,
         "evictions": stats.evictions,
@@ -111,11 +112,12 @@ def summary(generator: Generator, stream: Stream) -> str:
     stats = generator.stats()
     end = with_limit_names(stream.finish_message or str(stream.finish_reason))
     archive = f", archive {mebibytes(stats.archive_bytes)}" if stats.archive_bytes else ""
+    drafts = f", drafts {mebibytes(stats.draft_bytes)}" if stats.draft_bytes else ""
     clamped = f", {stats.clamped} too large for --kv-dtype" if stats.clamped else ""
     return (
         f"[prompt {stream.prompt_tokens} tokens, {stream.prompt_tokens_per_second:.0f}/s | "
         f"generated {len(stream.tokens)} tokens, {stream.tokens_per_second:.0f}/s | "
-        f"{cache_size(stats)}{archive}{clamped} | "
+        f"{cache_size(stats)}{archive}{drafts}{clamped} | "
         f"{stats.evictions} evicted of {stats.tokens_seen} | "
         f"end: {end}]"
     )

@@ -162,7 +162,7 @@ def convert(
         config = {**config, family.tied_keys[0]: True}
         notes.append("the checkpoint has no head, so logits are those of the embedding")
     metadata |= family.of_weights(source, family.sizes(config)["layers"])
-    if (predictor := predictor_of(family, source)) is not None:
+    if (predictor := predictor_of(family, config, source)) is not None:
         metadata |= predictor.metadata(metadata, family.sizes(config)["layers"])
     tensors = plan_tensors(family, config, source, weight_type)
     vocabulary = read_vocabulary(

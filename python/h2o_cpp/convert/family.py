@@ -238,17 +238,21 @@ class Family:
         for module in self.embeddings:
             yield from module.tensors(sizes)
         for i in range(sizes["layers"]):
-            for module in self.layer(config, i):
-                yield from module.in_layer(i, self.layers).tensors(sizes)
-            yield from self.more_tensors(config, i, sizes)
-            if self.mixture is not None:
-                yield from self.mixture.bias_of(config, i, sizes)
+            yield from self.tensors_of_layer(config, i, sizes)
         if self.output_norm is not None:
             yield from self.output_norm.tensors(sizes)
         for module in self.more_modules:
             yield from module.tensors(sizes)
         if self.head is not None and not self.is_tied(config):
             yield from self.head.tensors(sizes)
+
+    def tensors_of_layer(self, config: Config, index: int, sizes: Sizes) -> Iterator[TensorSpec]:
+        """config.json, index, sizes -> the tensors of a layer."""
+        for module in self.layer(config, index):
+            yield from module.in_layer(index, self.layers).tensors(sizes)
+        yield from self.more_tensors(config, index, sizes)
+        if self.mixture is not None:
+            yield from self.mixture.bias_of(config, index, sizes)
 
     def ignores(self, config: Config, name: str) -> bool:
         """Whether a tensor that no module uses may be there.

@@ -16,7 +16,15 @@ from h2o_cpp.convert.config import Config, Metadata, dimension, refuse
 from h2o_cpp.convert.family import Family
 from h2o_cpp.convert.llama_likes import minicpm_scales
 from h2o_cpp.convert.mixtures import check_layer_types
-from h2o_cpp.convert.modules import Mixture, Module, Sizes, TensorSpec, count, gated_mlp
+from h2o_cpp.convert.modules import (
+    Mixture,
+    Module,
+    Sizes,
+    TensorSpec,
+    count,
+    gated_mlp,
+    listed_predictor,
+)
 from h2o_cpp.convert.rope import rope_parameters
 
 _EXPERTS = Mixture(
@@ -122,6 +130,7 @@ def _family(mixture: Mixture, absent: Config, architecture: str = "deepseek2") -
         more_tensors=_keys_and_values,
         mixture=mixture,
         absent=absent,
+        predictor=listed_predictor(),
     )
 
 
@@ -173,6 +182,7 @@ _MINICPM3 = replace(
     mixture=None,
     tied=True,
     absent={},
+    predictor=None,
 )
 
 FAMILIES = {

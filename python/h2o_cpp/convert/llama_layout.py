@@ -10,7 +10,7 @@ import numpy as np
 from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import Config, Fixed, Metadata, dimension, flag, refuse
 from h2o_cpp.convert.family import Family
-from h2o_cpp.convert.modules import EMBEDDING, Mixture, Module, Sizes, gated_mlp, qkv
+from h2o_cpp.convert.modules import EMBEDDING, Mixture, Module, Predictor, Sizes, gated_mlp, qkv
 from h2o_cpp.convert.rope import rope_parameters, rotated_share
 
 _OTHER_ACTIVATION = {
@@ -69,6 +69,8 @@ class LlamaLayout(NamedTuple):
     """HF's values of keys that config.json may lack: see Family."""
     ignored: re.Pattern[str] = Family.ignored
     """Names of tensors that are not written: see Family."""
+    predictor: Predictor | None = None
+    """The layer for multi-token prediction: see Family."""
 
     def family(self) -> Family:
         """The family of such checkpoints."""
@@ -89,6 +91,7 @@ class LlamaLayout(NamedTuple):
             more_sizes=self._more_sizes,
             mixture=self.mixture,
             ignored=self.ignored,
+            predictor=self.predictor,
         )
 
     def _more_sizes(self, config: Config) -> Sizes:

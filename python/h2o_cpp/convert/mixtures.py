@@ -8,10 +8,20 @@ Ring `bailingmoe` and, from 2.0, `bailingmoe2`.
 """
 
 import re
+from collections.abc import Iterator
 
 from h2o_cpp.convert.config import Config, Fixed, Metadata, dimension, refuse
 from h2o_cpp.convert.llama_layout import LlamaLayout, pairs_from_halves
-from h2o_cpp.convert.modules import MIXTRAL_EXPERTS, Mixture, Module, count
+from h2o_cpp.convert.modules import (
+    MIXTRAL_EXPERTS,
+    Mixture,
+    Module,
+    count,
+    gated_mlp,
+    listed_predictor,
+    qkv,
+    separate_predictor,
+)
 from h2o_cpp.convert.window import sliding_layers, window_of_pattern
 
 
@@ -47,6 +57,17 @@ def check_layer_types(architecture: str, config: Config) -> None:
 def _k_exaone(config: Config) -> Metadata:
     check_layer_types("exaone-moe", config)
     return {} if config.get("sliding_window") is None else window_of_pattern(config, period=4)
+
+
+def _k_exaone_predicting_layer(_config: Config) -> Iterator[Module]:
+    """The layer for multi-token prediction, which has no experts."""
+    yield from qkv()
+    yield Module("attn_q_norm", "self_attn.q_norm", ("head",))
+    yield Module("attn_k_norm", "self_attn.k_norm", ("head",))
+    yield Module("attn_output", "self_attn.o_proj", ("embd", "q"))
+    yield Module("attn_norm", "input_layernorm", ("embd",))
+    yield Module("ffn_norm", "post_attention_layernorm", ("embd",))
+    yield from gated_mlp("mlp")
 
 
 _SHARED = Mixture(
@@ -106,6 +127,7 @@ _GLM4_MOE = LlamaLayout(
         "first_k_dense_replace": 1,
         "n_shared_experts": 1,
     },
+    predictor=listed_predictor(),
 )
 _SOLAR_OPEN = _GLM4_MOE._replace(
     qk_norm=None,
@@ -153,6 +175,7 @@ _K_EXAONE = LlamaLayout(
         "routed_scaling_factor": 2.5,
     },
     ignored=re.compile(r"mtp\..*"),
+    predictor=separate_predictor(_k_exaone_predicting_layer),
 )
 _DEEPSEEK = LlamaLayout(
     "deepseek",
@@ -195,6 +218,7 @@ _LING2 = LlamaLayout(
     partial=1.0,
     mixture=_SIGMOID._replace(n_shared="num_shared_experts", bias="mlp.gate.expert_bias"),
     fixed=_FIXED_BAILING,
+    predictor=listed_predictor(norm=("layer_output_norm", "final_layernorm")),
 )
 
 

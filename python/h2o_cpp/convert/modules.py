@@ -103,9 +103,13 @@ class Predictor(NamedTuple):
     """A layer for multi-token prediction behind the others."""
 
     projection: str
-    """The HF name of nextn.eh_proj; a checkpoint without it has no such layer."""
-    modules: Callable[[int], Iterator[Module]]
-    """The layer's number -> its modules."""
+    """The HF name of nextn.eh_proj, where {} is the layer's number; a checkpoint without it has no
+    such layer."""
+    modules: Callable[[Config, int], Iterator[Module]]
+    """config.json, the layer's number -> its modules; without those of any layer if it is listed.
+    """
+    is_listed: bool = False
+    """Whether it is in the list of layers, after the others, and like them."""
 
     def metadata(self, known: Metadata, n_layers: int) -> Metadata:
         """The changes in the metadata of a model."""
@@ -114,6 +118,42 @@ class Predictor(NamedTuple):
         if isinstance(recurrent, list):
             changed["attention.recurrent_layers"] = [*map(bool, recurrent), False]
         return changed
+
+
+def listed_predictor(
+    norm: tuple[str, str] = ("nextn.shared_head_norm", "shared_head.norm"),
+) -> Predictor:
+    """As in DeepSeek V3; its embedding and head are those of the model.
+
+    norm: the name of its last norm in the file and in the checkpoint.
+    """
+
+    def modules(_config: Config, index: int) -> Iterator[Module]:
+        for gguf, hf in (("nextn.enorm", "enorm"), ("nextn.hnorm", "hnorm"), norm):
+            yield Module(gguf, hf, ("embd",)).in_layer(index, "layers")
+        yield Module("nextn.eh_proj", "eh_proj", ("embd", "two_embd")).in_layer(index, "layers")
+
+    return Predictor("layers.{}.eh_proj", modules, is_listed=True)
+
+
+def separate_predictor(layer: Callable[[Config], Iterator[Module]], add: float = 0.0) -> Predictor:
+    """As in Qwen3.5; `add` is added to the weights of its own norms. layer: its other modules."""
+
+    def modules(config: Config, index: int) -> Iterator[Module]:
+        def named(module: Module, hf: str) -> Module:
+            return module._replace(gguf=f"blk.{index}.{module.gguf}", hf=f"mtp.{hf}")
+
+        for gguf, hf in (
+            ("enorm", "pre_fc_norm_embedding"),
+            ("hnorm", "pre_fc_norm_hidden"),
+            ("shared_head_norm", "norm"),
+        ):
+            yield named(Module(f"nextn.{gguf}", "", ("embd",), add=add), hf)
+        yield named(Module("nextn.eh_proj", "", ("embd", "two_embd")), "fc")
+        for module in layer(config):
+            yield named(module, f"layers.0.{module.hf}")
+
+    return Predictor("mtp.fc", modules)
 
 
 def transposed(values: Values) -> Values:

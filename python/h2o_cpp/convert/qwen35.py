@@ -19,11 +19,11 @@ from h2o_cpp.convert.modules import (
     SHARED_EXPERT,
     Mixture,
     Module,
-    Predictor,
     Sizes,
     TensorSpec,
     gated_mlp,
     negative_exp,
+    separate_predictor,
     without_channels,
 )
 from h2o_cpp.convert.rope import rope_sections, rotated_share
@@ -193,25 +193,12 @@ def _layer(
     yield from mlp
 
 
-def _predictor(index: int) -> Iterator[Module]:
+def _predicting_layer(_config: Config) -> Iterator[Module]:
     """The layer for multi-token prediction, which has attention."""
-
-    def named(gguf: str, hf: str, module: Module) -> Module:
-        return module._replace(gguf=f"blk.{index}.{gguf}", hf=f"mtp.{hf}")
-
-    for hf, gguf in (
-        ("pre_fc_norm_embedding", "enorm"),
-        ("pre_fc_norm_hidden", "hnorm"),
-        ("norm", "shared_head_norm"),
-    ):
-        yield named(f"nextn.{gguf}", hf, _norm("", "", ("embd",)))
-    yield named("nextn.eh_proj", "fc", Module("", "", ("embd", "two_embd")))
-    norms = (
-        _norm("attn_norm", "input_layernorm", ("embd",)),
-        _norm("post_attention_norm", "post_attention_layernorm", ("embd",)),
-    )
-    for module in (*_ATTENTION, *norms, *_MLP):
-        yield named(module.gguf, f"layers.0.{module.hf}", module)
+    yield from _ATTENTION
+    yield _norm("attn_norm", "input_layernorm", ("embd",))
+    yield _norm("post_attention_norm", "post_attention_layernorm", ("embd",))
+    yield from _MLP
 
 
 QWEN35 = Family(
@@ -229,7 +216,7 @@ QWEN35 = Family(
     output_norm=_norm("output_norm", "norm", ("embd",)),
     more_sizes=lambda config: _Heads.of(config).sizes(),
     more_tensors=_delta_net_parameters,
-    predictor=Predictor("mtp.fc", _predictor),
+    predictor=separate_predictor(_predicting_layer, add=1.0),
     ignored=re.compile(r"mtp\..*"),  # further layers, and that of mixtures
     absent={
         "head_dim": 256,

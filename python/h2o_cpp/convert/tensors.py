@@ -11,7 +11,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import quantize
 
 from h2o_cpp.convert.checkpoint import Bytes, SourceTensor, Values
-from h2o_cpp.convert.config import Config
+from h2o_cpp.convert.config import Config, dimension
 from h2o_cpp.convert.family import Family
 from h2o_cpp.convert.modules import Predictor, TensorSpec
 from h2o_cpp.convert.other_names import other_specs
@@ -94,9 +94,11 @@ def plan_tensors(
         config = {**config, family.tied_keys[0]: False}
     names = _with_tied_embedding(family, config, names)
     specs = [*family.tensors(config)]
-    if (predictor := predictor_of(family, names)) is not None:
+    if (predictor := predictor_of(family, config, names)) is not None:
         sizes = family.sizes(config)
-        for module in predictor.modules(sizes["layers"]):
+        if predictor.is_listed:
+            specs += family.tensors_of_layer(config, sizes["layers"], sizes)
+        for module in predictor.modules(config, sizes["layers"]):
             specs += module.tensors(sizes)
     for spec in specs:
         if spec.sources()[0] not in names:
@@ -123,11 +125,12 @@ def plan_tensors(
     return plan
 
 
-def predictor_of(family: Family, names: Container[str]) -> Predictor | None:
+def predictor_of(family: Family, config: Config, names: Container[str]) -> Predictor | None:
     """The layer for multi-token prediction, if the checkpoint has one."""
-    predictor = family.predictor
-    has_it = predictor is not None and f"{predictor.projection}.weight" in names
-    return predictor if has_it else None
+    if (predictor := family.predictor) is None:
+        return None
+    name = predictor.projection.format(dimension(config, "num_hidden_layers")) + ".weight"
+    return predictor if name in names or family.base_prefix + name in names else None
 
 
 def _with_tied_embedding(

@@ -55,6 +55,7 @@ class Stats:
     tokens_kept: int  # in the layer that keeps the most
     evictions: int  # tokens_seen - tokens_kept
     cache_bytes: int  # allocated for K, V, positions and scores of all layers
+    draft_bytes: int  # allocated for the caches that propose drafts: draft=, lossless
     full_cache_bytes: int  # of a full cache of n_ctx tokens
     archive_bytes: int  # archives of all sequences
     n_sequences: int  # whose caches are allocated
@@ -62,12 +63,14 @@ class Stats:
     n_layers: int
     n_kv_heads: int
     backend: str
-    clamped: int  # keys and values too large for kv_dtype, since loading; 0 on CUDA, uncounted
+    clamped: int  # keys and values too large for kv_dtype, since loading; 0 on CUDA, uncounted.
+    # Without those of the caches that propose drafts, with those of wrong drafts
     layers: tuple[LayerStats, ...] = ()  # with stats(layers=True)
 
     @staticmethod
-    def of(model: _core.Model, session: _core.Session, sequence: int, *, layers: bool) -> Stats:
-        """Reads those of a sequence."""
+    def of(model: _core.Model, engine: _core.Engine, *, layers: bool) -> Stats:
+        """Reads those of the engine's last sequence."""
+        session, sequence = engine.session, engine.last_sequence
         kept = session.tokens_kept(sequence)  # first, as it may be growing
         seen = session.tokens_seen(sequence)
         each = range(model.n_layers) if layers else ()
@@ -76,6 +79,7 @@ class Stats:
             tokens_kept=kept,
             evictions=seen - kept,
             cache_bytes=session.cache_bytes,
+            draft_bytes=EngineStats(*engine.stats()).draft_bytes,
             full_cache_bytes=session.full_cache_bytes,
             archive_bytes=session.archive_bytes,
             n_sequences=session.n_sequences,
@@ -83,7 +87,7 @@ class Stats:
             n_layers=model.n_layers,
             n_kv_heads=model.n_kv_heads,
             backend=model.backend,
-            clamped=model.n_clamped,
+            clamped=session.n_clamped,
             layers=tuple(LayerStats.of(model, session, sequence, layer) for layer in each),
         )
 
@@ -103,3 +107,4 @@ class EngineStats:
     n_allocated: int  # sequences whose caches are allocated
     drafted_tokens: int  # proposed as drafts
     accepted_tokens: int  # of these, generated
+    draft_bytes: int  # allocated for the caches that propose them

@@ -32,6 +32,7 @@ _STATES = (
     ("h2o_sequences_active", "Sequences in use", "n_active"),
     ("h2o_sequences", "Sequences", "n_sequences"),
     ("h2o_prefix_bytes", "Stored for prompts that begin alike", "prefix_bytes"),
+    ("h2o_draft_bytes", "Allocated for the caches that propose drafts", "draft_bytes"),
     ("llamacpp:requests_processing", "Sequences in use", "n_active"),
     ("llamacpp:requests_deferred", "Prompts in the queue", "n_waiting"),
 )

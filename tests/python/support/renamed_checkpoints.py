@@ -1,0 +1,54 @@
+"""Checkpoints of families that transformers lacks, made of those of others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from support.opt_checkpoint import Arrays
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Any], Arrays]:
+    """config.json and the weights by their names."""
+    from safetensors.numpy import load_file
+
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    return config, load_file(path / "model.safetensors")
+
+
+def renamed(name: str, names: dict[str, str]) -> str:
+    """The name with parts replaced by others."""
+    for old, new in names.items():
+        name = name.replace(old, new)
+    return name
+
+
+def with_joined_projections(weights: Arrays) -> Arrays:
+    """With Q, K and V in one tensor, as in Ling's checkpoints."""
+    joined = {
+        name: values
+        for name, values in weights.items()
+        if not name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
+    }
+    for name in weights:
+        if name.endswith("self_attn.q_proj.weight"):
+            parts = [
+                weights[name.replace("q_proj", part)] for part in ("q_proj", "k_proj", "v_proj")
+            ]
+            joined[name.replace("self_attn.q_proj", "attention.query_key_value")] = np.concatenate(
+                parts
+            )
+    return joined
+
+
+# Names of its checkpoints, for those of Qwen's and GLM's.
+LING = {
+    "self_attn.o_proj": "attention.dense",
+    "self_attn.q_norm": "attention.query_layernorm",
+    "self_attn.k_norm": "attention.key_layernorm",
+    "embed_tokens": "word_embeddings",
+    "e_score_correction_bias": "expert_bias",
+}
