@@ -41,7 +41,7 @@ SessionOptions random_options(Random& random, int32_t n_sequences) {
           .positions = random.flip() ? Positions::original : Positions::automatic};
 }
 
-// Of pages that a text of 40 tokens fills.
+// Its pages are fewer than a text of 40 tokens fills.
 ArchiveOptions random_archive(Random& random, const Config& config) {
   ArchiveOptions archive{.n_recalled = random.integer(1, 2),
                          .k_dtype = random.flip() ? DType::f16 : DType::f32,

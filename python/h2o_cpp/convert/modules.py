@@ -123,7 +123,7 @@ class Predictor(NamedTuple):
 def listed_predictor(
     norm: tuple[str, str] = ("nextn.shared_head_norm", "shared_head.norm"),
 ) -> Predictor:
-    """As in DeepSeek V3; its embedding and head are those of the model.
+    """DeepSeek V3's; its embedding and head are those of the model.
 
     norm: the name of its last norm in the file and in the checkpoint.
     """
@@ -137,7 +137,7 @@ def listed_predictor(
 
 
 def separate_predictor(layer: Callable[[Config], Iterator[Module]], add: float = 0.0) -> Predictor:
-    """As in Qwen3.5; `add` is added to the weights of its own norms. layer: its other modules."""
+    """Qwen3.5's; `add` is added to the weights of its own norms. layer: its other modules."""
 
     def modules(config: Config, index: int) -> Iterator[Module]:
         def named(module: Module, hf: str) -> Module:
