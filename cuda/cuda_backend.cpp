@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "cuda/attention/attend.h"
+#include "cuda/attention/drafts.h"
 #include "cuda/attention/recall.h"
 #include "cuda/matmul/matmul.h"
 #include "cuda/matmul/matvec.h"
@@ -73,6 +74,7 @@ class CudaBackend final : public Backend {
                       DType::q2},
         .largest_logits = true,
         .archives = true,
+        .draft_rows = cuda::kMatvecRows,
         .copied_summaries = true,
         .n_batch = kCudaRows,
     };
@@ -154,7 +156,8 @@ class CudaBackend final : public Backend {
     if (!decodes) return pass();
     if (graph == nullptr) graph = std::make_unique<cuda::GraphCache>();
     const cuda::DecodeKinds kinds(batch.segments);
-    const cuda::StepKind step{batch.n_rows(), kinds.fixed, kinds.rolling, kinds.in_use};
+    const cuda::StepKind step{batch.n_rows(), kinds.fixed, kinds.rolling, kinds.in_use,
+                              batch.turns};
     static_cast<cuda::GraphCache&>(*graph).run(stream_, graphs_, step, pass);
   }
 
@@ -272,43 +275,55 @@ class CudaBackend final : public Backend {
     std::byte* const recalls = archives ? all.workspace : nullptr;
     KvView cache = all;
     cache.workspace += cuda::recall_workspace(all);
-    cuda::store_kv(stream_, attention, cache, batch_);
-    const cuda::DecodeKinds kinds(batch.segments);
-    const auto n_segments = static_cast<int32_t>(batch.segments.size());
+    const cuda::DecodeKinds kinds(batch.segments);  // of all turns, as of a captured step
     // All rows have to be written: by decode, which rounds whole warps of one kv_head's outputs but
     // writes no halves, for lack of registers; or by prefill, which only writes halves.
     const int64_t width = cache.n_heads / cache.n_kv_heads * cache.head_dim;
     const bool decodes = kinds.fixed || kinds.rolling;
-    const bool complete = decodes
-                              ? n_segments == batch.n_rows() && n_segments <= cuda::kMatvecRows &&
-                                    width % cuda::QuantizedRows::kGroup == 0
-                              : cuda::prefills_on_tiles(cache) && !archives;
+    const bool complete = decodes ? std::ssize(batch.segments) == batch.n_rows() &&
+                                        batch.n_rows() <= cuda::kMatvecRows &&
+                                        width % cuda::QuantizedRows::kGroup == 0
+                                  : cuda::prefills_on_tiles(cache) && !archives;
     const auto next = matmul_.operands(complete ? attention.out : Tensor{}, decodes);
     const cuda::Operands& operands = next;
-    if (decodes) {
-      cuda::RecalledSums recalled;
-      if (archives) {
-        recalled = cuda::recall(stream_, attention, cache, batch_, n_segments, recalls);
+    for_turns(batch, [&](const cuda::DeviceBatch& turn, std::span<const Segment> segments,
+                         bool are_drafts) {
+      if (are_drafts) {
+        cuda::record_drafts(stream_, cache, batch.journal->layer(cache.layer), turn, archives);
       }
-      cuda::decode(stream_, attention, cache, batch_, n_segments, kinds, operands.rounded,
-                   recalled);
-      if (archives) cuda::archive_evicted(stream_, cache, batch_, n_segments);
-    }
-    for (const Segment& segment : batch.segments) {
-      if (segment.n_rows == 1) continue;
-      cuda::prefill_attention(stream_, attention, cache, segment, recalls, operands);
-      if (attention.evicts) cuda::admit(stream_, cache, segment, archives);
+      cuda::store_kv(stream_, attention, cache, turn);
+      if (decodes) {
+        cuda::RecalledSums recalled;
+        if (archives) recalled = cuda::recall(stream_, attention, cache, turn, recalls);
+        cuda::decode(stream_, attention, cache, turn, kinds, operands.rounded, recalled);
+        if (archives) cuda::archive_evicted(stream_, cache, turn);
+      }
+      for (const Segment& segment : segments) {
+        if (segment.n_rows == 1) continue;
+        cuda::prefill_attention(stream_, attention, cache, segment, recalls, operands);
+        if (attention.evicts) cuda::admit(stream_, cache, segment, archives);
+      }
+    });
+  }
+
+  void retract(std::span<const KvView> layers, const KvJournal& journal,
+               const Retraction& drafts) override {
+    use_device();
+    for (const KvView& layer : layers) {
+      cuda::retract(stream_, layer, journal.layer(layer.layer), drafts);
     }
   }
 
   void delta_net(const DeltaNet& layer, const KvView& cache, const Batch& batch) override {
-    const auto n_segments = static_cast<int32_t>(batch.segments.size());
-    cuda::delta_net(stream_, layer, cache, batch_, n_segments);
+    for_turns_of_states(cache, batch, [&](const cuda::DeviceBatch& turn) {
+      cuda::delta_net(stream_, layer, cache, turn);
+    });
   }
 
   void short_conv(const ShortConv& layer, const KvView& cache, const Batch& batch) override {
-    const auto n_segments = static_cast<int32_t>(batch.segments.size());
-    cuda::short_conv(stream_, layer, cache, batch_, n_segments);
+    for_turns_of_states(cache, batch, [&](const cuda::DeviceBatch& turn) {
+      cuda::short_conv(stream_, layer, cache, turn);
+    });
   }
 
   void compute_rope_table(Tensor rope_table, const Rope& rope) override {
@@ -325,9 +340,30 @@ class CudaBackend final : public Backend {
   // The current device is per host thread.
   void use_device() const { check(cudaSetDevice(stream_.device()), "choose the device"); }
 
+  // Calls body(turn, its segments, are they drafts?) for each turn that has some.
+  template <class Body>
+  void for_turns(const Batch& batch, const Body& body) const {
+    for (int32_t i = 0; i < batch.n_turns(); ++i) {
+      const std::span<const Segment> segments = batch.turn(i);
+      if (!segments.empty()) body(batch_.turn(batch, i), segments, i > 0);
+    }
+  }
+
+  // Calls body(turn), after copying the states that drafts will overwrite.
+  template <class Body>
+  void for_turns_of_states(const KvView& cache, const Batch& batch, const Body& body) const {
+    for_turns(batch, [&](const cuda::DeviceBatch& turn, std::span<const Segment>, bool are_drafts) {
+      if (are_drafts) {
+        cuda::record_states(stream_, cache, batch.journal->layer(cache.layer), turn);
+      }
+      body(turn);
+    });
+  }
+
   void begin(const Batch& batch) {
     use_device();
     batch_ = batches_.copy(batch);
+    matmul_.compute_alone(batch_.alone);
   }
 
   void copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {

@@ -21,6 +21,7 @@ struct Layer {
   int n_channels, n_taps, n_k_heads, n_v_heads, head_dim;
   bool adjacent;
   const Segment* segments;
+  int first_row;  // of the turn
 
   __device__ float* state(const Segment& segment) const {
     return states + segment.sequence * state_floats;
@@ -50,16 +51,17 @@ __global__ void __launch_bounds__(kWarp) normalize_kernel(Layer layer) {
   let_next_start();
   wait_for_previous();
   const int head = blockIdx.y;
+  const int64_t row = layer.first_row + static_cast<int64_t>(blockIdx.x);
   if (head == 2 * layer.n_k_heads) {
     for (int h = threadIdx.x; h < layer.n_v_heads; h += kWarp) {
-      const int64_t i = int64_t{blockIdx.x} * layer.n_v_heads + h;
+      const int64_t i = row * layer.n_v_heads + h;
       const float x = layer.alpha[i] + layer.dt_bias[h];
       layer.alpha[i] = expf(layer.a[h] * (x > 20 ? x : log1pf(expf(x))));
       layer.beta[i] = sigmoid(layer.beta[i]);
     }
     return;
   }
-  float* const x = layer.row(blockIdx.x) + head * layer.head_dim;
+  float* const x = layer.row(row) + head * layer.head_dim;
   float sum = 0;
   for (int i = threadIdx.x; i < layer.head_dim; i += kWarp) sum = fmaf(x[i], x[i], sum);
   const float length = head < layer.n_k_heads ? 1 / sqrtf(static_cast<float>(layer.head_dim)) : 1;
@@ -162,7 +164,7 @@ __global__ void __launch_bounds__(kCopyThreads)
 }  // namespace
 
 void delta_net(const Stream& stream, const DeltaNet& layer, const KvView& cache,
-               const DeviceBatch& batch, int32_t n_segments) {
+               const DeviceBatch& batch) {
   const Layer all{.out = layer.out.floats(),
                   .qkv = layer.qkv.floats(),
                   .alpha = layer.alpha.floats(),
@@ -179,11 +181,12 @@ void delta_net(const Stream& stream, const DeltaNet& layer, const KvView& cache,
                   .n_v_heads = layer.n_v_heads,
                   .head_dim = layer.head_dim,
                   .adjacent = layer.adjacent,
-                  .segments = batch.segments};
-  const auto n = static_cast<unsigned>(n_segments);
+                  .segments = batch.segments,
+                  .first_row = batch.first_row};
+  const auto n = static_cast<unsigned>(batch.n_segments);
   launch(stream, convolve_kernel, dim3(n, parts(layer.qkv.cols, kChannels)), dim3(kChannels), 0,
          all);
-  launch(stream, normalize_kernel, dim3(parts(layer.out.rows, 1), 2 * layer.n_k_heads + 1),
+  launch(stream, normalize_kernel, dim3(parts(batch.n_rows, 1), 2 * layer.n_k_heads + 1),
          dim3(kWarp), 0, all);
   launch(stream, delta_rule_kernel, dim3(n, layer.n_v_heads, layer.head_dim / kDeltaColumns),
          dim3(kThreads), 0, all);

@@ -49,7 +49,7 @@ void gate_rows(const Stream& stream, const Tensor& x, const Tensor& gate, const 
 void combine_add(const Stream& stream, const Tensor& y, const Tensor& x, const Routes& routes);
 
 void delta_net(const Stream& stream, const DeltaNet& layer, const KvView& cache,
-               const DeviceBatch& batch, int32_t n_segments);
+               const DeviceBatch& batch);
 
 void split_blocks(const Stream& stream, const Tensor& a, const Tensor& b, const Tensor& x,
                   int64_t width);
@@ -58,7 +58,7 @@ void copy_heads(const Stream& stream, const Heads& to, const Heads& from, int64_
                 int64_t n_heads, int64_t width);
 
 void short_conv(const Stream& stream, const ShortConv& layer, const KvView& cache,
-                const DeviceBatch& batch, int32_t n_segments);
+                const DeviceBatch& batch);
 
 // to[i] = the largest logits of row i; temperatures [x.rows], see Batch.
 void select_largest(const Stream& stream, LargestLogits* to, const Tensor& x,

@@ -29,12 +29,12 @@ __global__ void __launch_bounds__(kChannels)
 }  // namespace
 
 void short_conv(const Stream& stream, const ShortConv& layer, const KvView& cache,
-                const DeviceBatch& batch, int32_t n_segments) {
+                const DeviceBatch& batch) {
   launch(stream, short_conv_kernel,
-         dim3(static_cast<unsigned>(n_segments), parts(layer.out.cols, kChannels)), dim3(kChannels),
-         0, layer.out.floats(), layer.bcx.floats(), cache.states, layer.conv.floats(),
-         cache.state_floats, static_cast<int>(layer.out.cols), static_cast<int>(layer.conv.rows),
-         batch.segments);
+         dim3(static_cast<unsigned>(batch.n_segments), parts(layer.out.cols, kChannels)),
+         dim3(kChannels), 0, layer.out.floats(), layer.bcx.floats(), cache.states,
+         layer.conv.floats(), cache.state_floats, static_cast<int>(layer.out.cols),
+         static_cast<int>(layer.conv.rows), batch.segments);
 }
 
 }  // namespace h2o::cuda

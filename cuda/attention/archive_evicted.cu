@@ -1,6 +1,7 @@
 #include "cuda/attention/admission.cuh"
 #include "cuda/attention/archive_types.cuh"
 #include "cuda/attention/attend.h"
+#include "cuda/attention/drafts.h"
 #include "cuda/runtime/copy_bytes.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "kv/archive.h"
@@ -178,11 +179,53 @@ __global__ void __launch_bounds__(kWarp)
   if (threadIdx.x == 0) head.counts[page] = host.counts[page] = count;
 }
 
+// One warp per kv_head. Each draft was stored in the slot whose token the one before it evicted.
+__global__ void __launch_bounds__(kWarp)
+    remove_kernel(KvView cache, ArchiveLayout archive, KvUndo undo, Retracted drafts) {
+  let_next_start();
+  wait_for_previous();
+  const int32_t kv_head = blockIdx.x;
+  const int32_t index = cache.archive_heads[kv_head];
+  if (index < 0) return;
+  const ArchiveMemory memory = cache.archives[drafts.sequence];
+  const ArchiveHead head = archive.head(memory, index);
+  const ArchiveHead host = archive.head(memory.pages, index);
+  const KvHead pool = cache.head(drafts.sequence, kv_head);
+  const int32_t next_slot = *pool.next_slot;
+  int32_t position = next_slot < pool.slots ? pool.positions[next_slot] : 0;
+#pragma unroll
+  for (int i = 0; i < kMostDrafts; ++i) {
+    if (i == drafts.n) break;
+    std::byte* const entry = undo.entry(cache, drafts.entries[i], kv_head);
+    const int32_t length = drafts.length - 1 - i;  // without this draft
+    if (KvUndo::archives(entry) != 0 && pool.evicts() &&
+        pool.policy.kept(length) + 1 == pool.slots) {
+      const int32_t page = position / archive.page_tokens;
+      const int32_t count = head.counts[page] - 1;
+      __syncthreads();
+      if (threadIdx.x == 0) head.counts[page] = host.counts[page] = count;
+      if (count > 0 && !archive.has_grids()) {
+        bound(reinterpret_cast<__nv_bfloat16*>(head.bounds + page * archive.bounds_bytes),
+              reinterpret_cast<__nv_bfloat16*>(host.bounds + page * archive.bounds_bytes),
+              archive.k_dtype, head.k + int64_t{page} * archive.page_tokens * archive.k_row_bytes,
+              archive.k_row_bytes, count, cache.head_dim);
+      }
+    }
+    position = *reinterpret_cast<const int32_t*>(entry + KvUndo::kPositionAt);
+    __syncthreads();
+  }
+}
+
 }  // namespace
 
-void archive_evicted(const Stream& stream, const KvView& cache, const DeviceBatch& batch,
-                     int32_t n_segments) {
-  launch(stream, archive_kernel, dim3(n_segments, cache.n_kv_heads), dim3(kWarp), 0, cache,
+void remove_archived(const Stream& stream, const KvView& cache, const KvUndo& undo,
+                     const Retracted& drafts) {
+  launch(stream, remove_kernel, dim3(cache.n_kv_heads), dim3(kWarp), 0, cache,
+         cache.archive->layout(), undo, drafts);
+}
+
+void archive_evicted(const Stream& stream, const KvView& cache, const DeviceBatch& batch) {
+  launch(stream, archive_kernel, dim3(batch.n_segments, cache.n_kv_heads), dim3(kWarp), 0, cache,
          cache.archive->layout(), batch.segments, Segment{});
 }
 

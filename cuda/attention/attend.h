@@ -16,7 +16,8 @@ namespace h2o::cuda {
 // Limit, because a thread keeps its part of a head in registers.
 constexpr int32_t kMaxHeadDim = 1024;
 
-// Rotates q and k, and stores the rows in free slots if they fit, otherwise in the staging area.
+// Rotates q and k of a turn's rows, and stores the rows in free slots if they fit, otherwise in the
+// staging area.
 void store_kv(const Stream& stream, const Attention& attention, const KvView& cache,
               const DeviceBatch& batch);
 
@@ -46,8 +47,8 @@ struct DecodeKinds {
 // decode_workspace: bytes of cache.workspace that it uses, from its start.
 size_t decode_workspace(const KvView& shape);
 void decode(const Stream& stream, const Attention& attention, const KvView& cache,
-            const DeviceBatch& batch, int32_t n_segments, DecodeKinds kinds,
-            const QuantizedRows& rounded, const RecalledSums& recalled);
+            const DeviceBatch& batch, DecodeKinds kinds, const QuantizedRows& rounded,
+            const RecalledSums& recalled);
 
 // After the rows of `segment` have attended: selects the next slot and, if the rows did not fit,
 // the tokens to keep. `archives`: evicted tokens are archived. admit_workspace: see
@@ -73,8 +74,7 @@ void prefill_attention(const Stream& stream, const Attention& attention, const K
 bool prefills_on_tiles(const KvView& cache);
 
 // Archives, for segments of one row, the tokens in their next slots, if they were evicted.
-void archive_evicted(const Stream& stream, const KvView& cache, const DeviceBatch& batch,
-                     int32_t n_segments);
+void archive_evicted(const Stream& stream, const KvView& cache, const DeviceBatch& batch);
 
 // Archives a longer segment's, after eviction has been decided and before slots are overwritten.
 void archive_evicted(const Stream& stream, const KvView& cache, const Segment& segment);

@@ -200,8 +200,9 @@ DecodeSplits whole_rows(const KvView& cache) {
 size_t decode_workspace(const KvView& shape) { return Partials(shape, nullptr).bytes; }
 
 void decode(const Stream& stream, const Attention& attention, const KvView& cache,
-            const DeviceBatch& batch, int32_t n_segments, DecodeKinds kinds,
-            const QuantizedRows& rounded, const RecalledSums& recalled) {
+            const DeviceBatch& batch, DecodeKinds kinds, const QuantizedRows& rounded,
+            const RecalledSums& recalled) {
+  const int32_t n_segments = batch.n_segments;
   Decode decode{attention.q.floats(),
                 attention.out.floats(),
                 attention.scale,
@@ -211,7 +212,7 @@ void decode(const Stream& stream, const Attention& attention, const KvView& cach
                 false,
                 LogitChanges(attention, 1),
                 kinds.in_use,
-                n_segments * cache.n_kv_heads,
+                (batch.alone ? 1 : n_segments) * cache.n_kv_heads,
                 !attention.k,
                 attention.evicts};
   const DecodeSplits whole = whole_rows<Whole>(cache);

@@ -189,10 +189,10 @@ size_t recall_workspace(const KvView& shape) {
 }
 
 RecalledSums recall(const Stream& stream, const Attention& attention, const KvView& cache,
-                    const DeviceBatch& batch, int32_t n_segments, std::byte* workspace) {
+                    const DeviceBatch& batch, std::byte* workspace) {
   RecallStep step = step_of(attention, cache, workspace);
   step.segments = batch.segments;
-  step.n_rows = n_segments;
+  step.n_rows = batch.n_segments;
   launch_recall(stream, step);
   return step.space.sums;
 }

@@ -34,7 +34,7 @@ size_t recall_workspace(const KvView& shape);
 
 // Attends, for segments of one row, to archived tokens; rows are indexed by sequence.
 RecalledSums recall(const Stream& stream, const Attention& attention, const KvView& cache,
-                    const DeviceBatch& batch, int32_t n_segments, std::byte* workspace);
+                    const DeviceBatch& batch, std::byte* workspace);
 
 // Adds a longer segment's to its output and to step.lse.
 void add_recalled(const Stream& stream, const Attention& attention, const PrefillStep& step,

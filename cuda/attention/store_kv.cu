@@ -41,15 +41,17 @@ __device__ float value_norm(const KvView& cache, ValueNorm kind, int kv_head, co
 
 // One block per row and `n_heads` kv_heads. Each computes the sines of its position again: a table
 // for all would take a launch per step, and blocks would read it after they have waited, whereas
-// they compute sines while the previous kernel runs.
+// they compute sines while the previous kernel runs. kLater: of a later turn than the first.
+template <bool kLater>
 __global__ void __launch_bounds__(kThreads)
     store_kv_kernel(Rows rows, Rotation rotation, KvView cache, DeviceBatch batch, int n_heads) {
   __shared__ float scratch[kThreads / kWarp];
   let_next_start();
 
   // Written by copies only, except for next_slot, which the previous pass wrote: a copy has waited
-  // for that.
-  const int row = blockIdx.x;
+  // for that. Earlier turns have written it in this pass.
+  if constexpr (kLater) wait_for_previous();
+  const int row = (kLater ? batch.first_row : 0) + static_cast<int>(blockIdx.x);
   const int first_head = blockIdx.y * n_heads;
   n_heads = min(n_heads, cache.n_kv_heads - first_head);
   const int head_dim = cache.head_dim, half = rotation.half;
@@ -62,7 +64,7 @@ __global__ void __launch_bounds__(kThreads)
   const SegmentKeys first(cache, segment, first_head);
   const int position = own + (segment.rolling ? first.kept : segment.position);
   for (int i = threadIdx.x; i < half; i += kThreads) rope_table[i] = rotation.angle(position, i);
-  wait_for_previous();
+  if constexpr (!kLater) wait_for_previous();
 
   const int64_t column = (int64_t{row} * cache.n_kv_heads + first_head) * head_dim;
 #pragma unroll 4
@@ -110,14 +112,14 @@ void store_kv(const Stream& stream, const Attention& attention, const KvView& ca
               const DeviceBatch& batch) {
   const Rotation rotation(attention.rope);
   // Few rows need the parallelism, many rows save sines.
-  const int64_t n_rows = attention.q.rows;
-  const auto n_heads = static_cast<int>(std::clamp<int64_t>(
-      n_rows * cache.n_kv_heads / kBlocksAtOnce, 1, std::min(kMostHeads, cache.n_kv_heads)));
-  const dim3 grid(static_cast<unsigned>(n_rows), (cache.n_kv_heads + n_heads - 1) / n_heads);
+  const auto n_heads =
+      static_cast<int>(std::clamp<int64_t>(int64_t{batch.n_rows} * cache.n_kv_heads / kBlocksAtOnce,
+                                           1, std::min(kMostHeads, cache.n_kv_heads)));
+  const dim3 grid(static_cast<unsigned>(batch.n_rows), (cache.n_kv_heads + n_heads - 1) / n_heads);
   const size_t shared = (2 * n_heads * cache.head_dim + 2 * rotation.half) * sizeof(float);
   const Rows rows{attention.q.floats(), attention.k.floats(), attention.v.floats()};
-  launch(stream, store_kv_kernel, grid, dim3(kThreads), shared, rows, rotation, cache, batch,
-         n_heads);
+  const auto kernel = batch.first_row > 0 ? store_kv_kernel<true> : store_kv_kernel<false>;
+  launch(stream, kernel, grid, dim3(kThreads), shared, rows, rotation, cache, batch, n_heads);
 }
 
 }  // namespace h2o::cuda

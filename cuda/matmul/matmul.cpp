@@ -118,6 +118,7 @@ struct Matmul::State {
   OtherForm halves;                             // kGemmRows rows, as f16 or bf16
   Workspace tile;                               // weights as f16
   Buffer narrow_sums;                           // gemm_narrow_workspace()
+  bool alone = false;                           // see compute_alone()
   uint64_t n_uses = 0;                          // of the stream, at the last end()
 };
 
@@ -170,7 +171,9 @@ bool Matmul::State::takes_cublas(const Weights& w, int64_t n_rows) const {
 void Matmul::State::matvecs(std::span<const DeviceProduct> products, const Tensor& x,
                             MatvecRows rows) {
   const bool rounds = is_quantized(products.front().w.dtype);
-  const int64_t most = !rows.experts ? kMatvecRows : rounds ? kRoundedRows : x.rows;
+  const int64_t together = alone && !rounds ? kSameOrderRows : kMatvecRows;
+  const int64_t most = !rows.experts ? together : rounds ? kRoundedRows : x.rows;
+  rows.alone = alone;
   for (int64_t i = 0; i < x.rows; i += most) {
     const Tensor some = rows_of(x, i, most);
     rows.begin = i;
@@ -291,6 +294,8 @@ Matmul::~Matmul() = default;
 std::string Matmul::name() const { return state_->cublas.name(); }
 
 Tensor Matmul::upload(const Tensor& host, std::byte* to) { return state_->upload(host, to); }
+
+void Matmul::compute_alone(bool alone) { state_->alone = alone; }
 
 void Matmul::multiply(std::span<const Product> products, const Tensor& x, bool add) {
   state_->multiply(products, x, add);

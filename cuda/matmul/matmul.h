@@ -25,6 +25,9 @@ class Matmul {
   // for them, so that nothing is allocated later.
   Tensor upload(const Tensor& host, std::byte* to);
 
+  // Are up to kMatvecRows rows, from now on, bit-identical to computing each of them alone?
+  void compute_alone(bool alone);
+
   // Computes each product y = x w.weight^T + w.bias, or adds it to y, bit-identical to computing it
   // alone. For few rows (tens with quantized weights), products with one type share a launch.
   void multiply(std::span<const Product> products, const Tensor& x, bool add);

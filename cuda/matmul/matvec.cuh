@@ -242,7 +242,7 @@ MatvecParts parts_of(const Stream& stream, std::span<const DeviceProduct> produc
   *n_blocks = 0;
   for (size_t i = 0; i < products.size(); ++i) {
     const auto& [y, bias, w] = products[i];
-    const int log = log_shares<Type, n>(stream, w);
+    const int log = rows.alone ? log_shares<Type, 1>(stream, w) : log_shares<Type, n>(stream, w);
     m.parts[i] = {{y + rows.begin * w.rows, bias, w.data, w.rows, *n_blocks}, log};
     if (kGated && i > 0) break;  // shares the blocks of the first
     const int64_t of_block = int64_t{kOuts} * (kMatvecWarps >> log);

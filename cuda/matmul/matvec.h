@@ -14,6 +14,9 @@ namespace h2o::cuda {
 
 constexpr int64_t kMatvecRows = 8;  // per call
 
+// With up to so many rows, sums over weights that are not quantized have the order of a single row.
+constexpr int64_t kSameOrderRows = 4;
+
 constexpr int kMaxProducts = 3;  // per call: q, k and v
 
 // The rows of y that a call computes, and how.
@@ -21,6 +24,7 @@ struct MatvecRows {
   int64_t begin;
   int64_t n;
   bool add;
+  bool alone = false;  // as if each were: of weights that are not quantized, kSameOrderRows rows
   std::optional<Gate> gate;  // two products, up and gate, of the same shape: up.y receives the
                              // gated result, gate.y nothing. Not for quantized types.
   std::optional<ExpertRows> experts;  // the rows are grouped by expert, and there may be many

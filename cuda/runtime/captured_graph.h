@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "backend/backend.h"
 #include "cuda/runtime/device.h"
@@ -28,11 +29,12 @@ class GraphSwitch {
 };
 
 // Steps with identical launches: the same number of rows, with rolling sequences, with others, or
-// both, and slots in use.
+// both, slots in use, and turns.
 struct StepKind {
   int32_t n_rows;
   bool fixed, rolling;
   int32_t in_use;
+  std::vector<int32_t> turns;  // as Batch::turns
   auto operator<=>(const StepKind&) const = default;
 };
 

@@ -33,6 +33,7 @@ DeviceBatch BatchCopier::copy(const Batch& batch) {
     return reinterpret_cast<const T*>(device_.data() + offset);
   };
   DeviceBatch copy{};
+  copy.alone = batch.n_turns() > 1;
   copy.tokens = place(std::span(batch.tokens));
   copy.positions = place(std::span(batch.positions));
   copy.logits_rows = place(std::span(batch.logits_rows));
@@ -41,9 +42,11 @@ DeviceBatch BatchCopier::copy(const Batch& batch) {
   const int64_t offset = layout.place(int64_t{n_rows} * sizeof(int32_t));
   copy.segment_of = reinterpret_cast<const int32_t*>(device_.data() + offset);
   auto* segment_of = reinterpret_cast<int32_t*>(host_.data() + offset);
-  for (size_t s = 0; s < batch.segments.size(); ++s) {
-    const Segment& segment = batch.segments[s];
-    std::fill_n(segment_of + segment.row, segment.n_rows, static_cast<int32_t>(s));
+  for (int32_t i = 0; i < batch.n_turns(); ++i) {
+    int32_t s = 0;
+    for (const Segment& segment : batch.turn(i)) {
+      std::fill_n(segment_of + segment.row, segment.n_rows, s++);
+    }
   }
   check(cudaMemcpyAsync(device_.data(), host_.data(), layout.size(), cudaMemcpyHostToDevice,
                         stream_.get()),

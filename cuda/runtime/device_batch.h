@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "backend/batch.h"
 #include "core/buffer.h"
@@ -12,10 +13,26 @@ namespace h2o::cuda {
 struct DeviceBatch {
   const int32_t* tokens;       // [n_rows]
   const int32_t* positions;    // [n_rows]
-  const int32_t* segment_of;   // [n_rows] index into segments
+  const int32_t* segment_of;   // [n_rows] index into the segments of its turn
   const int32_t* logits_rows;  // [n_logits]
   const float* temperatures;   // [n_logits], or nullptr
   const Segment* segments;     // [n_segments]
+  bool alone = false;          // rows are computed as if each were alone, as there are drafts
+  // Of a turn:
+  int32_t first_row = 0;
+  int32_t n_rows = 0;
+  int32_t n_segments = 0;
+
+  // The same with the segments of turn i, which is not empty.
+  DeviceBatch turn(const Batch& batch, int32_t i) const {
+    const std::span<const Segment> own = batch.turn(i);
+    DeviceBatch turn = *this;
+    turn.segments += own.data() - batch.segments.data();
+    turn.first_row = own.front().row;
+    turn.n_rows = own.back().row + own.back().n_rows - turn.first_row;
+    turn.n_segments = static_cast<int32_t>(own.size());
+    return turn;
+  }
 };
 
 // Copies batches to fixed device memory. The arrays' addresses depend only on their sizes, so that

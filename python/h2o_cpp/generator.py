@@ -112,10 +112,10 @@ class Generator(Closing):
         draft: guess the next tokens, and verify the guesses in one forward pass: the output is the
             same, bit for bit. "lookup": from earlier occurrences of the last tokens; "mtp": by the
             file's layer for multi-token prediction; otherwise by a smaller model with the same
-            vocabulary, as for `path`. Where no gain is expected, nothing is guessed. CPU only; not
-            with layers that share a cache. None: no drafts.
+            vocabulary, as for `path`. Where no gain is expected, nothing is guessed. Not with
+            Vulkan, nor with layers that share a cache. None: no drafts.
         draft_max: the most tokens that are guessed at once, for all sequences together; default:
-            16, or 4 if layers are recurrent.
+            16, or 4 if layers are recurrent; with CUDA 7 at most.
         draft_tokens: how many tokens of each text the cache of a draft model keeps, as hh.
         lossless: keep all tokens: the output is the full cache's, bit for bit. The budget (hh,
             recent and policy; default: draft_tokens) is that of a second cache, with which the

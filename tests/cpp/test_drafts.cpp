@@ -198,8 +198,8 @@ void check_drafts(const std::string& path, uint64_t seed, Counts& counts) {
 }
 
 TEST_CASE("drafts leave the states and the logits of plain decoding") {
-  if (on_gpu()) return;
-  const int n_seeds = 20;
+  if (on_vulkan()) return;
+  const int n_seeds = on_cuda() ? 5 : 20;
   int64_t n_rolled = 0, n_archived = 0;
   for (const char* name : {"llama_gqa2_tied", "gemma2", "bloom", "qwen3moe", "opt_odd_heads",
                            "qwen35_listed", "lfm2"}) {
@@ -279,17 +279,17 @@ Result result(Engine& engine, const Engine::Handle& generation) {
 }
 
 TEST_CASE("requests with drafts have the results of requests without") {
-  if (on_gpu()) return;
+  if (on_vulkan()) return;
   const auto model = rotary_model();
   int64_t n_accepted = 0, n_wrong = 0;
-  const int n_seeds = 40;
+  const int n_seeds = on_cuda() ? 10 : 40;
   for (int seed = 0; seed < n_seeds; ++seed) {
     CAPTURE(seed);
     Random random(seed);
     const auto plain_engine = make_engine(model, engine_options(1));
     std::vector<Request> requests;
     std::vector<Result> expected;
-    const int32_t n = random.integer(1, 4);
+    const int32_t n = on_cuda() ? 1 : random.integer(1, 4);  // rows depend on others there
     for (int32_t i = 0; i < n; ++i) {
       requests.push_back(prepared(random_request(random), random));
       Request plain = requests.back();
@@ -331,10 +331,10 @@ TEST_CASE("requests with drafts have the results of requests without") {
 }
 
 TEST_CASE("drafts with masks that are not ready, and with saved prefixes") {
-  if (on_gpu()) return;
+  if (on_vulkan()) return;
   const auto model = rotary_model();
   int64_t n_accepted = 0, n_cached = 0;
-  const int n_seeds = 40;
+  const int n_seeds = on_cuda() ? 10 : 40;
   for (uint64_t seed = 0; seed < static_cast<uint64_t>(n_seeds); ++seed) {
     CAPTURE(seed);
     Random random(seed);
@@ -497,7 +497,7 @@ TEST_CASE("drafts that are not supported are errors") {
   const auto model = rotary_model();
   SessionOptions options = engine_options(1);
   options.max_drafts = 2;
-  if (on_gpu()) {
+  if (on_vulkan()) {
     CHECK_THROWS_WITH_AS(Session(model, options), doctest::Contains("device=cpu"), InvalidArgument);
     return;
   }
@@ -510,6 +510,15 @@ TEST_CASE("drafts that are not supported are errors") {
   }
   options.max_drafts = -1;
   CHECK_THROWS_AS(Session(model, options), InvalidArgument);
+  if (!on_cuda()) return;
+  options.max_drafts = 100;  // the most that it has
+  Session limited(model, options);
+  CHECK(limited.options().max_drafts == 7);
+  options.n_batch = 12;
+  Session wide(model, options);
+  const std::vector<int32_t> nine(9, 3);
+  const Input input{0, std::span(nine), 1};
+  CHECK_THROWS_WITH_AS(wide.step({&input, 1}), doctest::Contains("at most 8"), InvalidArgument);
 }
 
 }  // namespace

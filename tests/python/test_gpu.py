@@ -11,12 +11,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from h2o_cpp import Generator, Policy
 from support.needs import CUDA
+from support.outputs import left, only_some
 from support.shapes import config
 from support.synthetic import write_model
 
@@ -81,3 +84,28 @@ def test_logits_are_near_those_of_the_cpu(decode: Decode, plain: Logits) -> None
         if name.endswith("full"):  # eviction may depend on rounding
             far = np.linalg.norm(plain[name] - cpu) / np.linalg.norm(cpu)
             assert far <= MOST_FROM_CPU, name
+
+
+@CUDA
+def test_drafts_change_nothing(llama: Path) -> None:
+    """With one text at a time."""
+    common: Any = {
+        "device": "cuda", "policy": Policy.h2o(6, 5, 1), "n_ctx": 40, "n_batch": 16,
+        "max_sequences": 1,
+    }  # fmt: skip
+    with (
+        Generator(llama, **common) as plain,
+        Generator(llama, draft="lookup", **common) as drafted,
+        Generator(llama, draft=llama, draft_max=3, draft_tokens=9, **common) as guessing,
+    ):
+        for seed in range(2 if BRIEF else 20):
+            prompt = [3 + seed, 4, 5] * 4
+            options: dict[str, Any] = {
+                "temperature": [0.0, 0.3][seed % 2], "seed": seed, "max_tokens": 26,
+                "ignore_eos": True, "constraint": only_some,
+            }  # fmt: skip
+            expected = left(plain, prompt, options)
+            assert left(drafted, prompt, options) == expected
+            assert left(guessing, prompt, options) == expected
+        with guessing.engine() as engine:
+            assert engine.stats().drafted_tokens > 0
