@@ -19,7 +19,8 @@ paper, which correlates for any model.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import isnan
 from pathlib import Path
 
@@ -30,23 +31,30 @@ from h2o_bench import observations
 from h2o_bench.observations import LEAST_TOKENS, TOP, accumulated_attention, attention_rows
 from h2o_bench.results import Row
 from h2o_cpp.arguments import check_int
+from h2o_cpp.budget.policy import Policy, Score, fraction_of
 from h2o_cpp.files.text_files import read_text
-from h2o_cpp.measure.budgets import Comparison
-from h2o_cpp.measure.perplexity import measure as measure_perplexity
-from h2o_cpp.model.session import open_model
+from h2o_cpp.measure.perplexity import perplexity
+from h2o_cpp.model.session import open_model, open_session
 from h2o_cpp.model.tokenizer import Tokenizer
 
 _MAX_TOKENS = 2048
 _BUDGETS = (0.9, 0.6, 0.4, 0.2)  # kept fractions
-# Policies, and the tokens that they evict besides recent ones.
-REMOVALS = {
-    "full": "none",
-    "h2o": "lightest",
-    "inverse": "heaviest",
-    "window": "oldest",
-    "h2o+sinks": "lightest, sinks kept",
-    "inverse+sinks": "heaviest, sinks kept",
-    "sinks": "oldest, sinks kept",
+_SINKS = 4
+
+
+def _scored(n: int, sinks: int = 0, score: Score = "sum") -> Policy:
+    heavy = (n - sinks) // 2
+    return Policy.h2o(heavy, n - sinks - heavy, sinks, score=score)
+
+
+# Policies that keep n tokens, by the tokens that they evict besides recent ones.
+REMOVALS: dict[str, Callable[[int], Policy]] = {
+    "lightest": _scored,
+    "heaviest": partial(_scored, score="inverse"),
+    "oldest": Policy.window,
+    "lightest, sinks kept": partial(_scored, sinks=_SINKS),
+    "heaviest, sinks kept": partial(_scored, sinks=_SINKS, score="inverse"),
+    "oldest, sinks kept": lambda n: Policy.sinks(_SINKS, n - _SINKS),
 }
 
 
@@ -72,22 +80,21 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         raise ValueError(f"the text has {len(tokens)} tokens, expected at least {LEAST_TOKENS}")
     accumulated = accumulated_attention(model, tokens)
     yield from layers(observations.sparsity(attention_rows(model, tokens)), accumulated)
-    policies = [policy for policy in REMOVALS if policy != "full"]
     full = None
-    for row in measure_perplexity(
-        model,
-        words,
-        Comparison.of(policies, _BUDGETS, n_ctx=len(tokens), n_batch=1),
-        beginning=beginning,
-    ):
-        full = full or row.perplexity
+    kept = {share: fraction_of(len(tokens), share) for share in _BUDGETS}
+    every = [(1.0, len(tokens), "none", Policy.full())]
+    every += [(s, n, name, make(n)) for s, n in kept.items() for name, make in REMOVALS.items()]
+    for share, n, evicted, policy in every:
+        session = open_session(model, policy, n_ctx=len(tokens), n_batch=1)
+        value, _ = perplexity(session, words, beginning=beginning)
+        full = full or value
         yield {
             "table": "removal",
-            "evicted": REMOVALS[row.policy],
-            "share, %": 100 * (1 - row.budget),
-            "kept": row.kept,
-            "perplexity": row.perplexity,
-            "of full": row.perplexity / full,
+            "evicted": evicted,
+            "share, %": 100 * (1 - share),
+            "kept": n,
+            "perplexity": value,
+            "of full": value / full,
         }
     yield from associations(tokens, accumulated.mean(axis=(0, 1)))
 
