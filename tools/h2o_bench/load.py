@@ -15,9 +15,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import perf_counter
 
+from h2o_cpp.measure.machine import status_bytes
 from support.server_process import start_server
 
 LEAST_REQUESTS = 16  # all clients together
@@ -93,10 +93,7 @@ def serving(*words: str, python: str = sys.executable) -> Iterator[tuple[int, in
 
 def memory_mb(process: int, field: str = "VmRSS") -> float:
     """Megabytes of a process, as /proc/PID/status has them."""
-    for line in Path(f"/proc/{process}/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024 / 1e6
-    raise RuntimeError(f"there is no {field}")
+    return status_bytes(field, process) / 1e6
 
 
 async def run_clients(port: int, n_clients: int, texts: Texts, key: str = "none") -> Seen:

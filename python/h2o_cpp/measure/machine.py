@@ -63,13 +63,13 @@ def matmul_flops(threads: int) -> float:
 
 def rss_bytes() -> int:
     """Resident memory of this process, mapped files included. Only on Linux."""
-    return _status("VmRSS")
+    return status_bytes("VmRSS")
 
 
 def peak_rss_bytes() -> int | None:
     """The largest resident memory of this process so far; None if unknown."""
     if platform.system() == "Linux":
-        return _status("VmHWM")
+        return status_bytes("VmHWM")
     try:
         import resource
     except ImportError:  # Windows
@@ -78,9 +78,10 @@ def peak_rss_bytes() -> int | None:
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _status(name: str) -> int:
-    """A number of bytes from the process's status."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+def status_bytes(name: str, process: int | str = "self") -> int:
+    """A number of bytes from the status of a process. Only on Linux."""
+    file = Path(f"/proc/{process}/status")
+    for line in file.read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {name}")
+    raise OSError(f"{file} has no {name}")
