@@ -39,6 +39,7 @@ _MOST_DRAFTS = 1024
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Function = TypeVar("Function", bound=Callable[..., Any])
 Kind = TypeVar("Kind", bound="Options")
 
 
@@ -415,19 +416,19 @@ def function_with(
     return partial(_with, arguments)  # type: ignore[arg-type]
 
 
-def _with(arguments: type[Options], function: Callable[..., R]) -> Callable[..., R]:
-    """Makes help() show the arguments in **options, with their defaults."""
+def _with(arguments: type[Options], function: Function) -> Function:
+    declared = {one.name: one for one in fields(arguments)}  # type: ignore[arg-type]
+    named = {name: declared[name] for name in option_names(arguments)}
+    return show_arguments(function, {name: (one.default, one.type) for name, one in named.items()})
+
+
+def show_arguments(function: Function, arguments: Mapping[str, tuple[object, object]]) -> Function:
+    """Makes help() show these arguments in **options, each with its default and type."""
     shown = signature(function)
     others = [p for p in shown.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
-    declared = {one.name: one for one in fields(arguments)}  # type: ignore[arg-type]
     options = [
-        Parameter(
-            name,
-            Parameter.KEYWORD_ONLY,
-            default=declared[name].default,
-            annotation=declared[name].type,
-        )
-        for name in option_names(arguments)
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (default, kind) in arguments.items()
         if name not in shown.parameters
     ]
     vars(function)["__signature__"] = shown.replace(parameters=[*others, *options])

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from inspect import Parameter, signature
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,7 +19,7 @@ from h2o_cpp.generation.prompt_memory import NOTHING_DROPPED, PromptParts
 from h2o_cpp.generation.record import Record
 from h2o_cpp.generation.sampling import NUMBERS, default, make_sampling
 from h2o_cpp.generation.snapshot import Snapshot
-from h2o_cpp.options import GeneratorOptions, option_names
+from h2o_cpp.options import Function, GeneratorOptions, option_names, show_arguments
 
 if TYPE_CHECKING:
     from h2o_cpp.model.chat_turn import ChatTurn
@@ -95,9 +94,6 @@ class StreamOptions(TypedDict, total=False):
     draft: bool
 
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
 class SubmitOptions(StreamOptions, total=False):
     """The options of Engine.submit, which documents those that StreamOptions lacks."""
 
@@ -117,19 +113,11 @@ def show_options(function: Function, kind: type = StreamOptions) -> Function:
     defaults.update(ignore_eos=False, parse_special=False, draft=True, spelled=(), replies=())
     for name in NUMBERS:
         defaults[name] = default(name)
-    options = [
-        Parameter(
-            name,
-            Parameter.KEYWORD_ONLY,
-            default=defaults[name],
-            annotation=getattr(annotation, "__forward_arg__", annotation),
-        )
-        for name, annotation in kind.__annotations__.items()
-    ]
-    shown = signature(function)
-    others = [p for p in shown.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
-    vars(function)["__signature__"] = shown.replace(parameters=[*others, *options])
-    return function
+    kinds = kind.__annotations__.items()
+    return show_arguments(
+        function,
+        {name: (defaults[name], getattr(one, "__forward_arg__", one)) for name, one in kinds},
+    )
 
 
 @dataclass(frozen=True)
