@@ -36,9 +36,8 @@ from h2o_cpp.cli.options import (
     add_threads,
     stores,
 )
-from h2o_cpp.cli.output import put, put_json, tell
+from h2o_cpp.cli.output import cache_text, mebibytes, put, put_json, tell
 from h2o_cpp.cli.parser import Parser
-from h2o_cpp.cli.tables import cache_text, mebibytes
 from h2o_cpp.files.model_file import ModelFile
 from h2o_cpp.measure.advice import Advice, AdviceOptions, Archived, Needle, advice_steps
 from h2o_cpp.measure.plots import draw_budgets

@@ -12,9 +12,8 @@ from dataclasses import asdict
 from h2o_cpp.cli.argument_types import integer
 from h2o_cpp.cli.cache_options import add_cache, options_of
 from h2o_cpp.cli.options import add_json, add_machine, add_max_tokens, add_model
-from h2o_cpp.cli.output import put, put_json
+from h2o_cpp.cli.output import mebibytes, print_table, put, put_json
 from h2o_cpp.cli.parser import Parser
-from h2o_cpp.cli.tables import mebibytes, print_table
 from h2o_cpp.measure.speed import Measurement, Workload, measure
 from h2o_cpp.options import CacheOptions
 

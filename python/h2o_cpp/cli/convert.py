@@ -7,9 +7,8 @@ from pathlib import Path
 
 from h2o_cpp.cli.argument_types import gguf_output
 from h2o_cpp.cli.options import add_force
-from h2o_cpp.cli.output import tell
+from h2o_cpp.cli.output import mebibytes, tell
 from h2o_cpp.cli.parser import Parser
-from h2o_cpp.cli.tables import mebibytes
 from h2o_cpp.convert import OUTTYPES, convert
 
 

@@ -16,9 +16,8 @@ from h2o_cpp.budget.policy import budget_policy
 from h2o_cpp.budget.stored_budget import stored_budget
 from h2o_cpp.cli.cache_options import add_n_ctx
 from h2o_cpp.cli.options import add_model
-from h2o_cpp.cli.output import put, put_json
+from h2o_cpp.cli.output import mebibytes, print_table, put, put_json
 from h2o_cpp.cli.parser import Parser
-from h2o_cpp.cli.tables import mebibytes, print_table
 from h2o_cpp.files.model_file import ModelFile
 from h2o_cpp.files.model_files import find_model
 from h2o_cpp.options import CacheOptions

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 from h2o_cpp import _core
 from h2o_cpp.cli.options import add_json
-from h2o_cpp.cli.output import put, put_json, tell, tell_error
+from h2o_cpp.cli.output import mebibytes, put, put_json, tell, tell_error
 from h2o_cpp.cli.parser import Parser
-from h2o_cpp.cli.tables import mebibytes
 from h2o_cpp.files.model_files import models_directory, pulled_models
 from h2o_cpp.files.visible_text import visible
 

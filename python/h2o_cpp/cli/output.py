@@ -7,6 +7,7 @@ characters are escaped, so that no terminal obeys them.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from h2o_cpp.files.visible_text import message_line, visible, visible_json
@@ -42,3 +43,23 @@ def tell(text: str = "", *, lines: bool = False) -> None:
 def tell_error(text: str) -> None:
     """Write an error to stderr, as one line."""
     tell(message_line(f"error: {text}"))
+
+
+def mebibytes(n: int) -> str:
+    return f"{n / 2**20:.2f} MiB"
+
+
+def cache_text(cache_bytes: int, archive_bytes: int) -> str:
+    """The size of a cache, and of an archive if there is one."""
+    archive = f", archive {mebibytes(archive_bytes)}" if archive_bytes else ""
+    return mebibytes(cache_bytes) + archive
+
+
+def print_table(
+    rows: Mapping[str, str], *, width: int = 0, write: Callable[[str], None] = put
+) -> None:
+    """Print names and values; width: the least of the names' column."""
+    names = [visible(name) for name in rows]
+    width = max([width, *map(len, names)])
+    for name, value in zip(names, rows.values(), strict=True):
+        write(f"  {name:{width}}  {value}")

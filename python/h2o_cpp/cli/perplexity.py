@@ -19,9 +19,8 @@ from h2o_cpp.cli.comparison import (
 )
 from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.options import add_model, add_text, add_text_tokens
-from h2o_cpp.cli.output import put
+from h2o_cpp.cli.output import cache_text, put
 from h2o_cpp.cli.parser import Parser
-from h2o_cpp.cli.tables import cache_text
 from h2o_cpp.measure.perplexity import N_SEGMENTS, Measurement, measure
 from h2o_cpp.measure.plots import draw_budgets
 from h2o_cpp.model.session import open_model

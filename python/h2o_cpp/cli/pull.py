@@ -12,9 +12,8 @@ import argparse
 
 from h2o_cpp import _core
 from h2o_cpp.cli.models import Described, describe
-from h2o_cpp.cli.output import put, tell
+from h2o_cpp.cli.output import mebibytes, put, tell
 from h2o_cpp.cli.parser import Parser
-from h2o_cpp.cli.tables import mebibytes
 from h2o_cpp.files.hub import is_page
 from h2o_cpp.files.model_files import pulled_models
 from h2o_cpp.files.pull import pull

@@ -14,10 +14,9 @@ from h2o_cpp.cli.options import (
     read_prompt,
     stream_options,
 )
-from h2o_cpp.cli.output import put, put_json, put_text, tell
+from h2o_cpp.cli.output import mebibytes, put, put_json, put_text, tell
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.progress import reading
-from h2o_cpp.cli.tables import mebibytes
 from h2o_cpp.generation.request import StreamOptions
 from h2o_cpp.generation.stats import Stats
 from h2o_cpp.generation.stream import Stream

@@ -29,10 +29,9 @@ from h2o_cpp.cli.options import (
     open_generator,
     read_template,
 )
-from h2o_cpp.cli.output import tell, tell_error
+from h2o_cpp.cli.output import mebibytes, print_table, tell, tell_error
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.sampling import add_sampling, changed_sampling
-from h2o_cpp.cli.tables import mebibytes, print_table
 from h2o_cpp.files.visible_text import visible_log
 from h2o_cpp.generation.grammar import prepare_grammars
 from h2o_cpp.model.chat_template import is_jinja
