@@ -72,6 +72,7 @@ class CudaBackend final : public Backend {
     static const Capabilities capabilities{
         .kv_dtypes = {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0, DType::q3,
                       DType::q2},
+        .max_head_dim = cuda::kMaxHeadDim,
         .largest_logits = true,
         .archives = true,
         .draft_rows = cuda::kMatvecRows,
@@ -262,8 +263,6 @@ class CudaBackend final : public Backend {
   }
 
   size_t attend_workspace(const KvView& shape) const override {
-    require(shape.head_dim <= cuda::kMaxHeadDim, "[cuda] head_dim is ", shape.head_dim,
-            ", at most ", cuda::kMaxHeadDim);
     return cuda::recall_workspace(shape) +
            std::max({cuda::decode_workspace(shape), cuda::prefill_workspace(shape),
                      cuda::admit_workspace(shape)});

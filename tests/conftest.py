@@ -87,6 +87,13 @@ def device(request: pytest.FixtureRequest) -> str:
     return name
 
 
+@pytest.fixture(scope="session", params=["cpu", pytest.param("vulkan", marks=VULKAN)])
+def exact_device(request: pytest.FixtureRequest) -> str:
+    """A device that rounds no factor of a product to fewer bits, so that float32 has its bounds."""
+    name: str = request.param
+    return name
+
+
 @pytest.fixture(scope="session")
 def data() -> Path:
     """Small data files in the repository."""

@@ -1,14 +1,12 @@
 #include "vulkan/operations.h"
 
-#include "core/error.h"
-
 namespace h2o::vulkan {
 namespace {
 
 constexpr int64_t kMapThreads = 128;
 
 struct RowsPush {
-  uint64_t to, from, rows;
+  uint64_t to, from, codebook, rows;
   int64_t row_bytes;
   int32_t n, n_rows, n_used;
 };
@@ -38,22 +36,18 @@ void map(Commands& commands, Map kind, const Tensor& x, const Tensor& gate,
 void norm(Commands& commands, const Tensor& y, const Tensor& x, const Affine& norm, float eps) {
   const struct {
     uint64_t y, x, weight, bias;
-    int32_t n, n_rows;
+    int32_t n, n_rows, n_weights;
     float eps;
-  } push{address_of(y),
-         address_of(x),
-         address_of(norm.weight),
-         address_of(norm.bias),
-         narrow(x.cols),
-         narrow(x.rows),
-         eps};
+  } push{address_of(y),  address_of(x),  address_of(norm.weight),  address_of(norm.bias),
+         narrow(x.cols), narrow(x.rows), narrow(norm.weight.rows), eps};
   commands.barrier();
   commands.launch(Shader::norm, {norm.bias ? 1u : 0u}, {groups_of(x.rows)}, push);
 }
 
-void look_up(Commands& commands, const Tensor& to, const Tensor& table, uint64_t rows, bool adds) {
-  const RowsPush push{address_of(to),  address_of(table), rows, table.row_bytes(),
-                      narrow(to.cols), narrow(to.rows),   1};
+void look_up(Commands& commands, const Tensor& to, const Tensor& table, uint64_t rows, bool adds,
+             uint64_t codebook) {
+  const RowsPush push{address_of(to),    address_of(table), codebook,        rows,
+                      table.row_bytes(), narrow(to.cols),   narrow(to.rows), 1};
   commands.barrier();
   commands.launch(Shader::rows, {static_cast<uint32_t>(table.dtype), adds ? 1u : 0u, 0},
                   {groups_of(to.rows)}, push);
@@ -85,13 +79,14 @@ void gate_rows(Commands& commands, const Tensor& x, const Tensor& gate) {
 }
 
 void rotate(Commands& commands, const Tensor& x, int64_t head_dim, const Rope& rope,
-            uint64_t positions) {
+            const DeviceBatch& batch) {
   const struct {
-    uint64_t x, positions, frequencies;
+    uint64_t x, segments, segment_of, frequencies;
     int32_t n, head_dim, pairs, n_half;
     float magnitude;
   } push{address_of(x),
-         positions,
+         batch.segments,
+         batch.segment_of,
          address_of(rope.frequencies),
          narrow(x.cols),
          narrow(head_dim),
@@ -132,9 +127,6 @@ void select_largest(Commands& commands, LargestLogits* to, const Tensor& x, uint
 }
 
 void route(Commands& commands, const Routes& routes, const Tensor& logits, const Tensor& bias) {
-  constexpr int32_t kMostExperts = 1024;  // MOST_EXPERTS of the shader
-  require(routes.n_experts <= kMostExperts, "[vulkan] ", routes.n_experts, " experts, at most ",
-          kMostExperts);
   const struct {
     uint64_t logits, bias, weights, selected, expert_scales;
     int32_t n_experts, n_used, by_sigmoid, n_groups, n_groups_used, normalized;
@@ -164,9 +156,9 @@ void route(Commands& commands, const Routes& routes, const Tensor& logits, const
 }
 
 void dispatch(Commands& commands, const Tensor& y, const Tensor& x, const Routes& routes) {
-  const RowsPush push{address_of(y), address_of(x),  address_of(routes.copy_rows),
-                      x.row_bytes(), narrow(y.cols), narrow(y.rows),
-                      routes.n_used};
+  const RowsPush push{
+      address_of(y),  address_of(x), 0, address_of(routes.copy_rows), x.row_bytes(), narrow(y.cols),
+      narrow(y.rows), routes.n_used};
   commands.barrier();
   commands.launch(Shader::rows, {static_cast<uint32_t>(DType::f32), 0, 1}, {groups_of(y.rows)},
                   push);

@@ -32,8 +32,8 @@ if(NOT H2O_HAS_VULKAN)
 endif()
 
 h2o_layer(vulkan ${directory}
-  SOURCES attention/attend.cpp attention/step.cpp multiply.cpp operations.cpp recurrent.cpp
-    vulkan_backend.cpp runtime/captured_pass.cpp runtime/commands.cpp runtime/device.cpp
+  SOURCES attention/attend.cpp attention/step.cpp codebooks.cpp multiply.cpp operations.cpp
+    recurrent.cpp vulkan_backend.cpp runtime/captured_pass.cpp runtime/commands.cpp runtime/device.cpp
     runtime/device_batch.cpp runtime/functions.cpp runtime/heap.cpp runtime/memory.cpp
     runtime/pipelines.cpp runtime/shaders.cpp
   DEPENDS core backend kv)

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "vulkan/attention/attend.h"
+#include "vulkan/codebooks.h"
 #include "vulkan/operations.h"
 #include "vulkan/runtime/captured_pass.h"
 
@@ -43,8 +44,14 @@ class VulkanBackend final : public Backend {
 
   const Capabilities& capabilities() const override {
     static const Capabilities capabilities{
-        .kv_dtypes = {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0},
+        .kv_dtypes = {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q5_0, DType::q4_0},
+        .max_head_dim = 1024,  // MOST_DIMS of the shaders
+        .max_experts = 1024,   // MOST_EXPERTS of route.comp
         .largest_logits = true,
+        .shared_values = true,
+        .state_spaces = true,
+        .divided_experts = true,
+        .whole_texts = true,
     };
     return capabilities;
   }
@@ -74,13 +81,11 @@ class VulkanBackend final : public Backend {
   }
 
   size_t upload_bytes(const Tensor& host) const override {
-    const std::span<const DType> dtypes = vulkan::weight_dtypes();
-    require(std::ranges::find(dtypes, host.dtype) != dtypes.end(), "[vulkan] weights in ",
-            info(host.dtype).name, ", expected ", dtype_names(dtypes), "; use device=cpu");
     return static_cast<size_t>(host.bytes());
   }
 
   Tensor upload(const Tensor& host, std::byte* to) override {
+    codebooks_.require(*this, host.dtype);
     Tensor tensor = host;
     tensor.data = to;
     if (memory_->host.find(to)) {
@@ -136,7 +141,7 @@ class VulkanBackend final : public Backend {
   }
 
   void embed(Tensor x, const Tensor& table, const Batch&) override {
-    vulkan::look_up(commands_, x, table, batch_.tokens, false);
+    vulkan::look_up(commands_, x, table, batch_.tokens, false, codebooks_.of(table.dtype));
   }
 
   void add_positions(Tensor x, const Tensor& table, const Batch&) override {
@@ -150,8 +155,8 @@ class VulkanBackend final : public Backend {
 
   void rotate(Tensor q, Tensor k, int64_t head_dim, const Rope& rope, const Batch&) override {
     commands_.barrier();
-    vulkan::rotate(commands_, q, head_dim, rope, batch_.positions);
-    vulkan::rotate(commands_, k, head_dim, rope, batch_.positions);
+    vulkan::rotate(commands_, q, head_dim, rope, batch_);
+    vulkan::rotate(commands_, k, head_dim, rope, batch_);
   }
 
   void clamp(Tensor x, float limit) override { map(Map::clamp, x, {}, {{limit}}); }
@@ -165,12 +170,12 @@ class VulkanBackend final : public Backend {
   }
 
   void matmul(std::initializer_list<Product> products, const Tensor& x) override {
-    vulkan::multiply(commands_, {products.begin(), products.size()}, x, false);
+    multiply(products, x);
   }
 
   void matmul_add(Tensor y, const Tensor& x, const Affine& w) override {
     const Product product{y, w};
-    vulkan::multiply(commands_, {&product, 1}, x, true);
+    vulkan::multiply(commands_, codebooks_, {&product, 1}, x, true);
   }
 
   void relu(Tensor x) override { map(Map::relu, x); }
@@ -184,6 +189,7 @@ class VulkanBackend final : public Backend {
     map(map_of(kind), up, gate);
   }
   void add(Tensor y, const Tensor& x) override { map(Map::add, y, x); }
+  void multiply(Tensor y, const Tensor& x) override { map(Map::multiply, y, x); }
   void scale(Tensor x, float factor) override { map(Map::scale, x, {}, {{factor}}); }
   void softcap(Tensor x, float cap) override { map(Map::softcap, x, {}, {{cap}}); }
 
@@ -214,7 +220,7 @@ class VulkanBackend final : public Backend {
 
   void matmul_experts(std::initializer_list<Product> products, const Tensor& x,
                       const Routes& routes) override {
-    vulkan::multiply(commands_, {products.begin(), products.size()}, x, false, &routes);
+    multiply(products, x, &routes);
   }
 
   void combine_add(Tensor y, const Tensor& x, const Routes& routes) override {
@@ -234,13 +240,15 @@ class VulkanBackend final : public Backend {
   }
 
   size_t attend_workspace(const KvView& shape) const override {
-    require(shape.head_dim <= vulkan::kMaxHeadDim, "[vulkan] head_dim is ", shape.head_dim,
-            ", at most ", vulkan::kMaxHeadDim);
     return vulkan::workspace_bytes(shape);
   }
 
   void attend(const Attention& attention, const KvView& cache, const Batch& batch) override {
     vulkan::attend(commands_, attention, cache, batch_, batch);
+  }
+
+  void attend_whole(const Attention& attention, int64_t head_dim, const Batch& batch) override {
+    vulkan::attend_whole(commands_, attention, head_dim, batch_, batch);
   }
 
   void delta_net(const DeltaNet& layer, const KvView& cache, const Batch& batch) override {
@@ -249,6 +257,10 @@ class VulkanBackend final : public Backend {
 
   void short_conv(const ShortConv& layer, const KvView& cache, const Batch& batch) override {
     vulkan::short_conv(commands_, layer, cache, batch_, std::ssize(batch.segments));
+  }
+
+  void state_space(const StateSpace& layer, const KvView& cache, const Batch& batch) override {
+    vulkan::state_space(commands_, layer, cache, batch_, std::ssize(batch.segments));
   }
 
   void compute_rope_table(Tensor rope_table, const Rope& rope) override {
@@ -280,6 +292,11 @@ class VulkanBackend final : public Backend {
     commands_.submit();
   }
 
+  void multiply(std::initializer_list<Product> products, const Tensor& x,
+                const Routes* routes = nullptr) {
+    vulkan::multiply(commands_, codebooks_, {products.begin(), products.size()}, x, false, routes);
+  }
+
   void map(Map kind, const Tensor& x, const Tensor& gate = {},
            const vulkan::MapParameters& parameters = {}) {
     vulkan::map(commands_, kind, x, gate, parameters);
@@ -305,6 +322,7 @@ class VulkanBackend final : public Backend {
   std::shared_ptr<vulkan::Memory> memory_;
   vulkan::Commands commands_;
   vulkan::BatchMemory batches_;
+  vulkan::Codebooks codebooks_;
   vulkan::DeviceBatch batch_{};  // of the running pass
   Buffer staged_;
 };

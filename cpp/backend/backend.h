@@ -171,7 +171,8 @@ struct Routes {
                                // of their outputs, in combine_add(). Requires block_windows
   float* weights;              // [n, n_used]
   int32_t* copy_rows;          // [n, n_used] index of each copy of a row
-  int32_t* offsets;            // [n_experts + 1]
+  int32_t* offsets;            // [n_experts + 1]; nullptr, for matmul_experts() where
+                               // shared_values are supported: the experts have equally many rows
 };
 
 // Where each of several heads of several rows begins.
@@ -219,6 +220,8 @@ class CapturedGraph {
 // Offers of a back end beyond the operations that all implement.
 struct Capabilities {
   std::vector<DType> kv_dtypes;    // of K and V, in the cache or in an archive, for attend()
+  int32_t max_head_dim = 1 << 30;  // of attend()
+  int32_t max_experts = 1 << 30;   // of route()
   bool independent_rows = false;   // a row's result does not depend, bit for bit, on other rows;
                                    // a batch may have several segments of a sequence, for attend()
   bool mapped_weights = false;     // weights can be read in place from the mapped file
@@ -231,6 +234,7 @@ struct Capabilities {
   int32_t draft_rows = 0;          // most rows of a batch with several turns, each of which is,
                                    // bit for bit, as if computed alone; 0: not supported
   bool state_spaces = false;       // state_space() is supported
+  bool divided_experts = false;    // matmul_experts() supports Product::first
   bool whole_texts = false;        // attend_whole() and multiply() are supported
   bool block_windows = false;      // Attention::in_blocks, Routes::scales_inputs and spread
   bool copied_summaries = false;   // attend() keeps the counts and bounds of archived pages also in

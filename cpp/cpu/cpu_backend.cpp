@@ -53,6 +53,7 @@ class CpuBackend final : public Backend {
         .archive_files = true,
         .draft_rows = std::numeric_limits<int32_t>::max(),
         .state_spaces = true,
+        .divided_experts = true,
         .whole_texts = true,
         .block_windows = true,
     };
@@ -267,7 +268,7 @@ class CpuBackend final : public Backend {
 
   void matmul_experts(std::initializer_list<Product> products, const Tensor& x,
                       const Routes& routes) override {
-    multiply_.experts(products, x, {routes.offsets, static_cast<size_t>(routes.n_experts) + 1});
+    multiply_.experts(products, x, {routes.n_experts, routes.offsets});
   }
 
   void combine_add(Tensor y, const Tensor& x, const Routes& routes) override {

@@ -108,6 +108,8 @@ KvCache::KvCache(Backend& backend, std::span<const KvPolicy> policies, const KvS
     require(capabilities.caches(dtype), backend.name(), " does not cache K and V in ",
             info(dtype).name, "; use device=cpu");
   }
+  require(shape.head_dim <= capabilities.max_head_dim, "head_dim is ", shape.head_dim,
+          ", expected at most ", capabilities.max_head_dim, " on ", backend.name());
   require(!shape.shared_values || capabilities.shared_values, backend.name(),
           " does not support latent vectors instead of keys and values; use device=cpu");
   if (shape.archive.n_recalled > 0) {

@@ -71,7 +71,6 @@ LatentActivations latent_activations(const Config& c, int64_t n_rows) {
       .by_head = matrix(by_head, m.rank),
       .v = matrix(by_head, m.v_dim),
       .out = matrix(n_rows, int64_t{c.n_heads} * m.v_dim),
-      .offsets = nullptr,
   };
 }
 
@@ -87,7 +86,6 @@ LatentActivations first(const LatentActivations& m, int64_t n_rows) {
       .by_head = m.by_head.first(by_head),
       .v = m.v.first(by_head),
       .out = m.out.first(n_rows),
-      .offsets = m.offsets,
   };
 }
 
@@ -257,15 +255,13 @@ struct Offsets {
   Layout layout;
   std::vector<int64_t> tensors;
   int64_t weights, copy_rows, expert_offsets;  // of routes
-  int64_t heads;                               // of latent attention
 
-  Offsets(Activations& a, const Config& c) {
+  explicit Offsets(Activations& a) {
     for (const Tensor* t : tensors_of(a)) tensors.push_back(layout.place(t->bytes()));
     constexpr int64_t kBytes = 4;  // of a float and of an int32_t
     weights = layout.place(a.experts.x.rows * kBytes);
     copy_rows = layout.place(a.experts.x.rows * kBytes);
     expert_offsets = layout.place((a.experts.routes.n_experts + 1) * kBytes);
-    heads = layout.place((c.n_heads + 1) * kBytes);
   }
 };
 
@@ -273,13 +269,13 @@ struct Offsets {
 
 int64_t activation_bytes(const Config& config, int32_t n_rows, int32_t n_logits) {
   Activations a = shapes(config, n_rows, n_logits);
-  return Offsets(a, config).layout.size();
+  return Offsets(a).layout.size();
 }
 
 Activations allocate_activations(Backend& backend, const Config& config, int32_t n_rows,
                                  int32_t n_logits, Buffer& storage) {
   Activations a = shapes(config, n_rows, n_logits);
-  const Offsets offsets(a, config);
+  const Offsets offsets(a);
   storage = backend.allocate(offsets.layout.size());
   const std::vector<Tensor*> tensors = tensors_of(a);
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -289,7 +285,6 @@ Activations allocate_activations(Backend& backend, const Config& config, int32_t
   routes.weights = reinterpret_cast<float*>(storage.data() + offsets.weights);
   routes.copy_rows = reinterpret_cast<int32_t*>(storage.data() + offsets.copy_rows);
   routes.offsets = reinterpret_cast<int32_t*>(storage.data() + offsets.expert_offsets);
-  a.latent.offsets = reinterpret_cast<int32_t*>(storage.data() + offsets.heads);
   return a;
 }
 

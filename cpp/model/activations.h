@@ -33,7 +33,6 @@ struct LatentActivations {
   Tensor by_head;    // [h * n_rows, rank] queries for latent vectors, or attention's output
   Tensor v;          // [h * n_rows, v_dim]
   Tensor out;        // [n_rows, h * v_dim]
-  int32_t* offsets;  // [h + 1] of the heads' rows, as of experts
 };
 
 // Buffers of layers of Gated DeltaNet; no rows without. All f32; see backend/DeltaNet.

@@ -14,13 +14,10 @@ Heads by_head(const Tensor& x, int64_t n_heads) {
 }
 
 // y = x w^T with the matrix of each head.
-void multiply_heads(Backend& b, const Config& c, const Tensor& y, const Affine& w, const Tensor& x,
-                    int32_t* offsets) {
-  const auto n_rows = static_cast<int32_t>(x.rows / c.n_heads);
-  for (int32_t h = 0; h <= c.n_heads; ++h) offsets[h] = h * n_rows;
+void multiply_heads(Backend& b, const Config& c, const Tensor& y, const Affine& w,
+                    const Tensor& x) {
   Routes heads{};
   heads.n_experts = c.n_heads;
-  heads.offsets = offsets;
   b.matmul_experts({{y, w}}, x, heads);
 }
 
@@ -41,7 +38,7 @@ void latent_queries(Backend& b, const Config& c, const Layer& layer, const Activ
   }
   // A product with a key is one of the query, multiplied with the key's matrix, and the latent.
   b.copy_heads(by_head(m.q_plain, h), in_rows(m.q, h), n, h, n_plain);
-  multiply_heads(b, c, m.by_head, w.k_b, m.q_plain, m.offsets);
+  multiply_heads(b, c, m.by_head, w.k_b, m.q_plain);
   b.copy_heads(in_rows(a.q, h), in_rows(m.q, h, n_plain), n, h, n_rot);
   b.copy_heads(in_rows(a.q, h, n_rot), by_head(m.by_head, h), n, h, rank);
 
@@ -55,7 +52,7 @@ void latent_values(Backend& b, const Config& c, const Layer& layer, const Activa
   const LatentActivations& m = a.latent;
   const int64_t n = a.attn.rows, h = c.n_heads;
   b.copy_heads(by_head(m.by_head, h), in_rows(a.attn, h, c.rope.n_rot), n, h, c.latent.rank);
-  multiply_heads(b, c, m.v, layer.latent.v_b, m.by_head, m.offsets);
+  multiply_heads(b, c, m.v, layer.latent.v_b, m.by_head);
   b.copy_heads(in_rows(m.out, h), by_head(m.v, h), n, h, c.latent.v_dim);
 }
 

@@ -25,8 +25,6 @@ std::vector<int32_t> attention_heads(const Config& config) {
 // An encoder has no cache, and reads texts whole.
 SessionOptions resolve_encoder(const Model& model, SessionOptions options) {
   const std::string_view name = model.config.family->architecture;
-  require(model.backend->capabilities().whole_texts, model.backend->name(),
-          " does not support encoders such as ", name, "; use device=cpu");
   const KvPolicy full;
   require(std::ranges::all_of(options.policies, [&](const KvPolicy& p) { return p == full; }), name,
           " is an encoder, which has no cache: leave out the budget and the policy");

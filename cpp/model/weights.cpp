@@ -222,21 +222,31 @@ bool divisible(const Config& c) {
   return c.mixture.n_experts == 0 || (c.mixture.n_ff % kRowGroup == 0 && c.n_embd % kRowGroup == 0);
 }
 
+// Throws FormatError for a model that the back end cannot compute.
+void check_support(const GgufShards& model, const Config& c, const Weights& w,
+                   const Backend& backend) {
+  const Capabilities& has = backend.capabilities();
+  const auto need = [&](bool supported, const auto&... what) {
+    if (supported) return;
+    throw FormatError(concat("[weights] ", model.path(), ": ", what..., ", which ", backend.name(),
+                             " does not support; use device=cpu"));
+  };
+  const auto is_fused = [](const Layer& layer) { return bool{layer.mixture.gate_up.weight}; };
+  need(has.divided_experts || std::ranges::none_of(w.layers, is_fused),
+       "gate and up of the experts are one tensor (ffn_gate_up_exps)");
+  need(has.state_spaces || c.state_space.n_taps == 0, "layers of a state-space model (Mamba-2)");
+  need(has.shared_values || c.latent.rank == 0, "latent vectors instead of keys and values");
+  need(has.whole_texts || !c.family->encoder, c.family->architecture, " is an encoder");
+  need(c.head_dim <= has.max_head_dim, "heads of ", c.head_dim, " dimensions");
+  need(c.mixture.n_experts <= has.max_experts, c.mixture.n_experts, " experts");
+}
+
 }  // namespace
 
 Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
                      size_t max_resident, const LoadProgress& progress) {
   Weights w = find_weights(model, c);
-  const auto is_fused = [](const Layer& layer) { return bool{layer.mixture.gate_up.weight}; };
-  if (!backend.capabilities().mapped_weights && std::ranges::any_of(w.layers, is_fused)) {
-    throw FormatError(concat("[weights] ", model.path(), ": gate and up of the experts are one ",
-                             "tensor (ffn_gate_up_exps), which only the CPU supports; use ",
-                             "device=cpu, or a file with ffn_gate_exps and ffn_up_exps"));
-  }
-  if (c.state_space.n_taps > 0 && !backend.capabilities().state_spaces) {
-    throw FormatError(concat("[weights] ", model.path(), ": layers of a state-space model ",
-                             "(Mamba-2), which only the CPU supports; use device=cpu"));
-  }
+  check_support(model, c, w, backend);
   const bool of_cpu = c.family->block_windows || c.family->mixer_spread > 0;
   if (of_cpu && !backend.capabilities().block_windows) {
     throw FormatError(concat("[weights] ", model.path(), ": architecture ", c.family->architecture,

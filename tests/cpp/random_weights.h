@@ -41,14 +41,14 @@ inline std::vector<int64_t> block_scales(DType dtype) {
   }
 }
 
-// The weight types that the test device supports: GPUs reject codebook types.
+// The weight types that the test device supports: CUDA rejects codebook types.
 inline std::vector<DType> device_dtypes() {
   constexpr DType kOnCpu[] = {DType::iq1_s, DType::iq1_m,   DType::iq2_xxs, DType::iq2_xs,
                               DType::iq2_s, DType::iq3_xxs, DType::iq3_s,   DType::tq1_0,
                               DType::tq2_0, DType::nvfp4,   DType::q1_0,    DType::q2_0};
   std::vector<DType> found;
   for (const DType dtype : computable_dtypes()) {
-    if (!on_gpu() || std::ranges::find(kOnCpu, dtype) == std::end(kOnCpu)) found.push_back(dtype);
+    if (!on_cuda() || std::ranges::find(kOnCpu, dtype) == std::end(kOnCpu)) found.push_back(dtype);
   }
   return found;
 }

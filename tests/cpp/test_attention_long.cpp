@@ -44,7 +44,7 @@ TEST_CASE("chunks of every size of head, group and type") {
   for (const int32_t head_dim : {32, 64, 80, 96, 128, 256}) {
     for (const DType dtype :
          {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q5_0, DType::q4_0}) {
-      if (on_gpu() && dtype == DType::q5_0) continue;  // not supported
+      if (on_cuda() && dtype == DType::q5_0) continue;  // not supported
       if (head_dim % info(dtype).block_size != 0) continue;
       Random random(++seed);
       if (brief() && seed % 5 > 1) continue;  // of all groups and policies

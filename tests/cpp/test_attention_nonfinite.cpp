@@ -88,7 +88,7 @@ void check_extremes(Random& random, const KvPolicy& policy, const KvShape& shape
 
 TEST_CASE("numbers that a cache cannot store become the largest that it can") {
   std::vector<DType> types{DType::f16, DType::q8_0, DType::q4_0};
-  if (!on_gpu()) types.push_back(DType::q5_0);
+  if (!on_cuda()) types.push_back(DType::q5_0);
   for (const DType dtype : types) {
     CAPTURE(info(dtype).name);
     const KvShape shape = shape_with(dtype, 64, 0);

@@ -22,7 +22,7 @@ constexpr KvPolicy kFew = {.sinks = 1, .heavy = 7, .recent = 5};
 // Those that the test device supports.
 std::vector<std::string> hybrids() {
   std::vector<std::string> all(std::begin(kHybrids), std::end(kHybrids));
-  if (!on_gpu()) all.insert(all.end(), std::begin(kStateSpaces), std::end(kStateSpaces));
+  if (!on_cuda()) all.insert(all.end(), std::begin(kStateSpaces), std::end(kStateSpaces));
   return all;
 }
 
@@ -141,7 +141,7 @@ TEST_CASE("the number and the sizes of states are checked") {
   CHECK_THROWS_AS(bytes({int64_t{1} << 47, int64_t{1} << 47}), OutOfMemory);  // 2^66 bytes
 }
 
-TEST_CASE("state-space models are refused on other devices" * doctest::skip(!on_gpu())) {
+TEST_CASE("CUDA refuses state-space models" * doctest::skip(!on_cuda())) {
   for (const std::string architecture : kStateSpaces) {
     const HybridFile file(architecture, 6);
     CHECK_THROWS_WITH_AS(model_of(file, 1), doctest::Contains("use device=cpu"), FormatError);

@@ -58,14 +58,16 @@ def texts(n_ctx: int = 300) -> list[list[int]]:
     return [rng.integers(4, N_VOCAB, n).tolist() for n in (1, 9, 30, 65, n_ctx)]
 
 
-def embeddings(path: Path, tokens: list[list[int]]) -> NDArray[np.float32]:
-    with Generator(path, threads=2, n_ctx=0) as generator:
+def embeddings(
+    path: Path, tokens: list[list[int]], device: str = "cpu"
+) -> NDArray[np.float32]:
+    with Generator(path, threads=2, n_ctx=0, device=device) as generator:
         assert generator.is_encoder
         return generator.embed(tokens, pooling="mean", normalize=False)
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_embeddings_equal_transformers(tmp_path: Path, name: str) -> None:
+def test_embeddings_equal_transformers(tmp_path: Path, name: str, exact_device: str) -> None:
     kind, options = RECIPES[name]
     model = encoders.make(kind, **{**SIZES, **options})
     encoders.save(model, tmp_path)
@@ -74,7 +76,7 @@ def test_embeddings_equal_transformers(tmp_path: Path, name: str) -> None:
     architecture = read_metadata(tmp_path / "model.gguf")["general.architecture"]
     assert architecture == {"xlm-roberta": "bert"}.get(name, name.partition(" ")[0])
     expected = [encoders.hidden_states(model, text).mean(0) for text in texts()]
-    found = embeddings(tmp_path / "model.gguf", texts())
+    found = embeddings(tmp_path / "model.gguf", texts(), exact_device)
     np.testing.assert_allclose(found, np.stack(expected), rtol=0, atol=TOLERANCE)
 
 

@@ -153,14 +153,15 @@ def chunks(tokens: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
     ids=["full", "h2o", "outputs"],
 )
 def test_evicts_by_scores_summed_over_all_heads(
-    name: str, model: Any, path: Path, policy: Policy, n_batch: int
+    name: str, model: Any, path: Path, policy: Policy, n_batch: int, exact_device: str
 ) -> None:
     """In decode (chunks of one token) and prefill, as an implementation with whole heads does."""
     tokens = random_tokens(32)
     reference = Reference(model, policy)
     expected = np.concatenate([reference.read(part) for part in chunks(tokens, n_batch)])
     assert all(cache.margin > 1e-5 for cache in reference.caches)
-    with Generator(path, policy=policy, kv_dtype="f32", n_batch=n_batch, threads=2) as generator:
+    options: dict[str, Any] = {"kv_dtype": "f32", "n_batch": n_batch, "device": exact_device}
+    with Generator(path, policy=policy, threads=2, **options) as generator:
         logits = generator.logits(tokens)
         kept = [generator.kept(layer, 0)[0].tolist() for layer in range(len(reference.caches))]
     tolerance = float32_tolerance(LATENTS[name], expected)

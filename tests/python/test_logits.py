@@ -40,9 +40,10 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_logits_equal_golden(data: Path, name: str) -> None:
+def test_logits_equal_golden(data: Path, name: str, exact_device: str) -> None:
     golden = np.load(data / "golden" / f"{name}.npz")
-    with Generator(data / "golden" / f"{name}.gguf", kv_dtype="f32") as generator:
+    path = data / "golden" / f"{name}.gguf"
+    with Generator(path, kv_dtype="f32", device=exact_device) as generator:
         logits = generator.logits(golden["tokens"])
     tolerance = float32_tolerance(RECIPES[name], golden["logits"])
     np.testing.assert_allclose(logits, golden["logits"], rtol=0, atol=tolerance)
@@ -54,14 +55,16 @@ reference = packages("torch", "transformers")
 @reference
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", RECIPES)
-def test_logits_equal_transformers(tmp_path: Path, name: str, seed: int) -> None:
+def test_logits_equal_transformers(
+    tmp_path: Path, name: str, seed: int, exact_device: str
+) -> None:
     recipe = RECIPES[name]
     model = make_model(recipe, 100 + seed)
     save_checkpoint(model, tmp_path)
     convert(tmp_path, tmp_path / "model.gguf", "f32")
     tokens = random_tokens(seed)
     expected = reference_logits(model, tokens)
-    with Generator(tmp_path / "model.gguf", kv_dtype="f32") as generator:
+    with Generator(tmp_path / "model.gguf", kv_dtype="f32", device=exact_device) as generator:
         logits = generator.logits(tokens)
     np.testing.assert_allclose(logits, expected, rtol=0, atol=float32_tolerance(recipe, expected))
 

@@ -187,11 +187,13 @@ def fused(source: Path, target: Path) -> Path:
 @packages("torch", "transformers")
 @pytest.mark.parametrize("recipe", [WIDE, RECIPES["mixtral"], RECIPES["gpt_oss"]])
 @pytest.mark.parametrize("n_batch", [1, 40])
-def test_gate_and_up_in_one_tensor(tmp_path: Path, recipe: Recipe, n_batch: int) -> None:
+def test_gate_and_up_in_one_tensor(
+    tmp_path: Path, recipe: Recipe, n_batch: int, exact_device: str
+) -> None:
     save_checkpoint(make_model(recipe, 5), tmp_path)
     convert(tmp_path, tmp_path / "model.gguf", "f32")
     logits = [
-        Generator(file, n_batch=n_batch, threads=2).logits(random_tokens(5))
+        Generator(file, n_batch=n_batch, threads=2, device=exact_device).logits(random_tokens(5))
         for file in (
             tmp_path / "model.gguf",
             fused(tmp_path / "model.gguf", tmp_path / "fused.gguf"),

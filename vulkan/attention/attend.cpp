@@ -50,8 +50,12 @@ class Attending {
     commands_.launch(Shader::store_kv, types(), {n_rows, cache_.n_kv_heads}, step_);
   }
 
+  // A segment without a cache.
+  void whole(int32_t index, int32_t n_rows) { attend({index, 1, n_rows, 1, false}); }
+
   // The segments of one row.
   void decode(int32_t n_segments) {
+    commands_.barrier();
     attend({0, n_segments, 1, splits_.of_decode(), true});
     commands_.barrier();
     commands_.launch(Shader::decode_scores, {}, {n_segments, cache_.n_kv_heads}, step_);
@@ -59,6 +63,7 @@ class Attending {
 
   // A segment of several rows.
   void prefill(int32_t index, const Segment& segment, bool evicts) {
+    commands_.barrier();
     attend({index, 1, segment.n_rows, splits_.of_chunk(segment.n_rows), false});
     const struct {
       uint64_t step;
@@ -83,9 +88,12 @@ class Attending {
     return {static_cast<uint32_t>(cache_.k_dtype), static_cast<uint32_t>(cache_.v_dtype)};
   }
   std::vector<uint32_t> tiles(const Tile& tile) const {
-    return {static_cast<uint32_t>(tile.threads), static_cast<uint32_t>(tile.queries),
-            static_cast<uint32_t>((cache_.head_dim + kTileDims - 1) / kTileDims), types()[0],
-            types()[1]};
+    return {static_cast<uint32_t>(tile.threads),
+            static_cast<uint32_t>(tile.queries),
+            static_cast<uint32_t>((cache_.head_dim + kTileDims - 1) / kTileDims),
+            types()[0],
+            types()[1],
+            cache_.policies == nullptr ? 1u : 0u};
   }
 
   void attend(const Attended& attended) {
@@ -100,7 +108,6 @@ class Attending {
            (n_queries + tile.queries - 1) / tile.queries,
            attended.n_splits,
            attended.decodes};
-    commands_.barrier();
     commands_.launch(
         Shader::attend, tiles(tile),
         {groups_of(int64_t{attended.n_segments} * push.n_tiles), cache_.n_kv_heads, push.n_splits},
@@ -133,6 +140,24 @@ void attend(Commands& commands, const Attention& attention, const KvView& cache,
     if (!decodes(segment)) {
       attending.prefill(static_cast<int32_t>(i), segment, attention.evicts);
     }
+  }
+}
+
+void attend_whole(Commands& commands, const Attention& attention, int64_t head_dim,
+                  const DeviceBatch& device_batch, const Batch& batch) {
+  KvView heads{};
+  heads.head_dim = static_cast<int32_t>(head_dim);
+  heads.n_heads = static_cast<int32_t>(attention.q.cols / head_dim);
+  heads.n_kv_heads = static_cast<int32_t>(attention.k.cols / head_dim);
+  commands.barrier();
+  if (attention.rope.layout != RopeLayout::none) {
+    rotate(commands, attention.q, head_dim, attention.rope, device_batch);
+    rotate(commands, attention.k, head_dim, attention.rope, device_batch);
+    commands.barrier();
+  }
+  Attending attending(commands, attention, heads, device_batch);
+  for (size_t i = 0; i < batch.segments.size(); ++i) {
+    attending.whole(static_cast<int32_t>(i), batch.segments[i].n_rows);
   }
 }
 

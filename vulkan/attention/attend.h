@@ -6,11 +6,12 @@
 
 namespace h2o::vulkan {
 
-// Limit, because a workgroup has a row of a head in shared memory.
-constexpr int32_t kMaxHeadDim = 1024;
-
 void attend(Commands& commands, const Attention& attention, const KvView& cache,
             const DeviceBatch& device_batch, const Batch& batch);
+
+// Backend::attend_whole()
+void attend_whole(Commands& commands, const Attention& attention, int64_t head_dim,
+                  const DeviceBatch& device_batch, const Batch& batch);
 
 void roll(Commands& commands, const KvView& cache, const Rope& rope, int32_t sequence,
           int32_t length);

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <initializer_list>
-#include <utility>
 
 #include "core/layout.h"
 #include "kv/policy.h"
@@ -25,26 +23,16 @@ static_assert(Scoring{0} == Scoring::sum && Scoring{1} == Scoring::mean &&
 static_assert(ValueNorm{0} == ValueNorm::none && ValueNorm{2} == ValueNorm::output);
 
 // So do weights.glsl and kv_types.glsl.
-constexpr bool has_numbers(std::initializer_list<std::pair<DType, uint32_t>> types) {
-  return std::ranges::all_of(
-      types, [](const auto& type) { return static_cast<uint32_t>(type.first) == type.second; });
-}
-static_assert(has_numbers({{DType::f32, 0},
-                           {DType::f16, 1},
-                           {DType::q4_0, 2},
-                           {DType::q4_1, 3},
-                           {DType::q5_0, 6},
-                           {DType::q5_1, 7},
-                           {DType::q8_0, 8},
-                           {DType::q2_k, 10},
-                           {DType::q3_k, 11},
-                           {DType::q4_k, 12},
-                           {DType::q5_k, 13},
-                           {DType::q6_k, 14},
-                           {DType::iq4_nl, 20},
-                           {DType::iq4_xs, 23},
-                           {DType::bf16, 30},
-                           {DType::mxfp4, 39}}));
+constexpr DType kTypes[] = {
+    DType::f32,     DType::f16,    DType::q4_0,    DType::q4_1,  DType::q5_0,   DType::q5_1,
+    DType::q8_0,    DType::q2_k,   DType::q3_k,    DType::q4_k,  DType::q5_k,   DType::q6_k,
+    DType::iq2_xxs, DType::iq2_xs, DType::iq3_xxs, DType::iq1_s, DType::iq4_nl, DType::iq3_s,
+    DType::iq2_s,   DType::iq4_xs, DType::iq1_m,   DType::bf16,  DType::tq1_0,  DType::tq2_0,
+    DType::mxfp4,   DType::nvfp4,  DType::q1_0,    DType::q2_0};
+constexpr uint32_t kNumbers[] = {0,  1,  2,  3,  6,  7,  8,  10, 11, 12, 13, 14, 16, 17,
+                                 18, 19, 20, 21, 22, 23, 29, 30, 34, 35, 39, 40, 41, 42};
+static_assert(std::ranges::equal(kTypes, kNumbers, {},
+                                 [](DType type) { return static_cast<uint32_t>(type); }));
 
 // Bytes of the arrays of shaders/admission.glsl for one kv_head.
 int64_t admission_bytes(const KvView& cache) {

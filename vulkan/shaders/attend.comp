@@ -33,14 +33,28 @@ float of_lanes(float x, bool sums) {
 void attend(int index) {
   const int kv_head = int(gl_WorkGroupID.y), split = int(gl_WorkGroupID.z);
   const Segment segment = segment_at(step, first_segment + index / n_tiles);
-  if ((segment.n_rows == 1) != (decodes != 0)) return;
-  const Keys keys = keys_of(step, segment, kv_head);
+  if (!WHOLE && (segment.n_rows == 1) != (decodes != 0)) return;
+  Keys keys;
+  if (WHOLE) {
+    keys.segment = segment;
+    keys.kv_head = kv_head;
+    keys.kept = 0;
+  } else {
+    keys = keys_of(step, segment, kv_head);
+  }
   const int group = step.n_heads / step.n_kv_heads;
   const int n_queries = segment.n_rows * group;
   const int first_query = (n_tiles - 1 - index % n_tiles) * QUERIES;  // the longest start first
-  const int n_keys = keys.kept + (min(first_query + QUERIES, n_queries) - 1) / group + 1;
+  const int last_row = (min(first_query + QUERIES, n_queries) - 1) / group;
+  int n_keys = keys.kept + last_row + 1;
   const int size = split_length(keys.kept + segment.n_rows, n_splits, decodes != 0);
-  const int begin = split * size, end = min(begin + size, n_keys);
+  int begin = split * size;
+  if (WHOLE) {
+    const int reach = step.window > 0 ? step.window - 1 : segment.n_rows;
+    n_keys = min(last_row + reach + 1, segment.n_rows);
+    begin = max(first_query / group - reach, 0) / KEYS * KEYS;
+  }
+  const int end = min(split * size + size, n_keys);
   if (begin >= end) return;
 
   const int t = first_query + own_query();

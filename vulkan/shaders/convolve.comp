@@ -1,5 +1,5 @@
-// A causal convolution of one channel along the rows of a segment: of DeltaNet's inputs, in place,
-// or of a ShortConv.
+// A causal convolution of one channel along the rows of a segment: of the inputs of a DeltaNet or a
+// StateSpace, in place, or of a ShortConv.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
@@ -9,7 +9,7 @@ layout(local_size_x = 64) in;
 layout(constant_id = 0) const bool SHORT_CONV = false;
 
 layout(push_constant, scalar) uniform Push {
-  uint64_t to, from, states, conv, segments;
+  uint64_t to, from, states, conv, bias, segments;
   int64_t state_floats, first;  // of a sequence, and before the rows that are kept
   int width, n_taps;
 };
@@ -34,7 +34,7 @@ void main() {
   }
   for (int64_t row = first_row; row < first_row + n_rows; ++row) {
     rows[n_taps - 1] = load(row, channel);
-    float sum = 0.0;
+    float sum = bias != 0 ? Floats(bias).at[channel] : 0.0;
     for (int i = 0; i < n_taps; ++i) sum = fma(rows[i], taps[i], sum);
     const float c = SHORT_CONV ? floats(from, (row * 3 + 1) * width).at[channel] : sigmoid(sum);
     floats(to, row * width).at[channel] = sum * c;

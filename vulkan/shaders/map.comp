@@ -73,8 +73,10 @@ float changed(float v, float g) {
       return swiglu_clamped(v, g);
     case 11:
       return v * gelu_tanh(g);
-    default:
+    case 12:
       return v * sigmoid(g);
+    default:
+      return v * g;
   }
 }
 

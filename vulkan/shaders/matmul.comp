@@ -2,8 +2,8 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
-#include "weights.glsl"
 #include "product.glsl"
+#include "weights.glsl"
 
 #define THREADS 256
 #define OUTPUTS 64  // of a tile
@@ -21,7 +21,7 @@ void find_rows(int tile, out int expert, out int begin, out int end) {
   end = min(begin + ROWS, n_rows);
   if (!EXPERTS) return;
   for (; expert < n_experts; ++expert) {
-    const int first_row = Ints(offsets).at[expert], last = Ints(offsets).at[expert + 1];
+    const int first_row = first_row_of(expert), last = first_row_of(expert + 1);
     const int n_tiles = (last - first_row + ROWS - 1) / ROWS;
     begin = first_row + tile * ROWS;
     end = min(begin + ROWS, last);

@@ -4,8 +4,8 @@
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
 #include "common.glsl"
-#include "weights.glsl"
 #include "product.glsl"
+#include "weights.glsl"
 
 #define THREADS 64
 #define OUTPUTS 4

@@ -9,7 +9,7 @@ layout(constant_id = 0) const bool CENTERED = false;
 
 layout(push_constant, scalar) uniform Push {
   uint64_t y, x, weight, bias;
-  int n, n_rows;
+  int n, n_rows, n_weights;  // rows of weights, which rows of x use in turn
   float eps;
 };
 
@@ -29,9 +29,10 @@ void norm(int64_t row) {
     const float v = from.at[i] - mean;
     squares = fma(v, v, squares);
   }
+  Floats weights = floats(weight, row % n_weights * n);
   const float scale = 1.0 / sqrt(group_sum(squares) / float(n) + eps);
   for (int i = first; i < n; i += THREADS) {
-    const float v = (from.at[i] - mean) * scale * Floats(weight).at[i];
+    const float v = (from.at[i] - mean) * scale * weights.at[i];
     to.at[i] = CENTERED ? v + Floats(bias).at[i] : v;
   }
 }

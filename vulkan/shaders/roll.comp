@@ -31,7 +31,7 @@ void main() {
     const int position = positions.at[slot];
     const uint64_t row = step.k + (head.index + slot) * step.k_row_bytes;
     barrier();
-    for (int i = t; i < n; i += THREADS) key[i] = element(K_TYPE, row, i);
+    for (int i = t; i < n; i += THREADS) key[i] = element(K_TYPE, row, i, n);
     barrier();
     for (int i = t; i < step.n_half; i += THREADS) {
       const vec2 angle = rope_angle(step.frequencies, step.magnitude, -position, i);

@@ -1,4 +1,4 @@
-// Rotates all heads of a row of x.
+// Rotates all heads of a row of x by its position in its segment's sequence.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
@@ -7,14 +7,16 @@
 layout(local_size_x = 64) in;
 
 layout(push_constant, scalar) uniform Push {
-  uint64_t x, positions, frequencies;
+  uint64_t x, segments, segment_of, frequencies;
   int n, head_dim, pairs, n_half;  // n_half: pairs of a head that are rotated
   float magnitude;
 };
 
 void main() {
   Floats row = floats(x, int64_t(gl_WorkGroupID.x) * n);
-  const int position = Ints(positions).at[gl_WorkGroupID.x];
+  const int own = int(gl_WorkGroupID.x);
+  Ints segment = Ints(segments + uint64_t(Ints(segment_of).at[own] * 20));
+  const int position = segment.at[1] + own - segment.at[2];
   for (int i = int(gl_LocalInvocationIndex); i < n_half; i += 64) {
     const vec2 angle = rope_angle(frequencies, magnitude, position, i);
     const int first = pairs != 0 ? 2 * i : i, apart = pairs != 0 ? 1 : n_half;

@@ -2,18 +2,19 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
-#include "weights.glsl"
 
 layout(local_size_x = 64) in;
-layout(constant_id = 0) const int TYPE = F32;
+layout(constant_id = 0) const int TYPE = 0;
 layout(constant_id = 1) const bool ADDS = false;
 layout(constant_id = 2) const bool DISPATCHES = false;  // to[rows[i]] = from[i / n_used]
 
 layout(push_constant, scalar) uniform Push {
-  uint64_t to, from, rows;
+  uint64_t to, from, codebook, rows;
   int64_t row_bytes;  // of `from`
   int n, n_rows, n_used;
 };
+
+#include "weights.glsl"
 
 void main() {
   for (int i = int(gl_WorkGroupID.x); i < n_rows; i += int(gl_NumWorkGroups.x)) {

@@ -81,7 +81,7 @@ void main() {
   for (int i = 32 * t; i < n; i += 32 * THREADS) {
     WRITE_BLOCK(k_row, K_TYPE, to_k, i, n)
   }
-  for (int i = 32 * t; i < n; i += 32 * THREADS) {
+  for (int i = 32 * t; i < n && to_v != to_k; i += 32 * THREADS) {  // the same: latent vectors
     WRITE_BLOCK(v_row, V_TYPE, to_v, i, n)
   }
   const Policy policy = keys.head.policy;

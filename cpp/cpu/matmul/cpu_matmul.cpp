@@ -76,18 +76,17 @@ void CpuMatmul::reserve(const Tensor& weight) {
 }
 
 void CpuMatmul::operator()(std::initializer_list<Product> products, const Tensor& x, bool add) {
-  const int32_t rows[] = {0, static_cast<int32_t>(x.rows)};
-  experts(products, x, rows, add);
+  experts(products, x, {}, add);
 }
 
 void CpuMatmul::experts(std::initializer_list<Product> products, const Tensor& x,
-                        std::span<const int32_t> offsets, bool add) {
+                        const ExpertRows& rows, bool add) {
   const auto type = [this](const Product& p) -> const TypeKernels& {
     return kernels_.of(p.w.weight.dtype);
   };
   for (const Product& product : products) {
     reserve(product.w.weight);
-    if (observer_) show(product, x, offsets);
+    if (observer_) show(product, x, rows);
   }
   for (int64_t row = 0; row < x.rows; row += kRoundedRows) {
     const int64_t end = std::min(x.rows, row + kRoundedRows);
@@ -97,7 +96,7 @@ void CpuMatmul::experts(std::initializer_list<Product> products, const Tensor& x
              !first->w.factor && !last->w.factor) {
         ++last;
       }
-      find_runs(row, end, offsets);
+      find_runs(row, end, x.rows, rows);
       // Rows rounded to bf16 come in blocks, which several runs would not fill.
       const int64_t together = type(*first).bf16_matmul == nullptr ? std::ssize(runs_) : 1;
       for (int64_t i = 0; i < std::ssize(runs_); i += together) {
@@ -108,18 +107,21 @@ void CpuMatmul::experts(std::initializer_list<Product> products, const Tensor& x
   }
 }
 
-// Divides rows [begin, end) into runs by expert.
-void CpuMatmul::find_runs(int64_t begin, int64_t end, std::span<const int32_t> offsets) {
+// Divides rows [begin, end), of n_rows in all, into runs by expert.
+void CpuMatmul::find_runs(int64_t begin, int64_t end, int64_t n_rows, const ExpertRows& rows) {
+  const auto first_of = [&](int64_t e) {
+    return rows.offsets != nullptr ? rows.offsets[e] : n_rows / rows.n * e;
+  };
   runs_.clear();
-  for (size_t e = 0; e + 1 < offsets.size(); ++e) {
-    const int64_t first = std::max<int64_t>(offsets[e], begin);
-    const int64_t n = std::min<int64_t>(offsets[e + 1], end) - first;
-    if (n > 0) runs_.push_back({static_cast<int64_t>(e), first, n});
+  for (int64_t e = 0; e < rows.n; ++e) {
+    const int64_t first = std::max(first_of(e), begin);
+    const int64_t n = std::min(first_of(e + 1), end) - first;
+    if (n > 0) runs_.push_back({e, first, n});
   }
 }
 
-void CpuMatmul::show(const Product& product, const Tensor& x, std::span<const int32_t> offsets) {
-  find_runs(0, x.rows, offsets);
+void CpuMatmul::show(const Product& product, const Tensor& x, const ExpertRows& rows) {
+  find_runs(0, x.rows, x.rows, rows);
   for (const Run& run : runs_) {
     observer_(expert(product, run.expert).weight, rows_of(x, run.first, run.n));
   }

@@ -12,6 +12,12 @@
 
 namespace h2o {
 
+// The rows of each of n experts: see Routes::offsets.
+struct ExpertRows {
+  int64_t n = 1;
+  const int32_t* offsets = nullptr;
+};
+
 class CpuMatmul {
  public:
   CpuMatmul(const CpuKernels& kernels, ThreadPool& pool);
@@ -25,9 +31,9 @@ class CpuMatmul {
   // See Backend::matmul; with `add`, Backend::matmul_add.
   void operator()(std::initializer_list<Product> products, const Tensor& x, bool add);
 
-  // See Backend::matmul_experts; expert e has rows [offsets[e], offsets[e + 1]).
-  void experts(std::initializer_list<Product> products, const Tensor& x,
-               std::span<const int32_t> offsets, bool add = false);
+  // See Backend::matmul_experts.
+  void experts(std::initializer_list<Product> products, const Tensor& x, const ExpertRows& rows,
+               bool add = false);
 
   // Usable between products; at least the size of a row of any reserved weight.
   std::byte* scratch() { return rounded_.data(); }
@@ -56,8 +62,8 @@ class CpuMatmul {
     int64_t n_tiles() const { return n_panels * per_panel; }
   };
 
-  void find_runs(int64_t begin, int64_t end, std::span<const int32_t> offsets);
-  void show(const Product& product, const Tensor& x, std::span<const int32_t> offsets);
+  void find_runs(int64_t begin, int64_t end, int64_t n_rows, const ExpertRows& rows);
+  void show(const Product& product, const Tensor& x, const ExpertRows& rows);
   void multiply(std::span<const Product> products, std::span<const Run> runs, const Tensor& x,
                 bool add);
   void round(const Product& product, std::span<const Run> runs, const Tensor& x);
