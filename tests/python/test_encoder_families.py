@@ -58,9 +58,7 @@ def texts(n_ctx: int = 300) -> list[list[int]]:
     return [rng.integers(4, N_VOCAB, n).tolist() for n in (1, 9, 30, 65, n_ctx)]
 
 
-def embeddings(
-    path: Path, tokens: list[list[int]], device: str = "cpu"
-) -> NDArray[np.float32]:
+def embeddings(path: Path, tokens: list[list[int]], device: str = "cpu") -> NDArray[np.float32]:
     with Generator(path, threads=2, n_ctx=0, device=device) as generator:
         assert generator.is_encoder
         return generator.embed(tokens, pooling="mean", normalize=False)

@@ -55,9 +55,7 @@ reference = packages("torch", "transformers")
 @reference
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", RECIPES)
-def test_logits_equal_transformers(
-    tmp_path: Path, name: str, seed: int, exact_device: str
-) -> None:
+def test_logits_equal_transformers(tmp_path: Path, name: str, seed: int, exact_device: str) -> None:
     recipe = RECIPES[name]
     model = make_model(recipe, 100 + seed)
     save_checkpoint(model, tmp_path)
