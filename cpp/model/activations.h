@@ -25,14 +25,14 @@ struct MixtureActivations {
 // Buffers of multi-head latent attention; no rows without. All f32; sizes of LatentConfig, h =
 // n_heads. Those with h * n_rows rows are grouped by head.
 struct LatentActivations {
-  Tensor q_a;        // [n_rows, q_rank]; no rows if queries have one matrix
-  Tensor q;          // [n_rows, h * head_dim]
-  Tensor q_plain;    // [h * n_rows, head_dim - n_rot] the part that is not rotated
-  Tensor kv;         // [n_rows, rank + n_rot]
-  Tensor latent;     // [n_rows, rank]
-  Tensor by_head;    // [h * n_rows, rank] queries for latent vectors, or attention's output
-  Tensor v;          // [h * n_rows, v_dim]
-  Tensor out;        // [n_rows, h * v_dim]
+  Tensor q_a;      // [n_rows, q_rank]; no rows if queries have one matrix
+  Tensor q;        // [n_rows, h * head_dim]
+  Tensor q_plain;  // [h * n_rows, head_dim - n_rot] the part that is not rotated
+  Tensor kv;       // [n_rows, rank + n_rot]
+  Tensor latent;   // [n_rows, rank]
+  Tensor by_head;  // [h * n_rows, rank] queries for latent vectors, or attention's output
+  Tensor v;        // [h * n_rows, v_dim]
+  Tensor out;      // [n_rows, h * v_dim]
 };
 
 // Buffers of layers of Gated DeltaNet; no rows without. All f32; see backend/DeltaNet.

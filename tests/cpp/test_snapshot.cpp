@@ -85,7 +85,7 @@ TEST_CASE("the content of hostile snapshots is validated") {
                 Positions::rolling);
 }
 
-TEST_CASE("hostile snapshots: the archive is validated") {
+TEST_CASE("hostile snapshots: the archive is validated" * doctest::skip(!archives())) {
   check_hostile(tiny_model(1), Positions::automatic, 2);
 }
 
@@ -152,7 +152,8 @@ class ArchivedHeads {
   size_t at_ = 0;
 };
 
-TEST_CASE("hostile snapshots: archived heads and their pages are validated") {
+TEST_CASE("hostile snapshots: archived heads and their pages are validated" *
+          doctest::skip(!archives())) {
   ArchivedHeads rig;
   REQUIRE(rig.count(0) > 0);
   REQUIRE(rig.count(0) + rig.count(1) == rig.kTokens - (rig.kSlots - 1));
@@ -192,7 +193,8 @@ TEST_CASE("hostile snapshots: archived heads and their pages are validated") {
   }
 }
 
-TEST_CASE("hostile snapshots: a page without tokens that were evicted is rejected") {
+TEST_CASE("hostile snapshots: a page without tokens that were evicted is rejected" *
+          doctest::skip(!archives())) {
   ArchivedHeads rig;
   for (const int page : {0, 1}) {
     std::vector<std::byte> bytes = rig.with(rig.counts() + page * sizeof(int32_t), {0});
@@ -203,7 +205,8 @@ TEST_CASE("hostile snapshots: a page without tokens that were evicted is rejecte
   }
 }
 
-TEST_CASE("a snapshot loads into a session with the same archived heads only") {
+TEST_CASE("a snapshot loads into a session with the same archived heads only" *
+          doctest::skip(!archives())) {
   ArchivedHeads rig;
   for (const std::vector<int32_t>& heads :
        std::initializer_list<std::vector<int32_t>>{{}, {1}, {1, 3}, {0, 1, 2}, {0, 1, 2, 3}}) {
@@ -217,7 +220,8 @@ TEST_CASE("a snapshot loads into a session with the same archived heads only") {
         rig.good());
 }
 
-TEST_CASE("layers with a window archive nothing, and their snapshots load") {
+TEST_CASE("layers with a window archive nothing, and their snapshots load" *
+          doctest::skip(!archives())) {
   const auto model = load(H2O_SOURCE_DIR "/tests/data/golden/gemma2.gguf", 1);
   const SessionOptions archiving = ArchivedHeads::with_heads({});
   Session source(model, archiving), copy(model, archiving);
@@ -229,7 +233,7 @@ TEST_CASE("layers with a window archive nothing, and their snapshots load") {
 }
 
 // Makes the state of a layer with a window.
-TEST_CASE("a head whose pages are all empty recalls nothing") {
+TEST_CASE("a head whose pages are all empty recalls nothing" * doctest::skip(!archives())) {
   ArchivedHeads rig;
   std::vector<std::byte> bytes = rig.with(rig.counts(), {0, 0});
   const auto begin = bytes.begin() + static_cast<int64_t>(rig.pages());
