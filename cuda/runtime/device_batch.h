@@ -18,7 +18,7 @@ struct DeviceBatch {
   const float* temperatures;   // [n_logits], or nullptr
   const Segment* segments;     // [n_segments]
   bool alone = false;          // rows are computed as if each were alone, as there are drafts
-  // Of a turn:
+  // One turn has:
   int32_t first_row = 0;
   int32_t n_rows = 0;
   int32_t n_segments = 0;
