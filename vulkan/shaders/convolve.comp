@@ -24,7 +24,7 @@ float load(int64_t row, int channel) {
 void main() {
   const int channel = int(gl_GlobalInvocationID.y * 64 + gl_LocalInvocationID.x);
   if (channel >= width) return;
-  Ints segment = Ints(segments + gl_WorkGroupID.x * 20);
+  Ints segment = Ints(segments + gl_WorkGroupID.x * kSegmentBytes);
   const int sequence = segment.at[0], first_row = segment.at[2], n_rows = segment.at[3];
   Floats before = floats(states, sequence * state_floats + first + channel);
   float taps[MOST_TAPS], rows[MOST_TAPS];

@@ -21,7 +21,7 @@ struct Segment {
   bool rolling;
 };
 Segment segment_at(Step step, int i) {
-  Ints s = Ints(step.segments + uint64_t(i * 24));
+  Ints s = Ints(step.segments + uint64_t(i * kSegmentBytes));
   return Segment(s.at[0], s.at[1], s.at[2], s.at[3], (s.at[4] & 255) != 0);
 }
 

@@ -15,7 +15,7 @@ layout(push_constant, scalar) uniform Push {
 void main() {
   Floats row = floats(x, int64_t(gl_WorkGroupID.x) * n);
   const int own = int(gl_WorkGroupID.x);
-  Ints segment = Ints(segments + uint64_t(Ints(segment_of).at[own] * 20));
+  Ints segment = Ints(segments + uint64_t(Ints(segment_of).at[own] * kSegmentBytes));
   const int position = segment.at[1] + own - segment.at[2];
   for (int i = int(gl_LocalInvocationIndex); i < n_half; i += 64) {
     const vec2 angle = rope_angle(frequencies, magnitude, position, i);

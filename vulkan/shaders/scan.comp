@@ -29,7 +29,7 @@ float column_sum(float x) {
 void main() {
   const int t = int(gl_LocalInvocationIndex), head = int(gl_WorkGroupID.y);
   const int column = t % COLUMNS, group = t / COLUMNS;
-  Ints segment = Ints(segments + gl_WorkGroupID.x * 20);
+  Ints segment = Ints(segments + gl_WorkGroupID.x * kSegmentBytes);
   const int sequence = segment.at[0], first_row = segment.at[2], n_rows = segment.at[3];
   const int first = head * head_dim + int(gl_WorkGroupID.z) * COLUMNS;  // column of all heads'
   const int k_head = adjacent != 0 ? head / (n_heads / n_k_heads) : head % n_k_heads;
