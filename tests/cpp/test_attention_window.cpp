@@ -111,58 +111,61 @@ TEST_CASE("windows with slopes, soft-caps and sinks, of every type") {
   }
 }
 
+void check_scores(DType dtype, int32_t head_dim, int32_t window, bool sloped) {
+  CAPTURE(info(dtype).name);
+  CAPTURE(window);
+  constexpr int32_t kRows = 250;
+  const KvShape shape{.n_heads = 2,
+                      .n_kv_heads = 1,
+                      .head_dim = head_dim,
+                      .max_tokens = kRows,
+                      .max_rows = 150,
+                      .k_dtype = dtype,
+                      .v_dtype = dtype};
+  Rig rig({.sinks = 0, .heavy = 125, .recent = 125}, shape);
+  rig.set_window(window);
+  const std::vector<float> slopes = {sloped ? 0.1f : 0, sloped ? 0.02f : 0};
+  rig.set_logits({.slopes = sloped ? slopes : std::vector<float>()});
+  Random random(1);
+  const Qkv in = random_qkv(random, shape, kRows);
+  rig.attend({{0, 150}}, in.rows(shape, 0, 150));
+  rig.attend({{0, 100}}, in.rows(shape, 150, 100));
+  std::vector<double> expected(kRows);
+  for (int32_t query = 0; query < kRows * shape.n_heads; ++query) {
+    const int32_t row = query / shape.n_heads, head = query % shape.n_heads;
+    const int32_t first = std::max(row - window + 1, 0);
+    std::vector<double> p;
+    double total = 0;
+    for (int32_t key = first; key <= row; ++key) {
+      double logit = 0;
+      for (int32_t i = 0; i < head_dim; ++i) {
+        logit += double{in.q[query * head_dim + i]} * in.k[key * head_dim + i];
+      }
+      p.push_back(std::exp(logit * attention_scale(shape) - slopes[head] * (row - key)));
+      total += p.back();
+    }
+    for (int32_t key = first; key <= row; ++key) expected[key] += p[key - first] / total;
+  }
+  // Logits are sums of numbers up to head_dim / sqrt(head_dim) in all, and a slope's; each of
+  // the engine's is rounded in each of head_dim sums, and the cache or both factors to 16 bits.
+  const double magnitude = std::sqrt(head_dim) + (sloped ? 0.1 * window : 0);
+  const double rounded = dtype == DType::f32 ? 0 : dtype == DType::f16 ? 0x1p-10 : 0x1.4p-8;
+  const double logit = (gamma(head_dim + 4) + rounded) * magnitude +
+                       (dtype != DType::f32 ? tensor_core_gamma(head_dim) * magnitude : 0);
+  const double relative = std::expm1(2 * logit) + power_error(2 * magnitude) + gamma(4 * kRows);
+  const std::vector<KvEntry> entries = rig.entries(0, 0);
+  REQUIRE(std::ssize(entries) == kRows);
+  for (int32_t key = 0; key < kRows; ++key) {
+    CHECK(std::abs(entries[key].score - expected[key]) <= relative * expected[key]);
+  }
+}
+
 // A device divides these rows among several blocks.
 TEST_CASE("a key's score is the attention from the rows whose window it is in") {
-  for (const auto& [dtype, head_dim, window, sloped] :
-       {std::tuple{DType::f32, 32, 7, false}, std::tuple{DType::f16, 64, 7, false},
-        std::tuple{DType::f16, 64, 70, true}, std::tuple{DType::bf16, 80, 150, false}}) {
-    CAPTURE(info(dtype).name);
-    CAPTURE(window);
-    constexpr int32_t kRows = 250;
-    const KvShape shape{.n_heads = 2,
-                        .n_kv_heads = 1,
-                        .head_dim = head_dim,
-                        .max_tokens = kRows,
-                        .max_rows = 150,
-                        .k_dtype = dtype,
-                        .v_dtype = dtype};
-    Rig rig({.sinks = 0, .heavy = 125, .recent = 125}, shape);
-    rig.set_window(window);
-    const std::vector<float> slopes = {sloped ? 0.1f : 0, sloped ? 0.02f : 0};
-    rig.set_logits({.slopes = sloped ? slopes : std::vector<float>()});
-    Random random(1);
-    const Qkv in = random_qkv(random, shape, kRows);
-    rig.attend({{0, 150}}, in.rows(shape, 0, 150));
-    rig.attend({{0, 100}}, in.rows(shape, 150, 100));
-    std::vector<double> expected(kRows);
-    for (int32_t query = 0; query < kRows * shape.n_heads; ++query) {
-      const int32_t row = query / shape.n_heads, head = query % shape.n_heads;
-      const int32_t first = std::max(row - window + 1, 0);
-      std::vector<double> p;
-      double total = 0;
-      for (int32_t key = first; key <= row; ++key) {
-        double logit = 0;
-        for (int32_t i = 0; i < head_dim; ++i) {
-          logit += double{in.q[query * head_dim + i]} * in.k[key * head_dim + i];
-        }
-        p.push_back(std::exp(logit * attention_scale(shape) - slopes[head] * (row - key)));
-        total += p.back();
-      }
-      for (int32_t key = first; key <= row; ++key) expected[key] += p[key - first] / total;
-    }
-    // Logits are sums of numbers up to head_dim / sqrt(head_dim) in all, and a slope's; each of
-    // the engine's is rounded in each of head_dim sums, and the cache or both factors to 16 bits.
-    const double magnitude = std::sqrt(head_dim) + (sloped ? 0.1 * window : 0);
-    const double rounded = dtype == DType::f32 ? 0 : dtype == DType::f16 ? 0x1p-10 : 0x1.4p-8;
-    const double logit = (gamma(head_dim + 4) + rounded) * magnitude +
-                         (dtype != DType::f32 ? tensor_core_gamma(head_dim) * magnitude : 0);
-    const double relative = std::expm1(2 * logit) + power_error(2 * magnitude) + gamma(4 * kRows);
-    const std::vector<KvEntry> entries = rig.entries(0, 0);
-    REQUIRE(std::ssize(entries) == kRows);
-    for (int32_t key = 0; key < kRows; ++key) {
-      CHECK(std::abs(entries[key].score - expected[key]) <= relative * expected[key]);
-    }
-  }
+  check_scores(DType::f32, 32, 7, false);
+  check_scores(DType::f16, 64, 7, false);
+  check_scores(DType::f16, 64, 70, true);
+  check_scores(DType::bf16, 80, 150, false);
 }
 
 }  // namespace
