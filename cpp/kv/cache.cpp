@@ -219,7 +219,6 @@ void KvCache::reserve_rows(int32_t max_rows) {
   validate(shape);
   scratch_ = KvScratch(backend_, layers_, shape, archive_.get());  // unchanged if it throws
   shape_ = shape;
-  scratch_.give_to(layers_);
 }
 
 int32_t KvCache::length(int32_t sequence) const {

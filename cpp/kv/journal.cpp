@@ -7,11 +7,7 @@ namespace h2o {
 namespace {
 
 int64_t entry_bytes(const KvView& layer) {
-  KvHead all{};  // with all that the layer has
-  all.slots = layer.slots;
-  all.scores = layer.scores;
-  all.ranks = layer.ranks;
-  const KvChange values = KvUndo::change(layer, all, 0, KvUndo::kChanges - 1);
+  const KvChange values = KvUndo::change(layer, KvHead{}, 0, KvUndo::kChanges - 1);
   return (values.at + layer.v_row_bytes + 15) / 16 * 16;
 }
 

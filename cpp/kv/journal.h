@@ -43,6 +43,14 @@ struct KvUndo {
   H2O_HD static int32_t& slot(std::byte* entry) { return reinterpret_cast<int32_t*>(entry)[0]; }
   H2O_HD static int32_t& archives(std::byte* entry) { return reinterpret_cast<int32_t*>(entry)[1]; }
   static constexpr int64_t kPositionAt = 8;
+  H2O_HD static int32_t position(const std::byte* entry) {
+    return *reinterpret_cast<const int32_t*>(entry + kPositionAt);
+  }
+
+  // Did a draft, without which the sequence has `length` tokens, archive the token that it evicted?
+  H2O_HD static bool archived(std::byte* entry, const KvHead& head, int32_t length) {
+    return archives(entry) != 0 && head.evicts() && head.policy.kept(length) + 1 == head.slots;
+  }
 
   // Change i < kChanges of a draft that is stored in `slot`.
   H2O_HD static KvChange change(const KvView& layer, const KvHead& head, int32_t slot, int i) {

@@ -466,11 +466,10 @@ void Session::check(std::span<const Input> inputs) const {
   }
   require(n_rows <= static_cast<size_t>(options_.n_batch), n_rows,
           " tokens in one step, at most n_batch = ", options_.n_batch);
-  if (n_drafts > 0) {  // capabilities() allocates, which steps without drafts do not
-    const int32_t draft_rows = model_->backend->capabilities().draft_rows;
-    require(n_rows <= static_cast<size_t>(draft_rows), n_rows,
-            " tokens in one step with drafts, at most ", draft_rows, " on ",
-            model_->backend->name());
+  const int32_t draft_rows = model_->backend->capabilities().draft_rows;
+  if (n_drafts > 0 && std::cmp_greater(n_rows, draft_rows)) {  // name() takes time: only if needed
+    throw InvalidArgument(concat(n_rows, " tokens in one step with drafts, at most ", draft_rows,
+                                 " on ", model_->backend->name()));
   }
   require(n_drafts <= options_.max_drafts, n_drafts,
           " drafts in one step, at most max_drafts = ", options_.max_drafts);

@@ -237,6 +237,9 @@ void check_support(const GgufShards& model, const Config& c, const Weights& w,
   need(has.state_spaces || c.state_space.n_taps == 0, "layers of a state-space model (Mamba-2)");
   need(has.shared_values || c.latent.rank == 0, "latent vectors instead of keys and values");
   need(has.whole_texts || !c.family->encoder, c.family->architecture, " is an encoder");
+  const Family& f = *c.family;
+  need(has.block_windows || !(f.block_windows || f.mixer_spread > 0 || f.scales_inputs),
+       "architecture ", f.architecture);
   need(c.head_dim <= has.max_head_dim, "heads of ", c.head_dim, " dimensions");
   need(c.mixture.n_experts <= has.max_experts, c.mixture.n_experts, " experts");
 }
@@ -247,11 +250,6 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
                      size_t max_resident, const LoadProgress& progress) {
   Weights w = find_weights(model, c);
   check_support(model, c, w, backend);
-  const bool of_cpu = c.family->block_windows || c.family->mixer_spread > 0;
-  if (of_cpu && !backend.capabilities().block_windows) {
-    throw FormatError(concat("[weights] ", model.path(), ": architecture ", c.family->architecture,
-                             ", which only the CPU supports; use ", "device=cpu"));
-  }
   compute_weights(w, model, c, backend);
   const ModelTensors tensors = tensors_of(w, c);
   const std::vector<Tensor*> all = tensors.all();
