@@ -102,10 +102,17 @@ __device__ void store(DType from_type, const std::byte* from, DType to_type, std
   __syncthreads();
 }
 
-// The bounds of `count` keys of a page and a copy of them: elements are exact products, so sums
-// with them round as on the CPU, fused or not. Each thread has its own elements.
-__device__ void bound(__nv_bfloat16* bounds, __nv_bfloat16* copy, DType type, const std::byte* k,
-                      int64_t row_bytes, int32_t count, int head_dim) {
+// The bounds of `count` keys of a page, unless it has a grid, and a copy of them in `host`:
+// elements are exact products, so sums with them round as on the CPU, fused or not. Each thread has
+// its own elements.
+__device__ void bound(const ArchiveLayout& archive, const ArchiveHead& head,
+                      const ArchiveHead& host, int32_t page, int32_t count, int head_dim) {
+  if (archive.has_grids()) return;
+  auto* const bounds = reinterpret_cast<__nv_bfloat16*>(head.bounds + page * archive.bounds_bytes);
+  auto* const copy = reinterpret_cast<__nv_bfloat16*>(host.bounds + page * archive.bounds_bytes);
+  const DType type = archive.k_dtype;
+  const int64_t row_bytes = archive.k_row_bytes;
+  const std::byte* const k = head.k + int64_t{page} * archive.page_tokens * row_bytes;
   for (int i = threadIdx.x; i < head_dim; i += blockDim.x) {
     float sum = element(type, k, i);
     float largest = sum, smallest = sum;
@@ -170,12 +177,7 @@ __global__ void __launch_bounds__(kWarp)
     ++count;
   }
   __syncthreads();  // all threads have read the old count, and may read all keys
-  if (!archive.has_grids()) {
-    bound(reinterpret_cast<__nv_bfloat16*>(head.bounds + page * archive.bounds_bytes),
-          reinterpret_cast<__nv_bfloat16*>(host.bounds + page * archive.bounds_bytes),
-          archive.k_dtype, head.k + int64_t{page} * page_tokens * archive.k_row_bytes,
-          archive.k_row_bytes, count, cache.head_dim);
-  }
+  bound(archive, head, host, page, count, cache.head_dim);
   if (threadIdx.x == 0) head.counts[page] = host.counts[page] = count;
 }
 
@@ -198,20 +200,14 @@ __global__ void __launch_bounds__(kWarp)
     if (i == drafts.n) break;
     std::byte* const entry = undo.entry(cache, drafts.entries[i], kv_head);
     const int32_t length = drafts.length - 1 - i;  // without this draft
-    if (KvUndo::archives(entry) != 0 && pool.evicts() &&
-        pool.policy.kept(length) + 1 == pool.slots) {
+    if (KvUndo::archived(entry, pool, length)) {
       const int32_t page = position / archive.page_tokens;
       const int32_t count = head.counts[page] - 1;
       __syncthreads();
       if (threadIdx.x == 0) head.counts[page] = host.counts[page] = count;
-      if (count > 0 && !archive.has_grids()) {
-        bound(reinterpret_cast<__nv_bfloat16*>(head.bounds + page * archive.bounds_bytes),
-              reinterpret_cast<__nv_bfloat16*>(host.bounds + page * archive.bounds_bytes),
-              archive.k_dtype, head.k + int64_t{page} * archive.page_tokens * archive.k_row_bytes,
-              archive.k_row_bytes, count, cache.head_dim);
-      }
+      if (count > 0) bound(archive, head, host, page, count, cache.head_dim);
     }
-    position = *reinterpret_cast<const int32_t*>(entry + KvUndo::kPositionAt);
+    position = KvUndo::position(entry);
     __syncthreads();
   }
 }

@@ -220,10 +220,10 @@ void decode(const Stream& stream, const Attention& attention, const KvView& cach
       turns_whole_octets(decode.half, decode.pairs) ? whole_rows<Rolled>(cache) : nullptr;
   decode.whole_fixed = whole != nullptr;
   decode.whole_rolling = rolled != nullptr;
-  if (kinds.fixed && whole != nullptr) whole(stream, decode, cache, batch, n_segments);
-  if (kinds.rolling && rolled != nullptr) rolled(stream, decode, cache, batch, n_segments);
+  if (kinds.fixed && whole != nullptr) whole(stream, decode, cache, batch);
+  if (kinds.rolling && rolled != nullptr) rolled(stream, decode, cache, batch);
   if ((kinds.fixed && whole == nullptr) || (kinds.rolling && rolled == nullptr)) {
-    decode_splits<Single>(stream, decode, cache, batch, n_segments);
+    decode_splits<Single>(stream, decode, cache, batch);
   }
   // In whole 16-byte loads, into which ptxas merges reads of two heads.
   const size_t group = cache.n_heads / cache.n_kv_heads;

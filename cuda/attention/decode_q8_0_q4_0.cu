@@ -3,7 +3,7 @@
 
 namespace h2o::cuda {
 template void decode_splits<Whole<Q8_0Row, Q4_0Row>>(const Stream&, const Decode&, const KvView&,
-                                                     const DeviceBatch&, int32_t);
+                                                     const DeviceBatch&);
 template void decode_splits<Rolled<Q8_0Row, Q4_0Row>>(const Stream&, const Decode&, const KvView&,
-                                                      const DeviceBatch&, int32_t);
+                                                      const DeviceBatch&);
 }  // namespace h2o::cuda

@@ -2,6 +2,6 @@
 #include "cuda/attention/decode_splits.cuh"
 
 namespace h2o::cuda {
-template void decode_splits<Single>(const Stream&, const Decode&, const KvView&, const DeviceBatch&,
-                                    int32_t);
+template void decode_splits<Single>(const Stream&, const Decode&, const KvView&,
+                                    const DeviceBatch&);
 }  // namespace h2o::cuda

@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kTeamThreads, (kOctets > 1 ? 2 : Rows::blocks(
 
 template <class Rows, int kOctets, int kHeads>
 void launch_decode(const Stream& stream, const Decode& decode, const KvView& cache,
-                   const DeviceBatch& batch, int32_t n_segments) {
+                   const DeviceBatch& batch) {
   if constexpr (!std::is_same_v<Rows, Single>) {
     // 100 needs more rows of quantized types than fit into registers with 8 heads or rotation.
     static_assert(decode_latency_hidden<Rows, kHeads>() >= 55);
@@ -74,7 +74,7 @@ void launch_decode(const Stream& stream, const Decode& decode, const KvView& cac
   const int group = cache.n_heads / cache.n_kv_heads;
   const int tiles = (group + kHeads - 1) / kHeads;
   const int32_t in_use = std::min(decode.in_use, cache.slots);
-  const dim3 grid(n_segments, cache.n_kv_heads * tiles, most_splits(in_use, decode.n_pools));
+  const dim3 grid(batch.n_segments, cache.n_kv_heads * tiles, most_splits(in_use, decode.n_pools));
   using Threads = Team<kOctets, kHeads, Rows::template kAhead<kHeads>>;
   const size_t shared = Threads::shared_bytes(log_team_lanes(cache.head_dim));
   launch(stream, decode_kernel<Rows, kOctets, kHeads>, grid, dim3(kTeamThreads), shared, decode,
@@ -85,10 +85,10 @@ void launch_decode(const Stream& stream, const Decode& decode, const KvView& cac
 
 template <class Rows>
 void decode_splits(const Stream& stream, const Decode& decode, const KvView& cache,
-                   const DeviceBatch& batch, int32_t n_segments) {
+                   const DeviceBatch& batch) {
   const int group = cache.n_heads / cache.n_kv_heads;
   const auto run = [&]<int kOctets, int kHeads>() {
-    launch_decode<Rows, kOctets, kHeads>(stream, decode, cache, batch, n_segments);
+    launch_decode<Rows, kOctets, kHeads>(stream, decode, cache, batch);
   };
   if constexpr (std::is_same_v<Rows, Single>) {
     if (cache.head_dim > 256) return run.template operator()<kMaxHeadDim / 256, 1>();

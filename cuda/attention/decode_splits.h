@@ -13,6 +13,6 @@ struct Decode;
 // multiple of 8 and at most 256. With Single: the segments that no other kernel handles.
 template <class Rows>
 void decode_splits(const Stream& stream, const Decode& decode, const KvView& cache,
-                   const DeviceBatch& batch, int32_t n_segments);
+                   const DeviceBatch& batch);
 
 }  // namespace h2o::cuda

@@ -3,6 +3,7 @@
 
 #include "cuda/attention/attend.h"
 #include "cuda/attention/drafts.h"
+#include "cuda/runtime/copy_bytes.cuh"
 #include "cuda/runtime/launch.cuh"
 
 namespace h2o::cuda {
@@ -10,17 +11,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kStateFloats = 16 * kThreads;  // per block
-
-// By all threads of the block. An address is always copied by the same thread.
-__device__ void copy_change(std::byte* to, const std::byte* from, int64_t bytes) {
-  if ((bytes | reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % 4 == 0) {
-    for (int64_t i = threadIdx.x; i < bytes / 4; i += kThreads) {
-      reinterpret_cast<uint32_t*>(to)[i] = reinterpret_cast<const uint32_t*>(from)[i];
-    }
-  } else {
-    for (int64_t i = threadIdx.x; i < bytes; i += kThreads) to[i] = from[i];
-  }
-}
 
 __device__ void copy_state(float* to, const float* from, int64_t n_floats) {
   const int64_t first = int64_t{blockIdx.y} * kStateFloats;
@@ -38,7 +28,7 @@ __global__ void __launch_bounds__(kThreads)
   std::byte* const entry = undo.entry(cache, draft.entry, blockIdx.y);
   const KvChange change =
       KvUndo::change(cache, head, *head.next_slot, static_cast<int>(blockIdx.z));
-  copy_change(entry + change.at, change.memory, change.bytes);
+  copy_bytes(entry + change.at, change.memory, change.bytes);
   if (blockIdx.z == 0 && threadIdx.x == 0) {
     KvUndo::archives(entry) = archives && cache.archive_heads[blockIdx.y] >= 0;
   }
@@ -53,7 +43,8 @@ __global__ void __launch_bounds__(kThreads)
   copy_state(undo.state(cache, draft.entry), cache.state(draft.sequence), cache.state_floats);
 }
 
-// One block per (kv_head, change).
+// One block per (kv_head, change). Each thread copies the same bytes of every draft, as their
+// number and the alignment are the same.
 __global__ void __launch_bounds__(kThreads)
     retract_kernel(KvView cache, KvUndo undo, Retracted drafts) {
   let_next_start();
@@ -65,7 +56,7 @@ __global__ void __launch_bounds__(kThreads)
     std::byte* const entry = undo.entry(cache, drafts.entries[i], blockIdx.x);
     const KvChange change =
         KvUndo::change(cache, head, KvUndo::slot(entry), static_cast<int>(blockIdx.y));
-    copy_change(change.memory, entry + change.at, change.bytes);
+    copy_bytes(change.memory, entry + change.at, change.bytes);
   }
 }
 

@@ -30,8 +30,8 @@ class Cublas {
   void multiply(float* y, int64_t y_stride, const void* x, const void* w, DType dtype,
                 int64_t n_rows, int64_t n_out, int64_t n_in, bool add) const;
 
-  // The same plus `bias` [n_out], in one kernel of cuBLASLt. Returns false, and has written
-  // nothing, if that is not possible.
+  // Does as multiply(), and adds `bias` [n_out], in one kernel of cuBLASLt. Returns false, and has
+  // written nothing, if that is not possible.
   bool multiply_biased(float* y, int64_t y_stride, const void* x, const void* w, DType dtype,
                        int64_t n_rows, int64_t n_out, int64_t n_in, const float* bias,
                        bool add) const;

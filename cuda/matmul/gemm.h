@@ -19,7 +19,7 @@ bool gemm_takes(const Weights& w);
 void gemm(const Stream& stream, const DeviceProduct& product, const void* x, int64_t n_rows,
           bool add);
 
-// The same for rows [begin, begin + n_rows) of y, grouped by expert.
+// Computes rows [begin, begin + n_rows) of y, grouped by expert.
 void gemm_experts(const Stream& stream, const DeviceProduct& product, const void* x, int64_t begin,
                   int64_t n_rows, const ExpertRows& experts);
 

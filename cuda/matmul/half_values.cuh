@@ -22,13 +22,9 @@ __device__ inline float4 values(const Group<typename Format::Scales>& group, int
 // Elements 8 j to 8 j + 7 of a group, as f16.
 template <class Format>
 __device__ inline uint4 half_values(const Group<typename Format::Scales>& group, int j) {
-  const float4 a = values<Format>(group, 2 * j);
-  const float4 b = values<Format>(group, 2 * j + 1);
-  const auto pair = [](float low, float high) {
-    return __half_as_ushort(saturated(low)) |
-           static_cast<uint32_t>(__half_as_ushort(saturated(high))) << 16;
-  };
-  return {pair(a.x, a.y), pair(a.z, a.w), pair(b.x, b.y), pair(b.z, b.w)};
+  const uint2 a = operand(false, values<Format>(group, 2 * j));
+  const uint2 b = operand(false, values<Format>(group, 2 * j + 1));
+  return {a.x, a.y, b.x, b.y};
 }
 
 }  // namespace h2o::cuda

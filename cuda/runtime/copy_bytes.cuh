@@ -10,12 +10,18 @@ template <int kThreads = 0>  // of a warp; 0: of the block
 __device__ inline void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
   const unsigned n = kThreads > 0 ? kThreads : blockDim.x;
   const unsigned first = kThreads > 0 ? threadIdx.x % kThreads : threadIdx.x;
-  if ((bytes | reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % 16 == 0) {
-    for (int64_t i = first; i < bytes / 16; i += n) {
-      reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
+  const auto copy = [&]<class T>(const T*) {
+    for (int64_t i = first; i < bytes / int64_t{sizeof(T)}; i += n) {
+      reinterpret_cast<T*>(to)[i] = reinterpret_cast<const T*>(from)[i];
     }
+  };
+  const auto all = bytes | reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from);
+  if (all % 16 == 0) {
+    copy(static_cast<const uint4*>(nullptr));
+  } else if (all % 4 == 0) {
+    copy(static_cast<const uint32_t*>(nullptr));
   } else {
-    for (int64_t i = first; i < bytes; i += n) to[i] = from[i];
+    copy(from);
   }
 }
 

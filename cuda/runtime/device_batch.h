@@ -18,12 +18,12 @@ struct DeviceBatch {
   const float* temperatures;   // [n_logits], or nullptr
   const Segment* segments;     // [n_segments]
   bool alone = false;          // rows are computed as if each were alone, as there are drafts
-  // One turn has:
+  // Rows and segments of this turn, or of all:
   int32_t first_row = 0;
   int32_t n_rows = 0;
   int32_t n_segments = 0;
 
-  // The same with the segments of turn i, which is not empty.
+  // Returns turn i, which is not empty.
   DeviceBatch turn(const Batch& batch, int32_t i) const {
     const std::span<const Segment> own = batch.turn(i);
     DeviceBatch turn = *this;

@@ -67,7 +67,7 @@ __device__ inline void copy_16_async(uint32_t shared, const void* from, bool exi
                : "memory");
 }
 
-// The same through L1, for what other warps copy soon.
+// Starts to copy 16 bytes through L1, for what other warps copy soon.
 __device__ inline void copy_16_cached(uint32_t shared, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
 }

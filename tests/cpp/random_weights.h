@@ -101,4 +101,11 @@ inline Tensor tensor_of(const std::vector<std::byte>& bytes, DType dtype, int64_
   return {const_cast<std::byte*>(bytes.data()), dtype, rows, cols};
 }
 
+// Random weights [n_out, n_in] of a type, on a back end.
+inline Affine uploaded_weights(Backend& backend, std::vector<Buffer>& owner, Random& random,
+                               DType dtype, int64_t n_out, int64_t n_in) {
+  const std::vector<std::byte> bytes = random_weights(random, dtype, n_out * n_in, real_scales);
+  return {backend.upload(tensor_of(bytes, dtype, n_out, n_in), owner), {}};
+}
+
 }  // namespace h2o

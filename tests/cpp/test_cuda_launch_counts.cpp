@@ -39,8 +39,7 @@ TEST_CASE("launches of products of many rows" * doctest::skip(!on_cuda())) {
   constexpr int64_t kIn = 256, kOut = 40;
   for (const DType dtype : {DType::f16, DType::bf16, DType::q4_k}) {
     std::vector<Buffer> owner;
-    const std::vector<std::byte> bytes = random_weights(random, dtype, kOut * kIn, real_scales);
-    const Affine w{backend->upload(tensor_of(bytes, dtype, kOut, kIn), owner), {}};
+    const Affine w = uploaded_weights(*backend, owner, random, dtype, kOut, kIn);
     for (const int64_t n_rows : {9, 64, 65, 2048}) {
       CAPTURE(info(dtype).name);
       CAPTURE(n_rows);
@@ -67,8 +66,7 @@ TEST_CASE("launches of a mixture of experts" * doctest::skip(!on_cuda())) {
     Backend& b = *backend;
     std::vector<Buffer> owner;
     const auto weights = [&](DType type, int64_t n_out, int64_t n_in) {
-      const std::vector<std::byte> bytes = random_weights(random, type, n_out * n_in, real_scales);
-      return Affine{b.upload(tensor_of(bytes, type, n_out, n_in), owner), {}};
+      return uploaded_weights(b, owner, random, type, n_out, n_in);
     };
     const Affine router = weights(DType::f32, kExperts, kWidth);
     const Affine up = weights(dtype, kExperts * kInner, kWidth);
@@ -127,6 +125,18 @@ TEST_CASE("launches of a mixture of experts" * doctest::skip(!on_cuda())) {
   }
 }
 
+Attention plain_attention(const Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
+                          const KvShape& shape) {
+  return {.out = out,
+          .q = q,
+          .k = k,
+          .v = v,
+          .rope = {},
+          .scale = attention_scale(shape),
+          .sinks = {},
+          .slopes = {}};
+}
+
 // Three tokens of two sequences through one layer; and the launches of each step.
 std::pair<std::vector<float>, std::vector<size_t>> quantized_layer(bool one_pass,
                                                                    DType v_type = DType::q8_0) {
@@ -145,8 +155,7 @@ std::pair<std::vector<float>, std::vector<size_t>> quantized_layer(bool one_pass
   Random random(5);
   std::vector<Buffer> owner;
   const auto weights = [&](int64_t n_out, int64_t n_in, DType dtype = DType::q8_0) {
-    const auto bytes = random_weights(random, dtype, n_out * n_in, real_scales);
-    return Affine{b.upload(tensor_of(bytes, dtype, n_out, n_in), owner), {}};
+    return uploaded_weights(b, owner, random, dtype, n_out, n_in);
   };
   const Affine wq = weights(kWidth, kWidth), wk = weights(kKvWidth, kWidth);
   const Affine wv = weights(kKvWidth, kWidth, v_type), wo = weights(kWidth, kWidth);
@@ -157,14 +166,7 @@ std::pair<std::vector<float>, std::vector<size_t>> quantized_layer(bool one_pass
   const DeviceMatrix h(b, kRows, kWidth), q(b, kRows, kWidth), out(b, kRows, kWidth);
   const DeviceMatrix k(b, kRows, kKvWidth), v(b, kRows, kKvWidth);
   const DeviceMatrix up(b, kRows, kInner), gate(b, kRows, kInner);
-  const Attention attention{.out = out,
-                            .q = q,
-                            .k = k,
-                            .v = v,
-                            .rope = {},
-                            .scale = attention_scale(shape),
-                            .sinks = {},
-                            .slopes = {}};
+  const Attention attention = plain_attention(out, q, k, v, shape);
   std::vector<size_t> launches;
   for (int32_t position = 0; position < 3; ++position) {
     Batch batch;
@@ -222,8 +224,7 @@ TEST_CASE("norms round their output as a launch of its own does" * doctest::skip
     const auto backend = test_backend();
     Backend& b = *backend;
     std::vector<Buffer> owner;
-    const auto bytes = random_weights(random, dtype, kOut * n, real_scales);
-    const Affine w{b.upload(tensor_of(bytes, dtype, kOut, n), owner), {}};
+    const Affine w = uploaded_weights(b, owner, random, dtype, kOut, n);
     const DeviceMatrix weight(b, random.reals(n), 1, n), bias(b, random.reals(n), 1, n);
     const DeviceMatrix x(b, random.reals(n_rows * n), n_rows, n);
     const DeviceMatrix h(b, n_rows, n), y(b, n_rows, kOut);
@@ -252,34 +253,21 @@ TEST_CASE("attention rounds its output as a launch of its own does" * doctest::s
   constexpr int32_t kWidth = 64, kOut = 3;
   for (const int32_t n_rows : {20, 150}) {
     CAPTURE(n_rows);
-    const KvShape shape{.n_layers = 1,
-                        .n_sequences = 1,
-                        .n_heads = 1,
-                        .n_kv_heads = 1,
-                        .head_dim = kWidth,
-                        .max_tokens = 160,
-                        .max_rows = n_rows};
+    const KvShape shape{
+        .n_heads = 1, .n_kv_heads = 1, .head_dim = kWidth, .max_tokens = 160, .max_rows = n_rows};
     const auto backend = test_backend();
     Backend& b = *backend;
     const KvPolicy policy;
     KvCache cache(b, {&policy, 1}, shape);
     Random random(11);
     std::vector<Buffer> owner;
-    const auto bytes = random_weights(random, DType::q8_0, kOut * kWidth, real_scales);
-    const Affine w{b.upload(tensor_of(bytes, DType::q8_0, kOut, kWidth), owner), {}};
+    const Affine w = uploaded_weights(b, owner, random, DType::q8_0, kOut, kWidth);
     const auto rows = [&] {
       return DeviceMatrix(b, random.reals(n_rows * kWidth), n_rows, kWidth);
     };
     const DeviceMatrix q = rows(), k = rows(), v = rows(), out = rows();
     const DeviceMatrix y(b, n_rows, kOut);
-    const Attention attention{.out = out,
-                              .q = q,
-                              .k = k,
-                              .v = v,
-                              .rope = {},
-                              .scale = attention_scale(shape),
-                              .sinks = {},
-                              .slopes = {}};
+    const Attention attention = plain_attention(out, q, k, v, shape);
     Batch batch;
     batch.add(0, 0, std::vector<int32_t>(n_rows), false);
     take_launches();
@@ -287,7 +275,7 @@ TEST_CASE("attention rounds its output as a launch of its own does" * doctest::s
       b.attend(attention, cache.layer(0), batch);
       b.matmul({{y, w}}, out);
     });
-    CHECK(take_launches().size() == (n_rows == 20 ? 5 : 6));  // the fifth merges the parts
+    CHECK(take_launches().size() == (n_rows == 20 ? 5 : 6));  // the sixth merges two parts
     const std::vector<float> fused = y.read();
     b.run(batch, [&] { b.matmul({{y, w}}, out); });
     CHECK(take_launches().size() == 2);

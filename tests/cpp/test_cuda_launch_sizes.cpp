@@ -241,8 +241,7 @@ TEST_CASE("products, norms, gates and the largest logits of 65,536 rows" *
         std::pair(DType::q4_k, 2 * kRows / 2048)}) {
     CAPTURE(info(dtype).name);
     std::vector<Buffer> owner;
-    const std::vector<std::byte> bytes = random_weights(random, dtype, kOut * kIn, real_scales);
-    const Affine w{b.upload(tensor_of(bytes, dtype, kOut, kIn), owner), {}};
+    const Affine w = uploaded_weights(b, owner, random, dtype, kOut, kIn);
     CHECK(std::ssize(launches_of([&] { b.matmul({{y, w}}, x); })) == n_launches);
   }
 }

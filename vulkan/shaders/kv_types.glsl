@@ -5,6 +5,7 @@ const uint64_t codebook = 0;
 
 // Element i of a row of n.
 float element(const int type, uint64_t row, int i, int n) {
+  if (type == F32 || type == F16 || type == BF16) return load_one(type, row, i);
   float x[8];
   load_eight_of(type, row, i / 8 * 8, n, x);
   return x[i % 8];
