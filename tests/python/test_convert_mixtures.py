@@ -128,7 +128,7 @@ def test_ling_2_is_glm_4_5_with_other_names(tmp_path: Path) -> None:
 
 
 def test_layers_that_predict_further_tokens_change_no_logits(tmp_path: Path) -> None:
-    """In checkpoints, which have them after the others, and in files."""
+    """Checkpoints have them after the others; files have some."""
     recipe = RECIPES["glm4_moe"]
     model = make_model(recipe, 23)
     save_checkpoint(model, tmp_path)

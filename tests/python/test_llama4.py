@@ -121,7 +121,7 @@ class Reference:
 def test_evicts_as_a_reference_does(
     name: str, model: Any, path: Path, policy: Policy, n_batch: int
 ) -> None:
-    """In decode (chunks of one token) and prefill, over several blocks."""
+    """The reference evicts alike in decode (one token at a time) and in prefill, over blocks."""
     tokens = random_tokens(52)
     reference = Reference(model, policy)
     parts = [tokens[i : i + n_batch] for i in range(0, len(tokens), n_batch)]

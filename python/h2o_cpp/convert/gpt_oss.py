@@ -5,7 +5,15 @@ from collections.abc import Callable, Iterator
 from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import Config
 from h2o_cpp.convert.family import Family
-from h2o_cpp.convert.modules import Mixture, Module, Sizes, TensorSpec, qkv, transposed
+from h2o_cpp.convert.modules import (
+    Mixture,
+    Module,
+    Sizes,
+    TensorSpec,
+    qkv,
+    transposed,
+    transposed_part,
+)
 from h2o_cpp.convert.window import window_of_listed_layers
 
 _FIXED = (
@@ -29,12 +37,12 @@ def _sinks_and_experts(config: Config, layer: int, sizes: Sizes) -> Iterator[Ten
     blk, hf = f"blk.{layer}", f"layers.{layer}.mlp.experts"
     sinks = f"layers.{layer}.self_attn.sinks"
     yield TensorSpec(f"{blk}.attn_sinks.weight", sinks, (sizes["heads"],))
-    for first, part in enumerate(("gate", "up")):
+    for first, part in enumerate(("gate", "up")):  # which alternate
         yield TensorSpec(
             f"{blk}.ffn_{part}_exps.weight",
             f"{hf}.gate_up_proj",
             (n, embd, 2 * ff),
-            transform=_part(first),
+            transform=transposed_part(slice(first, None, 2)),
             written=(n, ff, embd),
             mxfp4_rows=slice(first, None, 2),
         )
@@ -54,11 +62,6 @@ def _sinks_and_experts(config: Config, layer: int, sizes: Sizes) -> Iterator[Ten
         mxfp4_rows=slice(None),
     )
     yield TensorSpec(f"{blk}.ffn_down_exps.bias", f"{hf}.down_proj_bias", (n, embd))
-
-
-def _part(first: int) -> Callable[[Values], Values]:
-    """Select gate or up, which alternate: [experts, in, 2 out] -> [experts, out, in]."""
-    return lambda values: transposed(values[..., first::2])
 
 
 def _every_other(first: int) -> Callable[[Values], Values]:

@@ -49,12 +49,18 @@ def granite_scales(config: Config) -> Metadata:
 
 def _smollm3(config: Config) -> Metadata:
     n_layers = dimension(config, "num_hidden_layers")
-    fourth = [(i + 1) % 4 == 0 for i in range(n_layers)]
+    check_unrotated("smollm3", config, "not every fourth layer is unrotated")
+    return window_of_some_layers(config, [(i + 1) % 4 == 0 for i in range(n_layers)])
+
+
+def check_unrotated(architecture: str, config: Config, why: str) -> None:
+    """Raise ValueError, with the reason, unless every fourth layer is unrotated, and no other."""
+    n_layers = dimension(config, "num_hidden_layers")
     key = "no_rope_layer_interval" if config.get("no_rope_layers") is None else "no_rope_layers"
-    expected = {"no_rope_layer_interval": 4, "no_rope_layers": [int(not last) for last in fourth]}
+    rotated = [int((i + 1) % 4 != 0) for i in range(n_layers)]
+    expected = {"no_rope_layer_interval": 4, "no_rope_layers": rotated}
     if config.get(key, 4) != expected[key]:
-        raise refuse("smollm3", key, config[key], "not every fourth layer is unrotated")
-    return window_of_some_layers(config, fourth)
+        raise refuse(architecture, key, config[key], why)
 
 
 def _olmo3(config: Config) -> Metadata:

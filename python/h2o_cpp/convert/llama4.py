@@ -2,15 +2,23 @@
 `llama4`: attention in blocks, experts whose inputs are scaled, and a shared one.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import Config, Fixed, Metadata, dimension, number, refuse
 from h2o_cpp.convert.family import Family
-from h2o_cpp.convert.modules import Mixture, Module, Sizes, TensorSpec, gated_mlp, qkv, transposed
+from h2o_cpp.convert.llama import check_unrotated
+from h2o_cpp.convert.modules import (
+    Mixture,
+    Module,
+    Sizes,
+    TensorSpec,
+    gated_mlp,
+    qkv,
+    transposed,
+    transposed_part,
+)
 
 _NAME = "llama4"
-_PERIOD = 4  # of layers, the last of which has neither blocks nor positions
 _UNNORMALIZED = 128  # experts of the only models that do not normalize Q and K
 
 _FIXED: Fixed = (
@@ -54,7 +62,7 @@ def _experts(config: Config, index: int, sizes: Sizes) -> Iterator[TensorSpec]:
             f"blk.{index}.ffn_{part}_exps.weight",
             f"{hf}.gate_up_proj",
             (n, embd, 2 * ff),
-            transform=_part(columns),
+            transform=transposed_part(columns),
             written=(n, ff, embd),
         )
     yield TensorSpec(
@@ -66,18 +74,13 @@ def _experts(config: Config, index: int, sizes: Sizes) -> Iterator[TensorSpec]:
     )
 
 
-def _part(columns: slice) -> Callable[[Values], Values]:
-    """Select gate or up: [experts, in, 2 out] -> [experts, out, in]."""
-    return lambda values: transposed(values[..., columns])
-
-
 def _details(config: Config, sizes: Sizes) -> Metadata:
     layers = range(sizes["layers"])
-    rotated = [int((i + 1) % _PERIOD != 0) for i in layers]
+    unrotated = config.get("no_rope_layers") or None  # an empty list: by the interval
+    check_unrotated(_NAME, {**config, "no_rope_layers": unrotated}, "other layers are rotated")
     normalized = sizes["experts"] != _UNNORMALIZED
     for key, expected, why in (
         ("moe_layers", [i for i in layers if _has_experts(config, i)], "another order of layers"),
-        ("no_rope_layers", rotated, "other layers are rotated"),
         ("use_qk_norm", normalized, "the number of experts says whether it is"),
     ):
         if config.get(key, expected) not in (expected, None):

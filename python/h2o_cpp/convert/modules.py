@@ -123,7 +123,7 @@ class Predictor(NamedTuple):
 def listed_predictor(
     norm: tuple[str, str] = ("nextn.shared_head_norm", "shared_head.norm"),
 ) -> Predictor:
-    """DeepSeek V3's; its embedding and head are those of the model.
+    """The predictor of DeepSeek V3; its embedding and head are those of the model.
 
     norm: the name of its last norm in the file and in the checkpoint.
     """
@@ -137,7 +137,10 @@ def listed_predictor(
 
 
 def separate_predictor(layer: Callable[[Config], Iterator[Module]], add: float = 0.0) -> Predictor:
-    """Qwen3.5's; `add` is added to the weights of its own norms. layer: its other modules."""
+    """The predictor of Qwen3.5.
+
+    layer: its other modules. add: what is added to the weights of its own norms.
+    """
 
     def modules(config: Config, index: int) -> Iterator[Module]:
         def named(module: Module, hf: str) -> Module:
@@ -159,6 +162,11 @@ def separate_predictor(layer: Callable[[Config], Iterator[Module]], add: float =
 def transposed(values: Values) -> Values:
     """The values with rows and columns exchanged, of each matrix if there are several."""
     return np.ascontiguousarray(values.swapaxes(-1, -2))
+
+
+def transposed_part(columns: slice) -> Callable[[Values], Values]:
+    """Select columns, such as those of gate: [experts, in, 2 out] -> [experts, out, in]."""
+    return lambda values: transposed(values[..., columns])
 
 
 def negative_exp(values: Values) -> Values:

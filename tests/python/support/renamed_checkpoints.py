@@ -27,7 +27,7 @@ def renamed(name: str, names: dict[str, str]) -> str:
 
 
 def with_joined_projections(weights: Arrays) -> Arrays:
-    """With Q, K and V in one tensor, as in Ling's checkpoints."""
+    """The weights with Q, K and V in one tensor, as in Ling's checkpoints."""
     joined = {
         name: values
         for name, values in weights.items()
@@ -44,7 +44,7 @@ def with_joined_projections(weights: Arrays) -> Arrays:
     return joined
 
 
-# Names of its checkpoints, for those of Qwen's and GLM's.
+# Ling's names of parts, by those of Qwen and GLM.
 LING = {
     "self_attn.o_proj": "attention.dense",
     "self_attn.q_norm": "attention.query_layernorm",
