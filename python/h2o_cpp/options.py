@@ -351,6 +351,11 @@ class GeneratorOptions(CacheOptions, MachineOptions, EngineOptions):
                 f"n_batch={n_batch}"
             )
 
+    @property
+    def policy_name(self) -> str | None:
+        """The name of the policy; None if it has none."""
+        return self.policy if isinstance(self.policy, str) else None
+
     def with_policy(self, policy: str | None) -> GeneratorOptions:
         """These options, with this policy if they have a budget without one.
 

@@ -193,13 +193,17 @@ def choose_policy(
 
 def is_at_most_half(n: int, policy: Policy | Sequence[Policy]) -> bool:
     """Whether n tokens are at most half of the budget, of every layer's where they differ."""
-    policies = [policy] if isinstance(policy, Policy) else policy
-    return all(one.budget is None or 2 * n <= one.budget for one in policies)
+    return all(one.budget is None or 2 * n <= one.budget for one in _each(policy))
+
+
+def has_budget(policy: Policy | Sequence[Policy]) -> bool:
+    """Whether a layer may evict tokens."""
+    return any(one.budget is not None for one in _each(policy))
 
 
 def core_policies(policy: Policy | Sequence[Policy]) -> list[_core.KvPolicy]:
     """Returns the core's one policy, or one per layer. Raises ValueError for an empty list."""
-    policies = [policy] if isinstance(policy, Policy) else policy
+    policies = _each(policy)
     if not policies:
         raise ValueError("policy is an empty list, expected one Policy per layer")
     return [one.core() for one in policies]
@@ -211,6 +215,10 @@ def fraction_of(n: int, fraction: float) -> int:
     The product in double precision is rounded down, as by the authors: 0.29 of 100 is 28.
     """
     return _core.fraction_of(n, float(fraction))
+
+
+def _each(policy: Policy | Sequence[Policy]) -> Sequence[Policy]:
+    return [policy] if isinstance(policy, Policy) else policy
 
 
 def _amount(name: str, value: float | None) -> float | None:

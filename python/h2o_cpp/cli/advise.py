@@ -24,7 +24,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from h2o_cpp.arguments import KvDType, types_text
 from h2o_cpp.budget.stored_budget import store_budget
 from h2o_cpp.cli.argument_types import names, number
-from h2o_cpp.cli.cache_options import add_archive, add_n_batch, add_n_ctx
+from h2o_cpp.cli.cache_options import add_archive, add_n_batch, add_n_ctx, options_of
 from h2o_cpp.cli.comparison import figure_for
 from h2o_cpp.cli.files import STANDARD, check_outputs, read_text
 from h2o_cpp.cli.options import (
@@ -41,7 +41,7 @@ from h2o_cpp.cli.parser import Parser
 from h2o_cpp.files.model_file import ModelFile
 from h2o_cpp.measure.advice import Advice, AdviceOptions, Archived, Needle, advice_steps
 from h2o_cpp.measure.plots import draw_budgets
-from h2o_cpp.options import ArchiveOptions, option_names
+from h2o_cpp.options import ArchiveOptions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -132,8 +132,7 @@ def _last_answer(
 ) -> Advice:
     """The final answer, or the best one so far when Ctrl-C is pressed."""
     found: Advice | None = None
-    names = set(option_names(AdviceOptions)) - {"policies"}
-    options = AdviceOptions(policies=args.policy, **{name: getattr(args, name) for name in names})
+    options = replace(options_of(args, AdviceOptions), policies=args.policy)
     with tqdm(unit="token", disable=None, leave=False) as bar:
         steps = advice_steps(file, text, options, bar.update)
         try:

@@ -10,6 +10,7 @@ import argparse
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 from h2o_cpp import BUNDLED_MODEL
 from h2o_cpp.arguments import bytes_of, check_int
 from h2o_cpp.cli.argument_types import integer, json_object
-from h2o_cpp.cli.cache_options import add_cache, add_sequences
+from h2o_cpp.cli.cache_options import add_cache, add_sequences, options_of
 from h2o_cpp.cli.options import (
     add_drafts,
     add_machine,
@@ -35,7 +36,6 @@ from h2o_cpp.cli.sampling import add_sampling, changed_sampling
 from h2o_cpp.files.visible_text import visible_log
 from h2o_cpp.generation.grammar import prepare_grammars
 from h2o_cpp.model.chat_template import is_jinja
-from h2o_cpp.options import option_names
 from h2o_cpp.reply import FORMATS
 
 Say = Callable[[dict[str, str]], None]
@@ -204,8 +204,8 @@ def run(args: argparse.Namespace) -> int:
             changed_sampling(args) | {"seed": args.seed},
             args.chat_template_kwargs,
             None if args.protect == "none" else args.protect,
-            args.default_policy,
-            args.truncation,
+            policy=args.default_policy,
+            truncation=args.truncation,
         ),
     )
     access = AccessOptions(
@@ -217,14 +217,16 @@ def run(args: argparse.Namespace) -> int:
         allowed_hosts=args.allowed_host,
         cors_origins=args.cors_origin,
     )
-    listen = ServerOptions(**{name: getattr(args, name) for name in option_names(ServerOptions)})
+    listen = options_of(args, ServerOptions)
     say = _print if args.log_format == "text" else _log_rows
     with ExitStack() as opened:
         on_hangup: Callable[[], Awaitable[None]] | None = None
         if args.models is None:
             generator = opened.enter_context(open_generator(args))
             name, *aliases = args.name.split(",") if args.name else [generator.path.stem]
-            service = Service(generator, name=name, options=served)
+            policy = generator_options(args).with_policy(args.default_policy).policy_name
+            defaults = replace(served.defaults, policy=policy)
+            service = Service(generator, name=name, options=replace(served, defaults=defaults))
             catalog = Catalog.of(service, any_name=not args.strict_model, aliases=aliases)
             announce = partial(_print_model, say, service, args.template)
             # Not in the way of the first requests, and not waited for at the end.

@@ -29,7 +29,9 @@ def turn_of(service: Service, body: ChatRequest) -> ChatTurn:
     with service.refusals():
         turn = fitting_turn(template, **given, most=service.max_prompt, truncation=truncation)
         protect = service.defaults.protect if body.protect is None else body.protect
-        if protect in ("system", "auto"):
+        if protect == "auto" and not service.has_budget(body):
+            body.protect = None
+        elif protect in ("system", "auto"):
             n_system = template.n_before(turn.prompt.tokens, **given)
             is_kept = protect == "system" or service.is_short(n_system, body)
             body.protect = n_system if is_kept else None

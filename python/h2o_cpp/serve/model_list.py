@@ -96,6 +96,7 @@ def _entry(
             own = dict.fromkeys(names) | own
     try:
         options = replace(generator, **own).with_policy(service.defaults.policy)
+        defaults["policy"] = options.policy_name
         if "template" in table:
             limits["template"] = read_template(limits["template"], path.parent)
         served = replace(service, defaults=replace(service.defaults, **defaults), **limits)

@@ -157,7 +157,7 @@ class GenerationRequest(ModelRequest, Sampling):
         None, gt=0, description="the cache's budget, a fraction of n_ctx or a number of tokens"
     )
     policy: str | None = Field(
-        None, description="the policy for hh, such as `window`; default: h2o"
+        None, description="the policy for hh, such as `window`; default: the server's"
     )
     protect: Protect = None
     truncation: Truncation | None = Field(

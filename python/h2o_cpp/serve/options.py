@@ -22,9 +22,9 @@ class Defaults:
 
     sampling: StreamOptions = field(default_factory=StreamOptions)
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
-    # For conversations; "auto": the system prompt if it is at most half of the budget.
+    # Conversations protect their system prompts; "auto": those of at most half of the budget.
     protect: Literal["system", "auto"] | None = None
-    policy: str | None = None  # of requests with hh
+    policy: str | None = None  # requests with hh have it
     # Prompts that are too long get status 400 ("error") or lose their oldest turns or, in texts,
     # their oldest tokens ("auto").
     truncation: Truncation = "error"
@@ -48,7 +48,7 @@ class ServiceOptions(Options):
     max_queue: int = 64
     max_tokens: int | None = None
     max_prompt: int | None = None
-    defaults: Defaults = field(default_factory=Defaults)
+    defaults: Defaults = Defaults()
 
     def __post_init__(self) -> None:
         super().__post_init__()

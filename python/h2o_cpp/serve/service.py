@@ -10,7 +10,7 @@ from functools import partial
 
 from h2o_cpp import _core
 from h2o_cpp.arguments import INT32_MAX
-from h2o_cpp.budget.policy import Policy, choose_policy, is_at_most_half
+from h2o_cpp.budget.policy import Policy, choose_policy, has_budget, is_at_most_half
 from h2o_cpp.files.visible_text import visible_log
 from h2o_cpp.generation.completion import Completion
 from h2o_cpp.generation.constraint_process import CompilingError
@@ -168,6 +168,10 @@ class Service:
         Raises ValueError for an invalid budget.
         """
         return is_at_most_half(n_system, self._policy_of(body) or self.generator.policy)
+
+    def has_budget(self, body: GenerationRequest) -> bool:
+        """Whether the request's cache may evict tokens. Raises ValueError for an invalid budget."""
+        return has_budget(self._policy_of(body) or self.generator.policy)
 
     def _policy_of(self, body: GenerationRequest) -> Policy | Sequence[Policy] | None:
         """The policy of a request, or None for the Generator's."""
