@@ -124,7 +124,10 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     words += ["--positions", args.positions, "--prefix-cache", args.prefix_cache]
     words += ["--max-sequences", 1] + (["--template", args.template] if args.template else [])
     ours = [*map(str, words)]
-    ways = {"h2o.cpp": serving(*ours), "and pinned": serving(*ours, "--protect", "system")}
+    ways = {
+        "h2o.cpp": serving(*ours, "--protect", "none"),
+        "and pinned": serving(*ours, "--protect", "system"),
+    }
     if args.llama_server:
         ways["llama-server"] = llama_server(args)
     part = max(args.turns // 10, 1)

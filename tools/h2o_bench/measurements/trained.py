@@ -21,6 +21,7 @@ from h2o_cpp.cli.argument_types import fractions
 from h2o_cpp.convert import convert
 from h2o_cpp.measure.budgets import Comparison
 from h2o_cpp.measure.perplexity import stream_losses, token_losses
+from h2o_cpp.measure.retrieval.measurement import standard_error
 from h2o_cpp.measure.windows import windows
 from h2o_cpp.model.session import open_model
 
@@ -174,6 +175,6 @@ def _ours(path: Path, parts: Sequence[NDArray[np.int32]], args: argparse.Namespa
             full, row["h2o.cpp"] = losses, f"{np.exp(losses.mean()):.4f}"
             continue
         more = losses - full
-        error = more.std() / max(1, len(parts) - 1) ** 0.5
-        row[f"{one.name}, {one.budget:.0%}"] = f"{np.exp(more.mean()):.3f} ± {error:.3f}"
+        text = f"{np.exp(more.mean()):.3f} ± {standard_error(more):.3f}"
+        row[f"{one.name}, {one.budget:.0%}"] = text
     return row

@@ -81,13 +81,16 @@ def measure(
     mean_length = sum(len(p.prompt) + len(p.trace) for p in problems) // len(problems)
     whole = Budgeted("full", 1.0, mean_length, Policy.full())
     full: _Outputs | None = None
+    longest_prompt = 0
     without_archive = options | vars(ArchiveOptions())
     for one in [whole, *at_budgets(policies, budgets, mean_length)]:
         some = options if full else without_archive
         with Generator(
             path, policy=one.policy, n_ctx=longest + 8, prefix_cache=0, **some
         ) as generator:
-            longest_prompt = max(len(generator.tokenize(problem.prompt)) for problem in problems)
+            longest_prompt = longest_prompt or max(
+                len(generator.tokenize(problem.prompt)) for problem in problems
+            )
             for protect in protects if full else PROTECTED[:1]:
                 cache = Measurement(family, one.name, protect, one.budget, one.kept, longest_prompt)
                 if protect == "prompt" and longest_prompt >= one.kept:
