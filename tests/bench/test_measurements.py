@@ -207,7 +207,7 @@ def test_tables() -> None:
 
 
 def test_results_go_into_a_record(tmp_path: Path) -> None:
-    """Beside the page, with where they are from; text around the table stays."""
+    """Results are written beside the page, with their origin; text around the table stays."""
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- speed -->\nold\n<!-- /speed -->\nafter\n")
     words = ["sampler", "--vocab", "50", "--rounds", "1"]

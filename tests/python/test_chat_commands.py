@@ -216,7 +216,7 @@ def test_inspect_command(converse: Converse) -> None:
 
 
 def test_default_policy(converse: Converse) -> None:
-    """That of the paper only if it is named, as a whole or by a part."""
+    """The paper's policy has to be named, as a whole or by a part."""
     for options, is_named in ((), False), (("--policy", "h2o"), True), (("--recent", "9"), True):
         _, _, err = converse("/budget\n/budget 30\n", HI, "--hh", "20", *options)
         budget, changed = (line for line in err.splitlines() if "Policy(" in line)

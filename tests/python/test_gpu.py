@@ -88,7 +88,7 @@ def test_logits_are_near_those_of_the_cpu(decode: Decode, plain: Logits) -> None
 
 @CUDA
 def test_drafts_change_nothing(llama: Path) -> None:
-    """With one text at a time."""
+    """Drafts leave the output of one text as it is."""
     common: Any = {
         "device": "cuda", "policy": Policy.h2o(6, 5, 1), "n_ctx": 40, "n_batch": 16,
         "max_sequences": 1,

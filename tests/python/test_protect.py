@@ -181,7 +181,7 @@ def test_chat_keeps_its_system_prompt(tiny_opt: Path) -> None:
 
 @pytest.mark.parametrize(("budget", "holds"), [(40, True), (20, False)])
 def test_chat_protects_a_short_system_prompt(tiny_opt: Path, budget: int, holds: bool) -> None:
-    """Also after a change of the budget."""
+    """A change of the budget decides again."""
     options: dict[str, Any] = {"n_ctx": N_CTX, "n_batch": 16, "threads": 1}
     with Generator(tiny_opt, hh=60 - budget, **options) as other:
         chat = Chat(other, system="Talk like the sea.", template=TEMPLATE, protect="auto")

@@ -62,7 +62,7 @@ class TestSampling:
     def test_tokens_that_the_file_suppresses_are_not_sampled(
         self, generator: Generator, tiny_opt: Path, tmp_path: Path
     ) -> None:
-        """Whatever the bias; ids beyond the vocabulary are ignored."""
+        """A bias does not matter; ids beyond the vocabulary are ignored."""
         first = generate(generator, temperature=0)[0]
         second = generate(generator, temperature=0, logit_bias={first: -math.inf})[0]
         ids = np.array([second, first, first, -1, 2**30]).tolist()
