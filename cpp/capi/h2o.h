@@ -186,23 +186,23 @@ typedef struct h2o_session_options {
   int32_t n_sinks; /* part of hh for the first tokens of the sequence */
   int32_t n_ctx;   /* the context in tokens, at most n_ctx_train; 0: n_ctx_train, up to 4096 */
   int32_t n_batch; /* prompt tokens per chunk, each followed by eviction; 0: 512, with CUDA 2048 */
-  int32_t positions;  /* H2O_POSITIONS_* */
-  const char* k_type; /* type of cached keys: "f16", "f32", "bf16", "q8_0", "q5_0" (CPU) or "q4_0";
-                         NULL: "f16" */
-  const char* v_type; /* type of cached values, likewise */
-  uint64_t prefix_cache;   /* of an engine: limit in bytes for states of prompts; 0: none. A prompt
-                              with the same prefix as an earlier one continues from its state, with
-                              the same output: after any token with a full cache on a CPU, otherwise
-                              after a chunk of n_batch tokens */
-  const char* archive;     /* keep evicted tokens in host memory, in a type as of k_type, or two,
-                              "K,V", where "q3,q2" is the smallest; a sequence then ends at
-                              n_ctx. NULL: evicted tokens are lost */
-  int32_t archive_pages;   /* pages of 16 archived tokens (with keys in q3: 32) that each token
-                              attends to; 0: 0.75 * sqrt(n_ctx), 16 to 48 */
-  float archive_heads;     /* share of the KV heads (of layers without a window) that have an
-                              archive, those first in h2o.retrieval_heads; 0: all */
-  const char* prefix_disk; /* of an engine: a directory, created if missing, for states that
-                              leave prefix_cache, and for all when the engine ends. NULL: none */
+  int32_t positions;     /* H2O_POSITIONS_* */
+  const char* k_type;    /* type of cached keys: "f16", "f32", "bf16", "q8_0", "q5_0" (not on CUDA)
+                            or "q4_0"; NULL: "f16" */
+  const char* v_type;    /* type of cached values, likewise */
+  uint64_t prefix_cache; /* of an engine: limit in bytes for states of prompts; 0: none. A prompt
+                            with the same prefix as an earlier one continues from its state, with
+                            the same output: after any token with a full cache on a CPU, otherwise
+                            after a chunk of n_batch tokens */
+  const char* archive;   /* keep evicted tokens in host memory, in a type as of k_type, or two,
+                            "K,V", where "q3,q2" is the smallest; a sequence then ends at
+                            n_ctx. NULL: evicted tokens are lost */
+  int32_t archive_pages; /* pages of 16 archived tokens (with keys in q3: 32) that each token
+                            attends to; 0: 0.75 * sqrt(n_ctx), 16 to 48 */
+  float archive_heads;   /* share of the KV heads (of layers without a window) that have an
+                            archive, those first in h2o.retrieval_heads; 0: all */
+  const char* prefix_disk;    /* of an engine: a directory, created if missing, for states that
+                                 leave prefix_cache, and for all when the engine ends. NULL: none */
   uint64_t prefix_disk_bytes; /* limit in bytes; 0: 4 GiB */
   const char* archive_dir; /* a directory for the archive instead of memory (CPU): an unnamed file
                               with disk space for n_ctx tokens from the start. NULL: in memory */

@@ -101,8 +101,8 @@ class KVCache:
             value in every softmax, so that the tokens together receive less than 1.
         alibi_slopes: [n_heads], how much a head's logits fall per token of distance (ALiBi, arXiv
             2108.12409; CPU).
-        kv_dtype: "f32", "f16", "bf16" or, if head_dim is divisible by 32, "q8_0", "q5_0" (CPU) or
-            "q4_0"; or a pair (K, V).
+        kv_dtype: "f32", "f16", "bf16" or, if head_dim is divisible by 32, "q8_0", "q5_0" (not on
+            CUDA) or "q4_0"; or a pair (K, V).
         device: "cpu", "cuda", "cuda:N", "vulkan" or "vulkan:N". "auto" is the CPU, in whose memory
             the arrays are.
         threads: CPU threads; default: one per core.

@@ -84,8 +84,8 @@ class Generator(Closing):
         n_batch: prompt tokens per chunk. Eviction follows each chunk; within a chunk, attention is
             full. Default: 512, with CUDA 2048.
         kv_dtype: type of the cached keys and values, or a pair (K, V): "f16", "f32", "bf16" or,
-            if the head size is divisible by 32, "q8_0", "q5_0" (CPU) or "q4_0". Default: f16,
-            unless cache_memory or hh="auto" chooses.
+            if the head size is divisible by 32, "q8_0", "q5_0" (not on CUDA) or "q4_0". Default:
+            f16, unless cache_memory or hh="auto" chooses.
         device: "auto" (the CPU), "cpu", "cuda", "cuda:N", "vulkan" or "vulkan:N".
         threads: CPU threads; default: one per core.
         seed: makes the series of outputs reproducible; default: random.
@@ -120,9 +120,9 @@ class Generator(Closing):
         lossless: keep all tokens: the output is the full cache's, bit for bit. The budget (hh,
             recent and policy; default: draft_tokens) is that of a second cache, with which the
             model guesses the next tokens, so that the full cache is read once for several. Meant
-            for contexts so long that reading it takes most of the time; no gain was measured yet
-            (docs/drafts.md). CPU only; not with draft, an archive, or layers that are recurrent,
-            share a cache or have a window.
+            for contexts so long that reading it takes most of the time (docs/drafts.md). CPU only;
+            not with draft, an archive, or layers that are recurrent, share a cache or have a
+            window.
         prefix_ends: with a budget, also keep the states at the ends of outputs, as Chat does. An
             output then depends on whether such a state is still stored.
         archive: keep evicted tokens in host memory, in addition to the budget, in a type of

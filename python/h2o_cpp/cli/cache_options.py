@@ -130,7 +130,8 @@ def add_kv_dtype(parser: Arguments, default: str | None = None) -> None:
         type=kv_types,
         default=default,
         metavar="TYPE[,TYPE]",
-        help="types of the cached K and V: f16, f32, bf16, q8_0, q5_0 (CPU) or q4_0 (default: f16)",
+        help="types of the cached K and V: f16, f32, bf16, q8_0, q5_0 (not on CUDA) or q4_0 "
+        "(default: f16)",
     )
     for i, (short, long) in enumerate((("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v"))):
         parser.add_argument(

@@ -116,8 +116,8 @@ def add_drafts(parser: Parser) -> None:
         "--lossless",
         action="store_true",
         help="keep all tokens, and guess the next ones with a second cache that keeps --hh "
-        "(default: --draft-tokens) of them, with the output of the full cache; no gain was "
-        "measured yet (default: keep only --hh)",
+        "(default: --draft-tokens) of them, with the output of the full cache "
+        "(default: keep only --hh)",
     )
 
 

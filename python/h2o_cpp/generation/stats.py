@@ -63,8 +63,9 @@ class Stats:
     n_layers: int
     n_kv_heads: int
     backend: str
-    clamped: int  # keys and values too large for kv_dtype, since loading; 0 on CUDA, uncounted.
-    # Without those of the caches that propose drafts, with those of wrong drafts
+    # Keys and values too large for kv_dtype, also of wrong drafts, but not in the caches that
+    # propose drafts; 0 on CUDA, where they are not counted.
+    clamped: int
     layers: tuple[LayerStats, ...] = ()  # with stats(layers=True)
 
     @staticmethod
