@@ -103,11 +103,6 @@ def test_quick_start(capsys: pytest.CaptureFixture[str]) -> None:
     assert "100 tokens seen;" in out
 
 
-def test_front_page(capsys: pytest.CaptureFixture[str]) -> None:
-    run("docs/index.md", {})
-    assert len(capsys.readouterr().out) > 100
-
-
 def test_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its Python blocks run with a model that has a chat template."""
     monkeypatch.chdir(tmp_path)
