@@ -237,7 +237,7 @@ def test_chart(tmp_path: Path) -> None:
     for path in written:
         svg = ElementTree.fromstring(path.read_text())
         texts = [(element.text, element) for element in svg.iter(f"{SVG}text")]
-        for name, value in (("full", "0.667"), ("h2o", "0.667")):
+        for name, value in (("full", ": 0.667"), ("h2o", ": 0.667")):
             labels = [element for text, element in texts if text == name]
             assert [label[0].text for label in labels] == [value, value]  # in both panels
         assert [text for text, _ in texts if "score" in str(text)] == ["copa: score", "piqa: score"]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from h2o_bench.results import Row
 
 _PER_ROW = 2  # panels
-_LEFT, _WIDTH, _LABELS = 48, 230, 190  # of a panel, in pixels
+_LEFT, _WIDTH, _LABELS = 48, 226, 146  # of a panel, in pixels
 _TOP, _HEIGHT, _BOTTOM = 34, 190, 40
 _APART = 32  # labels of two lines of text
 _THEMES = {
@@ -40,7 +40,7 @@ class Chart(NamedTuple):
     panel: str | None = None
     has_errors: bool = False
     level: str | None = None  # a line with one point, drawn across the panel
-    labels: Mapping[str, str] | None = None  # lines that are drawn, in order (default: all)
+    labels: Mapping[str, str] | None = None  # "name, detail" of the drawn lines (default: all)
 
 
 class _Line(NamedTuple):
@@ -71,8 +71,8 @@ def _picture(chart: Chart, rows: Sequence[Row], theme: Mapping[str, object]) -> 
     yield f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" role="img">'
     yield f"<title>{escape(' and '.join(chart.y.values()))} against {escape(chart.x)}</title>"
     yield "<style>"
-    yield 'text { font: 13px system-ui, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; }'
-    yield ".strong { font-weight: 600; } .small { font-size: 11.5px; }"
+    yield 'text { font: 14px system-ui, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; }'
+    yield ".strong { font-weight: 600; } .small { font-size: 12.5px; }"
     yield ".end { text-anchor: end; } .middle { text-anchor: middle; }"
     yield "</style>"
     yield f'<rect width="100%" height="100%" rx="6" fill="{theme["ground"]}"/>'
@@ -162,10 +162,12 @@ def _panel(
                 )
             yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{line.color}"/>'
         left = _LEFT + _WIDTH + 10
+        name, _, detail = line.label.partition(", ")
+        value = _number(line.points[-1][1])
         yield (
             f'<text x="{left}" y="{end:.1f}" class="small strong" fill="{line.color}">'
-            f'{escape(line.label)}<tspan x="{left}" dy="14" font-weight="400">'
-            f"{_number(line.points[-1][1])}</tspan></text>"
+            f"{escape(name)}<tspan>: {value}</tspan>"
+            f'<tspan x="{left}" dy="14" font-weight="400">{escape(detail)}</tspan></text>'
         )
 
 
