@@ -47,9 +47,7 @@ def test_help_and_docs_list_every_command(
     for group in _GROUPS.values():
         for name, (summary, _) in group.items():
             assert re.search(rf"^  {name} +{re.escape(summary)}$", text, re.MULTILINE)
-            assert re.search(
-                rf"^\| \[`{name}`\]\(\S+\) \| {re.escape(summary)} \|$", page, re.MULTILINE
-            )
+            assert re.search(rf"^- \[`{name}`\]\(\S+\): {re.escape(summary)}$", page, re.MULTILINE)
     assert max(map(len, text.splitlines())) <= 80
     assert text.index("generate text:") < text.index("  run ") < text.index("model files:")
     assert re.search(r"exit status:\n  0 +success\n  1 .*\n  2 .*\n  130 ", text)
