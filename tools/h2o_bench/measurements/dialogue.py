@@ -149,5 +149,6 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         row: dict[str, object] = {"": name, "tokens of the last turn": n_tokens}
         columns = zip(("first token, ms", "tokens/s", "memory, MB"), *found, strict=True)
         for column, begin, end in columns:
-            row |= {column: begin, f"{column}, at the end": end, f"{column}, ratio": end / begin}
+            ratio = end / begin if begin else None  # a reply in one piece has no speed
+            row |= {column: begin, f"{column}, at the end": end, f"{column}, ratio": ratio}
         yield {**row, "refused": talk.n_refused, "the secret word": f"{n_right} of {len(ANSWERS)}"}
