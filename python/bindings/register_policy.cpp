@@ -90,6 +90,10 @@ void register_policy(py::module_& m) {
   m.def("policy_names", &policy_names, "Names of policies.");
   m.def("named_policy", &named_policy, py::arg("name"), py::arg("n"),
         "The policy of this name that keeps n tokens.");
+  m.def(
+      "protected_policy",
+      [](const KvPolicy& policy, int32_t n) { return protected_policy(policy, {n, 0}, n); },
+      py::arg("policy"), py::arg("n"), "The policy that never evicts the first n tokens.");
   m.def("fraction_of", &fraction_of, py::arg("n"), py::arg("fraction"),
         "A fraction of n tokens, rounded down.");
   m.def(

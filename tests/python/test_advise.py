@@ -14,7 +14,7 @@ import pytest
 from gguf import GGUFReader, GGUFWriter
 
 from h2o_cpp import Advice, Generator, Policy, _core, advise, capacity
-from h2o_cpp.budget.policy import named_policy
+from h2o_cpp.budget.policy import named_policy, protected_policy
 from h2o_cpp.budget.stored_budget import store_budget
 from h2o_cpp.cli import main
 from h2o_cpp.measure.advice import Needle
@@ -300,6 +300,66 @@ def test_questions_are_measured_by_their_answers(
     (tmp_path / "asked.jsonl").write_text('{"question": "Who?"}')
     assert main(["advise", str(tiny_opt), str(tmp_path / "asked.jsonl")]) == 1
     assert "asked.jsonl: line 1 is not {" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("least", [40, 80])
+def test_beginning_of_all_questions_is_protected(
+    tiny_opt: Path,
+    tmp_path: Path,
+    text: str,
+    least: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The advice names it where its protection makes a smaller cache acceptable."""
+    opened: list[Policy] = []
+
+    def recording_open_session(model: _core.Model, policy: Policy, **options: Any) -> _core.Session:
+        opened.append(policy)
+        return open_session(model, policy, **options)
+
+    def step_quality(*_: Any) -> tuple[float, int]:
+        budget, is_protected = opened[-1].budget, opened[-1].n_sinks > 0  # n_ctx is 200
+        return (10.0 if (budget or 200) >= (least if is_protected else 60) else 10.2, 7)
+
+    monkeypatch.setattr("h2o_cpp.measure.budget_search.open_session", recording_open_session)
+    monkeypatch.setattr("h2o_cpp.measure.quality.AnswerQuality.quality", step_quality)
+    monkeypatch.setattr("h2o_cpp.measure.advice._NEEDLES", 1)
+    instruction = "Answer in one word."
+    questions = [f"{instruction} {word} {text[:200]}" for word in ("Old", "Young", "Rich")]
+    with Generator(tiny_opt, threads=1) as generator:
+        n = len(generator.tokenize(instruction))
+    assert 1 < n < 30
+    lines = [json.dumps({"question": question, "answer": " The"}) for question in questions]
+    (tmp_path / "asked.jsonl").write_text("\n".join(lines))
+    arguments = ["advise", str(tiny_opt), str(tmp_path / "asked.jsonl"), "-c", "200"]
+    arguments += ["--policy", "h2o", "--kv-dtypes", "f16"]
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["hh"], found["kept"]) == (0.3, 60)
+    protected = {policy for policy in opened if policy.n_sinks > 0}
+    for policy in protected:
+        assert policy.budget is not None
+        rest = policy.budget - n
+        assert policy == Policy.h2o(rest // 2, rest - rest // 2, sinks=n)
+        assert rest > 0
+    assert len(protected) == sum(trial["protect"] == n for trial in found["curve"]) > 1
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    if least == 40:
+        assert (found["protected"]["protect"], found["protected"]["kept"]) == (n, 40)
+        assert found["protected"]["cache_bytes"] < found["cache_bytes"]
+        assert f"| h2o, protect {n} | f16 | 0.2 | 40 |" in out
+        assert f"questions: --hh 0.2 --policy h2o --protect {n}\n  perplexity  10.000" in out
+    else:
+        assert found["protected"] is None
+        assert "with the beginning" not in out
+
+    (tmp_path / "asked.jsonl").write_text("\n".join([lines[0]] * 2))  # nothing but a beginning
+    assert main(arguments) == 0
+    assert "protect" not in capsys.readouterr().out
+    with pytest.raises(ValueError, match="expected fewer than the 9 of"):
+        protected_policy(Policy.window(9), 9)
 
 
 def test_interrupt_keeps_the_best_answer(

@@ -140,6 +140,14 @@ def named_policy(name: str, n: int) -> Policy:
     return _of_core(_core.named_policy(name, check_int("n", n, 1)))
 
 
+def protected_policy(policy: Policy, n: int) -> Policy:
+    """The policy with the same budget that never evicts the first n tokens.
+
+    Raises ValueError unless the budget is larger.
+    """
+    return _of_core(_core.protected_policy(policy.core(), check_int("n", n, 0)))
+
+
 # Policies that keep n tokens, by name.
 POLICIES: Mapping[str, Callable[[int], Policy]] = {
     name: partial(named_policy, name) for name in _core.policy_names()

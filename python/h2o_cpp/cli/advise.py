@@ -6,7 +6,8 @@ bisects the budget of each policy. A first answer, from a short part of the text
 keeps the best answer so far. If perplexity does not always fall as the budget grows, a
 budget below the advised one may be as good. Types of K and V are compared by bytes. --archive also
 finds the smallest cache whose evicted tokens are archived; among several shares of heads, the one
-with the fewest bytes of cache and archive. --write stores the advice (with --archive, that with an
+with the fewest bytes of cache and archive. Where all questions begin alike, the smallest cache that
+protects their beginning is found too. --write stores the advice (with --archive, that with an
 archive) in the metadata of the model file, which the other commands then apply with --hh auto and
 llama.cpp ignores.
 """
@@ -166,7 +167,9 @@ def _draw(found: Advice, figure: Figure) -> None:
     axes = figure.subplots()
     points = [
         (
-            f"{row.policy} {types_text(row.kv_dtype)}" + (" + archive" if row.archive else ""),
+            f"{row.policy} {types_text(row.kv_dtype)}"
+            + (" + archive" if row.archive else "")
+            + (" + protect" if row.protect else ""),
             row.all_bytes / found.full_cache_bytes,
             row.perplexity,
         )
@@ -186,7 +189,8 @@ def _print(found: Advice) -> None:
         if several and row.archive_heads is not None:
             archive += f" of {100 * row.archive_heads:g}% of the heads"
         put(
-            f"| {row.policy} | {types_text(row.kv_dtype)}{archive} | {row.budget:g} | {row.kept} "
+            f"| {row.policy}{f', protect {row.protect}' if row.protect else ''} "
+            f"| {types_text(row.kv_dtype)}{archive} | {row.budget:g} | {row.kept} "
             f"| {row.perplexity:.3f} | {row.perplexity / found.full_perplexity:.3f} "
             f"| {cache_text(row.cache_bytes, row.archive_bytes)} |"
         )
@@ -198,6 +202,10 @@ def _print(found: Advice) -> None:
         put(f"advice: {_options(found)}")
         _print_costs(found, found, mebibytes(found.cache_bytes))
         put(f"  {_facts(found.needle, found.needle_in_archive)}")
+    if (one := found.protected) is not None:
+        best = replace(found, hh=one.budget)
+        put(f"with the beginning of all questions: {_options(best)} --protect {one.protect}")
+        _print_size(found, one.perplexity, mebibytes(one.cache_bytes))
     if (with_archive := found.archived) is not None:
         arguments = archive_of(with_archive) | {"archive": types_text(with_archive.archive)}
         options = "".join(
@@ -219,9 +227,7 @@ def archive_of(one: Archived) -> dict[str, Any]:
 
 
 def _print_costs(found: Advice, one: Advice | Archived, memory: str) -> None:
-    perplexities = f"{one.perplexity:.3f}, full {found.full_perplexity:.3f}"
-    put(f"  perplexity  {perplexities} ({one.loss:+.2%})")
-    put(f"  cache       {memory}, full {mebibytes(found.full_cache_bytes)}")
+    _print_size(found, one.perplexity, memory)
     needle = one.needle
     put(f"  needle      {needle.found:.2f}, full {needle.full:.2f}, absent {needle.absent:.2f}")
     put(
@@ -229,6 +235,12 @@ def _print_costs(found: Advice, one: Advice | Archived, memory: str) -> None:
         f"{found.full_tokens_per_second:.0f}, measured here after {found.n_ctx} tokens "
         f"({found.backend})"
     )
+
+
+def _print_size(found: Advice, perplexity: float, memory: str) -> None:
+    loss = perplexity / found.full_perplexity - 1
+    put(f"  perplexity  {perplexity:.3f}, full {found.full_perplexity:.3f} ({loss:+.2%})")
+    put(f"  cache       {memory}, full {mebibytes(found.full_cache_bytes)}")
 
 
 def _facts(needle: Needle, in_archive: Needle | None = None) -> str:

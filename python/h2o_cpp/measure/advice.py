@@ -97,6 +97,8 @@ class Advice:
     backend: str
     curve: tuple[Trial, ...]  # all measurements by policy, type and budget, the full cache first
     archived: Archived | None = None  # if an archive was given
+    # The smallest cache that protects the beginning of all questions, if it is smaller.
+    protected: Trial | None = None
     # The same as `needle` with archive="q8_0", where the advised cache loses the number.
     needle_in_archive: Needle | None = None
     is_final: bool = True  # False: the search goes on, or was interrupted
@@ -196,6 +198,8 @@ def advise(
         answer.
     text_tokens: most tokens of the text to read; default: two windows.
     n_batch: tokens per chunk, each followed by eviction: 1 is as in decoding, more is faster.
+    Where all questions begin with the same tokens, such as an instruction, the search is repeated
+    with these protected, for the best policy and types.
     archive, archive_pages: as for Generator. If given, the search for the smallest cache is
         repeated with an archive for the best policy and types.
     archive_heads: shares of the KV heads to try, as for Generator. The advised one takes the fewest
@@ -236,7 +240,8 @@ def advice_steps(
             model, Policy.full(), n_ctx=source.n_ctx, n_batch=1, **archives[0]
         )
 
-    n_searches = len(policies) + len(types) - 1 + len(archives)
+    n_common = source.n_common if isinstance(source, AnswerQuality) else 0
+    n_searches = len(policies) + len(types) - 1 + len(archives) + (n_common > 0)
     guesses: dict[str, int] = {}
     for one, chunk in ((source.first_part(), _FIRST_BATCH), (source, n_batch)):
         is_last = one is source
@@ -252,7 +257,10 @@ def advice_steps(
                 yield Step(_advice(search, best, None, costs, loss, is_final=False), left)
         guesses = search.least_percents()
         archived = search.archives(best, archives) if is_last and archives else None
-        found = _advice(search, best, archived, costs, loss, is_final=is_last)
+        protected = None
+        if is_last and best is not search.full and 0 < n_common < best.kept:
+            protected = search.protected(best, n_common)
+        found = _advice(search, best, archived, costs, loss, protected, is_final=is_last)
         left = 0.0
         if not is_last:
             speed = found.full_tokens_per_second * (1 if n_batch == 1 else chunk / 4)
@@ -266,6 +274,7 @@ def _advice(
     archived: Trial | None,
     costs: _Costs,
     most_loss: float,
+    protected: Trial | None = None,
     *,
     is_final: bool,
 ) -> Advice:
@@ -295,6 +304,7 @@ def _advice(
         backend=costs.model.backend,
         curve=tuple(search.curve),
         archived=None if archived is None else _archived(archived, full, costs),
+        protected=protected,
         needle_in_archive=in_archive,
         is_final=is_final,
     )

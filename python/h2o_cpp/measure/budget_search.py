@@ -10,7 +10,7 @@ from typing import Any
 
 from h2o_cpp import _core
 from h2o_cpp.arguments import KvDType
-from h2o_cpp.budget.policy import Policy
+from h2o_cpp.budget.policy import Policy, fraction_of, protected_policy
 from h2o_cpp.measure.budgets import Budgeted, at_budgets
 from h2o_cpp.measure.perplexity import Measurement
 from h2o_cpp.model.session import open_session
@@ -30,6 +30,7 @@ class Trial(Measurement):
     archive: KvDType | None = None  # types of the archive; None: no archive
     archive_pages: int | None = None  # None: default
     archive_heads: float | None = None  # share of the KV heads; None: all
+    protect: int = 0  # the first tokens, which are never evicted
 
     @property
     def archive_options(self) -> dict[str, Any]:
@@ -119,15 +120,26 @@ class BudgetSearch:
                 enough = round(100 * candidates[-1].budget)
         return min(candidates, key=lambda one: one.all_bytes)
 
-    def _measure(self, one: Budgeted, **archive: Any) -> Trial:
+    def protected(self, best: Trial, n: int) -> Trial | None:
+        """The smallest cache that never evicts the first n tokens; None if not below `best`.
+
+        best: has its policy and types.
+        """
+        whole = replace(best, budget=1.0, protect=n)
+        trials = self._search(best.policy, whole, good=round(100 * best.budget))
+        smallest = min(filter(self._is_good, trials), key=lambda one: one.cache_bytes, default=None)
+        return smallest if smallest is not None and smallest.kept < best.kept else None
+
+    def _measure(self, one: Budgeted, protect: int = 0, **archive: Any) -> Trial:
+        policy = protected_policy(one.policy, protect) if protect else one.policy
         session = open_session(
-            self._model, one.policy, n_ctx=self._n_ctx, n_batch=self._n_batch,
-            kv_dtype=one.kv_dtype, **archive,
+            self._model, policy, n_ctx=self._n_ctx, n_batch=self._n_batch, kv_dtype=one.kv_dtype,
+            **archive,
         )  # fmt: skip
         value, n = self._quality(session, self._progress)
         return Trial(
             one.name, one.budget, one.kept, value, n, session.cache_bytes, session.archive_bytes,
-            kv_dtype=one.kv_dtype, **archive,
+            kv_dtype=one.kv_dtype, protect=protect, **archive,
         )  # fmt: skip
 
     def _is_good(self, one: Trial) -> bool:
@@ -144,11 +156,12 @@ class BudgetSearch:
         good: percents known to be enough; only smaller budgets are tried.
         """
         found = {100: replace(whole, policy=name)} if good == 100 else {}
-        bad = 0
+        # The largest budget that has no room besides the protected tokens.
+        bad = max(p for p in range(good) if fraction_of(self._n_ctx, p / 100) <= whole.protect)
         while good - bad > 1:
             percent = _between(bad, good, guess)
             (one,) = at_budgets([name], [percent / 100], self._n_ctx, whole.kv_dtype)
-            found[percent] = self._measure(one, **whole.archive_options)
+            found[percent] = self._measure(one, whole.protect, **whole.archive_options)
             if self._is_good(found[percent]):
                 good = percent
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from math import exp
 
 import numpy as np
@@ -107,6 +108,14 @@ class AnswerQuality:
     def n_tokens(self) -> int:
         """Tokens that are read."""
         return sum(len(question) + len(answer) for question, answer in self.pairs)
+
+    @property
+    def n_common(self) -> int:
+        """Tokens with which all questions begin, such as an instruction; 0 if all are the same."""
+        questions = [question for question, _ in self.pairs]
+        columns = map(set, zip(*questions, strict=False))
+        n = sum(1 for _ in takewhile(lambda column: len(column) == 1, columns))
+        return n if n < max(map(len, questions)) else 0
 
     def first_part(self) -> AnswerQuality:
         """The first 4 questions."""
