@@ -350,10 +350,10 @@ def test_beginning_of_all_questions_is_protected(
         assert (found["protected"]["protect"], found["protected"]["kept"]) == (n, 40)
         assert found["protected"]["cache_bytes"] < found["cache_bytes"]
         assert f"| h2o, protect {n} | f16 | 0.2 | 40 |" in out
-        assert f"questions: --hh 0.2 --policy h2o --protect {n}\n  perplexity  10.000" in out
+        assert f" protected: --hh 0.2 --policy h2o --protect {n}\n  perplexity  10.000" in out
     else:
         assert found["protected"] is None
-        assert "with the beginning" not in out
+        assert "beginning protected" not in out
 
     (tmp_path / "asked.jsonl").write_text("\n".join([lines[0]] * 2))  # nothing but a beginning
     assert main(arguments) == 0

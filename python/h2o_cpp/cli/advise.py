@@ -204,7 +204,7 @@ def _print(found: Advice) -> None:
         put(f"  {_facts(found.needle, found.needle_in_archive)}")
     if (one := found.protected) is not None:
         best = replace(found, hh=one.budget)
-        put(f"with the beginning of all questions: {_options(best)} --protect {one.protect}")
+        put(f"with the questions' beginning protected: {_options(best)} --protect {one.protect}")
         _print_size(found, one.perplexity, mebibytes(one.cache_bytes))
     if (with_archive := found.archived) is not None:
         arguments = archive_of(with_archive) | {"archive": types_text(with_archive.archive)}
