@@ -75,9 +75,12 @@ Floats step(Session& session, const std::vector<std::pair<int32_t, Tokens>>& inp
   return Floats({std::ssize(inputs), py::ssize_t{session.model().config.n_vocab}}, logits.data());
 }
 
-Tokens greedy(Session& session, const std::vector<std::pair<int32_t, Tokens>>& inputs) {
+Tokens greedy(Session& session, const std::vector<std::pair<int32_t, Tokens>>& inputs,
+              int32_t n_drafts) {
   std::vector<Input> spans;
-  for (const auto& [sequence, tokens] : inputs) spans.push_back({sequence, span_of(tokens)});
+  for (const auto& [sequence, tokens] : inputs) {
+    spans.push_back({sequence, span_of(tokens), n_drafts});
+  }
   std::span<const int32_t> tokens;
   {
     const py::gil_scoped_release release;
@@ -267,7 +270,9 @@ void register_session(py::module_& m) {
       .def(py::init<std::shared_ptr<Model>, const SessionOptions&>(), py::arg("model").none(false),
            py::arg("options"), py::call_guard<py::gil_scoped_release>())
       .def("step", &step, py::arg("inputs"))
-      .def("greedy", &greedy, py::arg("inputs"))
+      .def("greedy", &greedy, py::arg("inputs"), py::arg("n_drafts") = 0)
+      .def("retract", &Session::retract, py::arg("sequence"), py::arg("n"),
+           py::call_guard<py::gil_scoped_release>())
       .def("score", &score, py::arg("sequence"), py::arg("tokens"))
       .def("hidden_states", &hidden_states, py::arg("sequence"))
       .def(

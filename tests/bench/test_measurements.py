@@ -51,6 +51,8 @@ SMALL = {
     "sampler": "--vocab 500 --rounds 2",
     "scores": "--shape small --slots 16 --steps 2 --rounds 1 --threads 1",
     "serve": "--clients 1 2 --requests 1 --prompt 4 --tokens 3",
+    "speculation": "--shape small --draft-layers 1 --most 2 --scales 0.1 --n-ctx 512 --prompt 64"
+    " --tokens 12 --rounds 1 --threads 1",
     "stream": "--rounds 1 --tokens 20 --window 10 --threads 1",
     "synthetic": "small Q4_K_M DIRECTORY/model.gguf --layers 1 --vocab 300",
     "trained": "TEXT DIRECTORY/tokenizer.json TEXT DIRECTORY --mechanisms dense --steps 1 -c 99"

@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from h2o_bench.engine_process import EngineError, module_environment
 from support.shapes import config
@@ -51,3 +55,10 @@ class Models:
                 raise EngineError((done.stderr.splitlines() or ["no output"])[-1])
             directory.rename(path)
         return path
+
+
+def scale_q8_0(data: NDArray[Any], factor: float) -> None:
+    """Multiply a tensor in Q8_0, the bytes of a file, by a factor."""
+    blocks = data.reshape(-1, 34)  # each begins with its scale
+    scales = np.ascontiguousarray(blocks[:, :2]).view(np.float16)
+    blocks[:, :2] = (scales * np.float16(factor)).view(np.uint8)

@@ -73,9 +73,17 @@ def write_model(path: Path, config: Config, type_name: str, *, seed: int = 0) ->
         raise ValueError(f"unknown type {type_name!r}; choose from {', '.join(TYPES)}")
     family = family_of(config)
     specs = list(family.tensors(config))
+    known = family.metadata(config)
+    if family.predictor is not None and config.get("num_nextn_predict_layers"):
+        sizes = family.sizes(config)
+        known = {**known, **family.predictor.metadata(known, sizes["layers"])}
+        if family.predictor.is_listed:
+            specs += family.tensors_of_layer(config, sizes["layers"], sizes)
+        for module in family.predictor.modules(config, sizes["layers"]):
+            specs += module.tensors(sizes)
     metadata = {
         key if key.startswith("h2o.") else f"{family.architecture}.{key}": value
-        for key, value in family.metadata(config).items()
+        for key, value in known.items()
     }
     architecture = {"general.architecture": family.architecture}
     types = _types(specs, architecture | metadata, type_name)

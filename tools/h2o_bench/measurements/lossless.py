@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from gguf import GGUFReader
 
+from h2o_bench.models import scale_q8_0
 from h2o_bench.results import Row
 from h2o_cpp import Generator
 from h2o_cpp.cli.argument_types import fractions
@@ -84,6 +85,4 @@ def _scale_attention(path: Path, factor: float) -> None:
     """Multiply the output matrices of attention, in Q8_0, by a factor."""
     for tensor in GGUFReader(path, "r+").tensors:
         if tensor.name.endswith("attn_output.weight"):
-            blocks = tensor.data.reshape(-1, 34)  # each begins with its scale
-            scales = np.ascontiguousarray(blocks[:, :2]).view(np.float16)
-            blocks[:, :2] = (scales * np.float16(factor)).view(np.uint8)
+            scale_q8_0(tensor.data, factor)
