@@ -138,7 +138,7 @@ class _Costs:
         for _ in range(_STEPS):  # in turns
             for n in sizes:
                 times[n].append(self._read(self._model, 1 + n, n))
-            drafting.append(self._read(self._drafts[kind], 1))
+            drafting += [self._read(self._drafts[kind], 1) for _ in range(max(1, round(n_drafts)))]
         step = median(times[0])
         draft = median(drafting) / step
         verify = float(np.interp(n_drafts, sizes, [median(times[n]) for n in sizes])) / step
