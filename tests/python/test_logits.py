@@ -60,6 +60,10 @@ def test_logits_equal_transformers(tmp_path: Path, name: str, seed: int, exact_d
     model = make_model(recipe, 100 + seed)
     save_checkpoint(model, tmp_path)
     convert(tmp_path, tmp_path / "model.gguf", "f32")
+    if exact_device != "cpu" and name.startswith(("llama4", "phimoe")):
+        with pytest.raises(ValueError, match="does not support; use device=cpu"):
+            Generator(tmp_path / "model.gguf", device=exact_device)
+        return
     tokens = random_tokens(seed)
     expected = reference_logits(model, tokens)
     with Generator(tmp_path / "model.gguf", kv_dtype="f32", device=exact_device) as generator:
