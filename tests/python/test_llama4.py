@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,13 @@ from h2o_cpp.convert import convert
 from h2o_cpp.convert.conversion import FAMILIES
 from support.h2o_rules import ReferenceCache
 from support.needs import packages
+from support.opt_checkpoint import write_json
 from support.random_models import (
     RECIPES,
     float32_tolerance,
     make_model,
     random_tokens,
+    reference_logits,
     save_checkpoint,
 )
 from support.rounded_weights import check_rounded_weights
@@ -153,10 +157,43 @@ def test_rounded_weights_change_logits_within_bound(
         ({"use_qk_norm": False}, "use_qk_norm is False: the number of experts"),
         ({"moe_layers": [0, 3]}, "moe_layers is .0, 3.: another order of layers"),
         ({"no_rope_layers": [1] * 6}, "no_rope_layers is .1, 1, 1, 1, 1, 1.: other layers"),
+        ({"no_rope_layers": [], "no_rope_layer_interval": 3}, "interval is 3: other layers"),
         ({"attn_temperature_tuning": False}, "queries are not scaled by their positions"),
+        ({"attn_temperature_tuning": 0}, "queries are not scaled by their positions"),
     ],
 )
 def test_what_files_cannot_express_is_refused(changed: dict[str, Any], message: str) -> None:
     config = make_model(RECIPES["llama4"], 0).config.to_dict()
     with pytest.raises(ValueError, match=message):
         FAMILIES["Llama4ForCausalLM"].metadata(config | changed)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"no_rope_layers": []},
+        {"no_rope_layers": [], "no_rope_layer_interval": 4},
+        {"no_rope_layers": None, "no_rope_layer_interval": 4},
+    ],
+)
+def test_unrotated_layers_by_their_interval(
+    model: Any, path: Path, tmp_path: Path, other: dict[str, Any]
+) -> None:
+    """As config.json of released checkpoints says it."""
+    import transformers
+
+    config = json.loads((path.parent / "config.json").read_text())
+    write_json(tmp_path / "config.json", config | other)
+    shutil.copy(path.parent / "model.safetensors", tmp_path)
+    found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).double()
+    tokens = random_tokens(54)
+    np.testing.assert_array_equal(reference_logits(found, tokens), reference_logits(model, tokens))
+    family = FAMILIES["Llama4ForCausalLM"]
+    assert family.metadata(config | other) == family.metadata(config)
+
+
+def test_a_number_scales_queries_as_true_does() -> None:
+    """transformers 4 only asked whether it is true; transformers 5 wants a bool."""
+    config = make_model(RECIPES["llama4"], 0).config.to_dict()
+    family = FAMILIES["Llama4ForCausalLM"]
+    assert family.metadata(config | {"attn_temperature_tuning": 4}) == family.metadata(config)

@@ -123,6 +123,7 @@ class TestReadModels:
         found: Any = read_models(path, replace(OPTIONS, hh=0.2), served)
         policies = [entry.spec[2].policy for entry in found]
         assert policies == ["contribution", "contribution", None, "sinks", None]
+        assert [entry.spec[3].defaults.policy for entry in found] == policies  # of requests
 
     def test_template_file_is_beside_the_list(self, folder: Path) -> None:
         path = folder / "models.toml"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
 
 from h2o_cpp import Generator
 from h2o_cpp.serve.options import Defaults
+from support.server_process import start_server
 from support.serving import Server, serving
 
 TEMPLATE = (
@@ -153,6 +156,33 @@ def test_a_server_has_a_policy_for_budgets_of_requests(tiny_opt: Path) -> None:
             server.ask("/v1/completions", {**body, **more}).json()["choices"][0]["text"]
             for more in ({}, {"policy": "contribution"}, {"policy": "h2o"})
         ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["model", "list"])
+def test_budgets_of_requests_have_the_policy_of_serve(
+    tmp_path: Path, tiny_opt: Path, listed: bool
+) -> None:
+    """Not the default one, whose scores this cache does not have."""
+    options = {"policy": "h2o", "hh": 40, "n_ctx": 200, "n_batch": 16, "threads": 1}
+    words = [str(tiny_opt)]
+    if listed:
+        models = tmp_path / "models.toml"
+        lines = [f"{key} = {json.dumps(value)}" for key, value in options.items()]
+        models.write_text("\n".join(["[tiny-opt]", f'model = "{tiny_opt}"', *lines]))
+        words = ["--models", str(models)]
+    else:
+        words += [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
+    body = {"model": "tiny-opt", "prompt": [*range(5, 60)], "hh": 20, **OPTIONS}
+    process, port = start_server([sys.executable, "-m", "h2o_cpp", "serve", *words, "--port", "0"])
+    try:
+        texts = [
+            Server(None, port).ask("/v1/completions", body | more).json()["choices"][0]["text"]
+            for more in ({}, {"policy": "h2o"}, {"policy": "window"})
+        ]
+    finally:
+        process.kill()
+        process.wait()
     assert texts[0] == texts[1] != texts[2]
 
 

@@ -24,7 +24,6 @@ _UNNORMALIZED = 128  # experts of the only models that do not normalize Q and K
 _FIXED: Fixed = (
     ("hidden_act", "silu", "the MLP does not use SiLU"),
     ("attention_bias", False, "there are biases"),
-    ("attn_temperature_tuning", True, "queries are not scaled by their positions"),
 )
 _ATTENTION = (
     Module("attn_norm", "input_layernorm", ("embd",)),
@@ -85,6 +84,10 @@ def _details(config: Config, sizes: Sizes) -> Metadata:
     ):
         if config.get(key, expected) not in (expected, None):
             raise refuse(_NAME, key, config[key], why)
+    tuning = config.get("attn_temperature_tuning", True)
+    if not tuning:  # a number in some checkpoints, which transformers 4 takes for true
+        why = "queries are not scaled by their positions"
+        raise refuse(_NAME, "attn_temperature_tuning", tuning, why)
     values: Metadata = {
         "attention.sliding_window": dimension(config, "attention_chunk_size", 8192),
         "interleave_moe_layer_step": _step(config),
