@@ -32,7 +32,14 @@ from support.random_models import (
     reference_logits,
     save_checkpoint,
 )
-from support.renamed_checkpoints import LING, read_checkpoint, renamed, with_joined_projections
+from support.renamed_checkpoints import (
+    LING,
+    LING_2,
+    as_ling_2,
+    read_checkpoint,
+    renamed,
+    with_joined_projections,
+)
 
 pytestmark = packages("torch", "transformers", "safetensors")
 U32 = GGUFValueType.UINT32
@@ -106,16 +113,9 @@ def test_shared_experts_without_a_gate(tmp_path: Path, name: str, normalized: bo
 
 
 def test_ling_2_is_glm_4_5_with_other_names(tmp_path: Path) -> None:
-    recipe = RECIPES["glm4_moe_groups"]
-    recipe = replace(recipe, options=recipe.options | {"head_dim": 8})  # as llama.cpp requires
-    model = make_model(recipe, 22)
+    model = make_model(LING_2, 22)
     save_checkpoint(model, tmp_path)
-    config, weights = read_checkpoint(tmp_path)
-    config |= {"architectures": ["BailingMoeV2ForCausalLM"], "num_experts": 12}
-    config["num_shared_experts"] = config.pop("n_shared_experts")
-    del config["n_routed_experts"]
-    weights = with_joined_projections(weights)
-    weights = {renamed(key, LING): values for key, values in weights.items()}
+    config, weights = as_ling_2(*read_checkpoint(tmp_path))
     write_json(tmp_path / "config.json", config)
     write_safetensors(tmp_path / "model.safetensors", weights)
     convert(tmp_path, tmp_path / "model.gguf", "f32")
@@ -124,7 +124,7 @@ def test_ling_2_is_glm_4_5_with_other_names(tmp_path: Path) -> None:
     assert metadata["bailingmoe2.expert_group_count"] == 4
     assert metadata["bailingmoe2.expert_group_used_count"] == 2
     assert "blk.0.attn_qkv.weight" in read_tensors(tmp_path / "model.gguf")
-    assert_same_logits(tmp_path / "model.gguf", model, recipe)
+    assert_same_logits(tmp_path / "model.gguf", model, LING_2)
 
 
 def test_layers_that_predict_further_tokens_change_no_logits(tmp_path: Path) -> None:

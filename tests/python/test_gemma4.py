@@ -22,6 +22,7 @@ from h2o_cpp.model.chat_template import ChatTemplate
 from h2o_cpp.model.session import open_model, open_session
 from h2o_cpp.reply import ToolCall
 from support.changed_gguf import changed
+from support.converted_files import check_evicts, make_file
 from support.h2o_rules import ReferenceCache
 from support.needs import packages
 from support.opt_checkpoint import write_json
@@ -57,10 +58,7 @@ def model(name: str) -> Any:
 
 @pytest.fixture(scope="module")
 def path(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("gemma4")
-    save_checkpoint(make_model(GEMMAS[name], 41), folder)
-    convert(folder, folder / "model.gguf", "f32")
-    return folder / "model.gguf"
+    return make_file(make_model(GEMMAS[name], 41), tmp_path_factory.mktemp("gemma4"))
 
 
 class Reference:
@@ -178,10 +176,6 @@ class Reference:
         return found
 
 
-def chunks(tokens: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
-    return [tokens[i : i + size] for i in range(0, len(tokens), size)]
-
-
 @pytest.mark.parametrize("n_batch", [1, 7, 64])
 @pytest.mark.parametrize(
     "policy",
@@ -198,17 +192,7 @@ def test_evicts_as_a_reference_does(
     name: str, model: Any, path: Path, policy: Policy, n_batch: int
 ) -> None:
     """In decode (chunks of one token) and prefill."""
-    tokens = random_tokens(42)
-    reference = Reference(model, policy)
-    expected = np.concatenate([reference.read(part) for part in chunks(tokens, n_batch)])
-    assert all(cache.margin > 1e-5 for cache in reference.caches)
-    with Generator(path, policy=policy, kv_dtype="f32", n_batch=n_batch, threads=2) as generator:
-        logits = generator.logits(tokens)
-        for i, cache in enumerate(reference.caches):
-            for h, kept in enumerate(cache.heads):
-                assert generator.kept(i, h)[0].tolist() == [e.position for e in kept]
-    tolerance = float32_tolerance(GEMMAS[name], expected)
-    np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance)
+    check_evicts(Reference(model, policy), path, GEMMAS[name], policy, n_batch, seed=42)
 
 
 @pytest.mark.parametrize("outtype", ["bf16", "q8_0"])
@@ -386,10 +370,7 @@ def test_files_have_the_keys_and_tensors_that_llama_cpp_reads(name: str, path: P
 
 def test_layers_may_have_keys_that_are_not_read(tmp_path: Path) -> None:
     """Files of Google's checkpoints have those of layers that read others'."""
-    model = make_model(GEMMAS["gemma4_shared"], 46)
-    save_checkpoint(model, tmp_path)
-    path = tmp_path / "model.gguf"
-    convert(tmp_path, path, "f32")
+    path = make_file(make_model(GEMMAS["gemma4_shared"], 46), tmp_path)
     unread = {
         "blk.3.attn_k.weight": np.ones((20, 32), np.float32),
         "blk.3.attn_v.weight": np.ones((20, 32), np.float32),
@@ -405,12 +386,9 @@ def test_layers_may_have_keys_that_are_not_read(tmp_path: Path) -> None:
 
 
 def test_layers_without_keys_to_read_are_refused(tmp_path: Path) -> None:
-    save_checkpoint(make_model(GEMMAS["gemma4_shared"], 47), tmp_path)
-    convert(tmp_path, tmp_path / "model.gguf", "f32")
+    path = make_file(make_model(GEMMAS["gemma4_shared"], 47), tmp_path)
     key = "gemma4.attention.shared_kv_layers"
-    few = changed(
-        tmp_path / "model.gguf", tmp_path / "few.gguf", {key: (4, GGUFValueType.UINT32)}, {}
-    )
+    few = changed(path, tmp_path / "few.gguf", {key: (4, GGUFValueType.UINT32)}, {})
     with pytest.raises(ValueError, match="is 4 of 5, but no layer before has keys and values"):
         Generator(few)
 

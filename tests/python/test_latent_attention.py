@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from h2o_cpp import Generator, Policy, capacity
 from h2o_cpp.arguments import KvDType
 from h2o_cpp.budget.cache_memory import ModelShape, slab_bytes
-from h2o_cpp.convert import convert
 from support.changed_gguf import changed
+from support.converted_files import check_evicts, make_file
 from support.h2o_rules import ReferenceCache
 from support.needs import packages
 from support.random_models import (
@@ -27,7 +27,6 @@ from support.random_models import (
     products_error,
     random_tokens,
     reference_logits,
-    save_checkpoint,
 )
 from support.rounded_weights import check_rounded_weights
 
@@ -47,10 +46,7 @@ def model(name: str) -> Any:
 
 @pytest.fixture(scope="module")
 def path(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("latent")
-    save_checkpoint(make_model(LATENTS[name], 31), folder)
-    convert(folder, folder / "model.gguf", "f32")
-    return folder / "model.gguf"
+    return make_file(make_model(LATENTS[name], 31), tmp_path_factory.mktemp("latent"))
 
 
 class Reference:
@@ -142,10 +138,6 @@ class Reference:
         return logits
 
 
-def chunks(tokens: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
-    return [tokens[i : i + size] for i in range(0, len(tokens), size)]
-
-
 @pytest.mark.parametrize("n_batch", [1, 7, 64])
 @pytest.mark.parametrize(
     "policy",
@@ -156,17 +148,8 @@ def test_evicts_by_scores_summed_over_all_heads(
     name: str, model: Any, path: Path, policy: Policy, n_batch: int, exact_device: str
 ) -> None:
     """In decode (chunks of one token) and prefill, as an implementation with whole heads does."""
-    tokens = random_tokens(32)
-    reference = Reference(model, policy)
-    expected = np.concatenate([reference.read(part) for part in chunks(tokens, n_batch)])
-    assert all(cache.margin > 1e-5 for cache in reference.caches)
-    options: dict[str, Any] = {"kv_dtype": "f32", "n_batch": n_batch, "device": exact_device}
-    with Generator(path, policy=policy, threads=2, **options) as generator:
-        logits = generator.logits(tokens)
-        kept = [generator.kept(layer, 0)[0].tolist() for layer in range(len(reference.caches))]
-    tolerance = float32_tolerance(LATENTS[name], expected)
-    np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance)
-    assert kept == [[e.position for e in cache.heads[0]] for cache in reference.caches]
+    reference, recipe = Reference(model, policy), LATENTS[name]
+    check_evicts(reference, path, recipe, policy, n_batch, seed=32, device=exact_device)
 
 
 def dense(name: str, **options: object) -> Recipe:
@@ -243,13 +226,12 @@ def test_quantized_latents(tmp_path: Path) -> None:
     """Vectors of whole blocks."""
     recipe = dense("deepseek_v3", kv_lora_rank=58)
     model = make_model(recipe, 35)
-    save_checkpoint(model, tmp_path)
-    convert(tmp_path, tmp_path / "model.gguf", "f32")
+    path = make_file(model, tmp_path)
     tokens = random_tokens(35)
     expected = reference_logits(model, tokens)
     types: list[tuple[KvDType, int]] = [("q8_0", 7), ("bf16", 8)]
     for kv_dtype, bits in types:
-        with Generator(tmp_path / "model.gguf", kv_dtype=kv_dtype) as generator:
+        with Generator(path, kv_dtype=kv_dtype) as generator:
             error = np.abs(generator.logits(tokens) - expected).max()
         assert 0 < error < products_error(recipe, bits) * np.abs(expected).max()
 
@@ -258,8 +240,7 @@ def test_keys_and_values_in_one_matrix(tmp_path: Path) -> None:
     """llama.cpp's files of before 2025."""
     recipe = LATENTS["deepseek_v2"]
     model = make_model(recipe, 37)
-    save_checkpoint(model, tmp_path)
-    convert(tmp_path, tmp_path / "model.gguf", "f32")
+    path = make_file(model, tmp_path)
     layers = range(recipe.n_layers)
     whole = {
         f"blk.{i}.attn_kv_b.weight": layer.self_attn.kv_b_proj.weight.detach().numpy()
@@ -269,7 +250,7 @@ def test_keys_and_values_in_one_matrix(tmp_path: Path) -> None:
     keys = {f"deepseek2.attention.{key}": (n, GGUFValueType.UINT32) for key, n in sizes.items()}
     split = [f"blk.{i}.attn_{part}_b.weight" for i in layers for part in "kv"]
     split += [f"deepseek2.attention.{part}_length_mla" for part in ("key", "value")]
-    old = changed(tmp_path / "model.gguf", tmp_path / "old.gguf", keys, whole, without=split)
+    old = changed(path, tmp_path / "old.gguf", keys, whole, without=split)
     tokens = random_tokens(37)
     expected = reference_logits(model, tokens)
     with Generator(old, kv_dtype="f32") as generator:

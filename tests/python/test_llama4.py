@@ -12,19 +12,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from h2o_cpp import Generator, Policy
-from h2o_cpp.convert import convert
+from h2o_cpp import Policy
 from h2o_cpp.convert.conversion import FAMILIES
+from support.converted_files import check_evicts, make_file
 from support.h2o_rules import ReferenceCache
 from support.needs import packages
 from support.opt_checkpoint import write_json
 from support.random_models import (
     RECIPES,
-    float32_tolerance,
     make_model,
     random_tokens,
     reference_logits,
-    save_checkpoint,
 )
 from support.rounded_weights import check_rounded_weights
 
@@ -44,10 +42,7 @@ def model(name: str) -> Any:
 
 @pytest.fixture(scope="module")
 def path(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("llama4")
-    save_checkpoint(make_model(RECIPES[name], 51), folder)
-    convert(folder, folder / "model.gguf", "f32")
-    return folder / "model.gguf"
+    return make_file(make_model(RECIPES[name], 51), tmp_path_factory.mktemp("llama4"))
 
 
 class Reference:
@@ -125,19 +120,8 @@ class Reference:
 def test_evicts_as_a_reference_does(
     name: str, model: Any, path: Path, policy: Policy, n_batch: int
 ) -> None:
-    """The reference evicts alike in decode (one token at a time) and in prefill, over blocks."""
-    tokens = random_tokens(52)
-    reference = Reference(model, policy)
-    parts = [tokens[i : i + n_batch] for i in range(0, len(tokens), n_batch)]
-    expected = np.concatenate([reference.read(part) for part in parts])
-    assert all(cache.margin > 1e-5 for cache in reference.caches)
-    with Generator(path, policy=policy, kv_dtype="f32", n_batch=n_batch, threads=2) as generator:
-        logits = generator.logits(tokens)
-        for i, cache in enumerate(reference.caches):
-            for h, kept in enumerate(cache.heads):
-                assert generator.kept(i, h)[0].tolist() == [e.position for e in kept]
-    tolerance = float32_tolerance(RECIPES[name], expected)
-    np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance)
+    """In decode (chunks of one token) and prefill, over blocks."""
+    check_evicts(Reference(model, policy), path, RECIPES[name], policy, n_batch, seed=52)
 
 
 @pytest.mark.parametrize("outtype", ["bf16", "q8_0"])

@@ -34,7 +34,7 @@ from support.random_models import (
     random_tokens,
     save_checkpoint,
 )
-from support.renamed_checkpoints import LING, read_checkpoint, renamed, with_joined_projections
+from support.renamed_checkpoints import LING_2, as_ling_2, read_checkpoint, renamed
 
 pytestmark = packages("torch", "transformers", "safetensors")
 
@@ -55,10 +55,7 @@ MODELS = {
     "deepseek_v3": LATENTS["deepseek_v3"],
     "glm4_moe_lite": LATENTS["glm4_moe_lite"],
     "exaone_moe": _k_exaone(),
-    "ling_2": dataclasses.replace(
-        RECIPES["glm4_moe_groups"],
-        options=RECIPES["glm4_moe_groups"].options | {"head_dim": 8},
-    ),
+    "ling_2": LING_2,
 }
 NORMS = {"enorm": "enorm", "hnorm": "hnorm", "shared_head_norm": "shared_head.norm"}
 K_EXAONE = {
@@ -99,12 +96,7 @@ class Predicting:
         for key, values in self.nextn.items():
             weights[f"{'mtp.' if separate else prefix}{names[key]}.weight"] = values
         if name == "ling_2":
-            config |= {"architectures": ["BailingMoeV2ForCausalLM"], "num_experts": 12}
-            config["num_shared_experts"] = config.pop("n_shared_experts")
-            del config["n_routed_experts"]
-            weights = with_joined_projections(weights)
-            others = LING | {"shared_head.norm": "final_layernorm"}
-            weights = {renamed(key, others): weights[key] for key in weights}
+            config, weights = as_ling_2(config, weights)
         write_json(folder / "config.json", config)
         write_safetensors(folder / "model.safetensors", weights)
         convert(folder, self.path, "f32")

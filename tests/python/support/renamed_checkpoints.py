@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from support.opt_checkpoint import Arrays
+from support.random_models import RECIPES
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Any], Arrays]:
@@ -52,3 +54,18 @@ LING = {
     "embed_tokens": "word_embeddings",
     "e_score_correction_bias": "expert_bias",
 }
+
+# It becomes Ling 2, whose heads have n_embd / n_heads elements in llama.cpp.
+LING_2 = replace(
+    RECIPES["glm4_moe_groups"], options=RECIPES["glm4_moe_groups"].options | {"head_dim": 8}
+)
+
+
+def as_ling_2(config: dict[str, Any], weights: Arrays) -> tuple[dict[str, Any], Arrays]:
+    """config.json and the weights of LING_2 with the names of Ling 2."""
+    config = config | {"architectures": ["BailingMoeV2ForCausalLM"]}
+    config["num_experts"] = config.pop("n_routed_experts")
+    config["num_shared_experts"] = config.pop("n_shared_experts")
+    names = LING | {"shared_head.norm": "final_layernorm"}
+    weights = with_joined_projections(weights)
+    return config, {renamed(key, names): values for key, values in weights.items()}

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from h2o_cpp import Generator
-from h2o_cpp.convert import convert
+from support.converted_files import make_file
 from support.random_models import (
     Recipe,
     make_model,
@@ -15,7 +15,6 @@ from support.random_models import (
     products_error,
     random_tokens,
     reference_logits,
-    save_checkpoint,
 )
 
 
@@ -25,11 +24,10 @@ def check_rounded_weights(folder: Path, recipe: Recipe, outtype: str, *, seed: i
     Reading a type incorrectly would give unrelated logits.
     """
     model = make_model(recipe, seed)
-    save_checkpoint(model, folder)
-    convert(folder, folder / "model.gguf", outtype)
+    path = make_file(model, folder, outtype)
     tokens = random_tokens(seed)
     expected = reference_logits(model, tokens)
-    with Generator(folder / "model.gguf", kv_dtype="f32") as generator:
+    with Generator(path, kv_dtype="f32") as generator:
         error = np.abs(generator.logits(tokens) - expected).max()
         bits = product_bits(generator.stats().backend, outtype)
     assert 0 < error < products_error(recipe, bits) * np.abs(expected).max()
