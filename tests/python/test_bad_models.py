@@ -111,6 +111,9 @@ def test_unknown_keys_are_rejected(
         ("rwkv7", "RWKV"),
         ("glm-dsa", "multi-head latent attention"),
         ("gemma3n", "several residual streams"),
+        ("mimo2", "values of another size than keys"),
+        ("step35", "gates of attention by head"),
+        ("afmoe", "a tensor of gates of attention's outputs"),
         ("neo-bert", "an encoder"),
     ],
 )

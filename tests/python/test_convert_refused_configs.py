@@ -51,6 +51,9 @@ def test_unsupported_opt_config_is_rejected(
         ("KimiLinearForCausalLM", "linear attention"),
         ("GlmMoeDsaForCausalLM", "multi-head latent attention"),
         ("Gemma3nForConditionalGeneration", "several residual streams"),
+        ("MiMoV2FlashForCausalLM", "values of another size than keys"),
+        ("Step3p5ForCausalLM", "gates of attention by head"),
+        ("AfmoeForCausalLM", "a tensor of gates of attention's outputs"),
         ("LlavaForConditionalGeneration", "an encoder of pictures"),
     ],
 )

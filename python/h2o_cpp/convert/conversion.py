@@ -82,6 +82,11 @@ _UNSUPPORTED = {
         "multi-head latent attention (MLA), whose cache holds one compressed row for all heads"
     ),
     r"Gemma3n": "several residual streams (AltUp), and activations that are mostly zeros",
+    r"MiMoV2": (
+        "values of another size than keys, and numbers of heads that differ between layers"
+    ),
+    r"Step3p5": "gates of attention by head, and numbers of heads that differ between layers",
+    r"Afmoe": "a tensor of gates of attention's outputs, and norms of the blocks' outputs",
     r"ConditionalGeneration|VLFor|VisionFor": "an encoder of pictures or sound, or of the prompt",
     r"Bert|RobertaFor|MaskedLM": "attention to later tokens (an encoder)",
 }
