@@ -424,36 +424,35 @@ PICTURES = {
 }
 
 
-def look(page: Any, scheme: str, what: str) -> None:
-    width = page.viewport_size["width"]
-    assert page.evaluate(NAMELESS, CONTROLS) == []
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    folder, name = os.environ.get("H2O_SCREENSHOTS"), PICTURES.get((width, scheme, what))
-    if folder and name:
-        page.screenshot(path=Path(folder) / name)
+def look(page: Any, what: str) -> None:
+    width, folder = page.viewport_size["width"], os.environ.get("H2O_SCREENSHOTS")
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate(NAMELESS, CONTROLS) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        if folder and (name := PICTURES.get((width, scheme, what))):
+            page.screenshot(path=Path(folder) / name)
 
 
 @SIZES
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_sizes(browser: Any, storyteller: Server, viewport: Any, scheme: str) -> None:
-    """At each width, everything has a name, and nothing is wider than the page.
+def test_sizes(browser: Any, storyteller: Server, viewport: Any) -> None:
+    """At each width, in both colors, everything has a name, and nothing is wider than the page.
 
     H2O_SCREENSHOTS=docs makes the pictures of the documentation.
     """
     for page in opened(browser, storyteller, viewport):
-        page.emulate_media(color_scheme=scheme)
-        look(page, scheme, "empty")
+        look(page, "empty")
         choose(page, Temperature="0.8")
         page.get_by_label("Length").fill("180")
         say(page, "What did the old man see from the ship?")
         end(page)
         show_memory(page)
         page.locator("#cache").evaluate("(cache) => { cache.scrollTop = 0; }")
-        look(page, scheme, "memory")
+        look(page, "memory")
         hide_memory(page)
-        look(page, scheme, "reply")
+        look(page, "reply")
         open_settings(page)
-        look(page, scheme, "settings")
+        look(page, "settings")
         page.keyboard.press("Escape")
         expect(page.get_by_label("System prompt")).to_be_hidden()
         said = [{"role": "user", "content": "What does it keep?"}]
@@ -462,7 +461,7 @@ def test_sizes(browser: Any, storyteller: Server, viewport: Any, scheme: str) ->
         page.evaluate(f"localStorage.setItem('h2o.conversations', {json.dumps(json.dumps(old))})")
         page.reload()
         expect(page.locator(".katex-display")).to_be_visible()
-        look(page, scheme, "markdown")
+        look(page, "markdown")
 
 
 def test_drawers_on_a_phone(browser: Any, storyteller: Server) -> None:
