@@ -27,7 +27,7 @@ from h2o_cpp.model.session import open_model
 
 _BEGINNING = 2  # of a text: a token
 _SHORT, _LONG, _SHARE_LONG = 256, 1536, 0.25  # sequences, and the share of the steps with long ones
-_BATCH, _RATE = 2 * _LONG, 4e-3  # tokens of a step, learning rate
+_BATCH, _RATE = _LONG, 4e-3  # tokens of a step, learning rate
 _WARM_UP, _DECAY = 30, 0.5  # steps; the share of the steps in which the learning rate falls
 
 _SIZES: dict[str, Any] = {
@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", type=Path, metavar="TEXT")
     parser.add_argument("models", type=Path, metavar="DIR")
     parser.add_argument("--mechanisms", default=",".join(_MODELS), metavar="NAME,...")
-    parser.add_argument("--steps", type=int, default=600, help="of training, of 3072 tokens")
+    parser.add_argument("--steps", type=int, default=600, help="of training, of 1536 tokens")
     parser.add_argument("-c", "--n-ctx", type=int, default=1500)
     parser.add_argument("--text-tokens", type=int, default=12_000)
     parser.add_argument("--policies", default="random,h2o,mean,contribution", metavar="NAME,...")
