@@ -61,7 +61,7 @@ constexpr uint8_t kTail = 0x80;  // in the last byte of a policy: its tail follo
 
 std::string describe(const KvPolicy& policy) {
   if (policy.recent == KvPolicy().recent) return "everything";
-  const int32_t tail = policy.tail_end - policy.tail_begin;
+  const int64_t tail = int64_t{policy.tail_end} - policy.tail_begin;  // the file may have any
   return concat(policy.sinks, " sinks, ", policy.heavy, " heavy hitters and ", policy.recent - tail,
                 " recent tokens", tail > 0 ? concat(" and ", tail, " of a prompt's end") : "");
 }

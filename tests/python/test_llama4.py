@@ -163,7 +163,7 @@ def test_what_files_cannot_express_is_refused(changed: dict[str, Any], message: 
 def test_unrotated_layers_by_their_interval(
     model: Any, path: Path, tmp_path: Path, other: dict[str, Any]
 ) -> None:
-    """As config.json of released checkpoints says it."""
+    """The config.json of released checkpoints has it."""
     import transformers
 
     config = json.loads((path.parent / "config.json").read_text())
