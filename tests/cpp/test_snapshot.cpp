@@ -6,7 +6,9 @@
 #include <cstring>
 #include <limits>
 
+#include "core/bytes.h"
 #include "core/error.h"
+#include "kv/serialized_sequence.h"
 #include "session_rig.h"
 
 namespace h2o {
@@ -83,6 +85,28 @@ TEST_CASE("the content of hostile snapshots is validated") {
   check_hostile(tiny_model(1), Positions::automatic);
   check_hostile(load(H2O_SOURCE_DIR "/tests/data/golden/llama_gqa2_tied.gguf", 1),
                 Positions::rolling);
+}
+
+std::vector<std::byte> bytes_of(const KvPolicy& policy) {
+  ByteWriter writer;
+  write_policy(policy, writer);
+  return writer.bytes();
+}
+
+TEST_CASE("another policy is refused, whatever its numbers") {
+  const KvPolicy policy{.sinks = 1, .heavy = 2, .recent = 4, .tail_begin = 3, .tail_end = 5};
+  Session session(tiny_model(1), {.policies = {policy}, .n_ctx = 40, .n_batch = 8});
+  std::vector<std::byte> snapshot = snapshot_of(session, 20);
+  const std::vector<std::byte> good = bytes_of(policy);
+  constexpr int32_t kLeast = std::numeric_limits<int32_t>::min();
+  const std::vector<std::byte> other = bytes_of(
+      {.recent = kLeast, .tail_begin = kLeast, .tail_end = std::numeric_limits<int32_t>::max()});
+  const auto at = std::search(snapshot.begin(), snapshot.end(), good.begin(), good.end());
+  REQUIRE(at != snapshot.end());
+  REQUIRE(other.size() == good.size());
+  std::copy(other.begin(), other.end(), at);
+  reseal(snapshot);
+  CHECK_THROWS_AS(session.load(0, snapshot), FormatError);
 }
 
 TEST_CASE("hostile snapshots: the archive is validated" * doctest::skip(!archives())) {
