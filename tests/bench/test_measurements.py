@@ -47,7 +47,7 @@ SMALL = {
     "mix": "--clients 12 --seconds 0.1 --sequences 4",
     "page": "--rate 1000 --tokens 60 --rounds 1 --loads 1",
     "quantize": "--rows 2",
-    "ray": "--rows 64 --clients 2 --runs 1",
+    "ray": "--rows 128 --clients 2 --runs 1",
     "sampler": "--vocab 500 --rounds 2",
     "scores": "--shape small --slots 16 --steps 2 --rounds 1 --threads 1",
     "serve": "--clients 1 2 --requests 1 --prompt 4 --tokens 3",
@@ -67,7 +67,7 @@ NEEDS: dict[str, list[pytest.MarkDecorator]] = {
     "mix": [SERVE, packages("llguidance")],
     "page": [SERVE, packages("playwright"), programs("chromium")],
     "quantize": [packages("llama_cpp")],
-    "ray": [packages("ray")],
+    "ray": [packages("ray"), pytest.mark.filterwarnings("default")],  # Ray emits warnings
     "serve": [SERVE],
     "trained": [packages("torch", "transformers", "tokenizers")],
 }

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, nargs="?", default=BUNDLED_MODEL)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--sequences", type=int, default=16)
-    parser.add_argument("--rows", type=int, default=1024)
+    parser.add_argument("--rows", type=int, default=1024, help="texts, more than 64")
     parser.add_argument("--runs", type=int, default=3)
 
 
