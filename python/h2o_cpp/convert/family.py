@@ -254,6 +254,16 @@ class Family:
         if self.mixture is not None:
             yield from self.mixture.bias_of(config, index, sizes)
 
+    def predictor_tensors(self, config: Config) -> Iterator[TensorSpec]:
+        """config.json -> the tensors of the layer for multi-token prediction, if there is one."""
+        if self.predictor is None:
+            return
+        sizes = self.sizes(config)
+        if self.predictor.is_listed:
+            yield from self.tensors_of_layer(config, sizes["layers"], sizes)
+        for module in self.predictor.modules(config, sizes["layers"]):
+            yield from module.tensors(sizes)
+
     def ignores(self, config: Config, name: str) -> bool:
         """Whether a tensor that no module uses may be there.
 

@@ -94,12 +94,8 @@ def plan_tensors(
         config = {**config, family.tied_keys[0]: False}
     names = _with_tied_embedding(family, config, names)
     specs = [*family.tensors(config)]
-    if (predictor := predictor_of(family, config, names)) is not None:
-        sizes = family.sizes(config)
-        if predictor.is_listed:
-            specs += family.tensors_of_layer(config, sizes["layers"], sizes)
-        for module in predictor.modules(config, sizes["layers"]):
-            specs += module.tensors(sizes)
+    if predictor_of(family, config, names) is not None:
+        specs += family.predictor_tensors(config)
     for spec in specs:
         if spec.sources()[0] not in names:
             others = (other for other in other_specs(spec) if other.sources()[0] in names)

@@ -75,12 +75,8 @@ def write_model(path: Path, config: Config, type_name: str, *, seed: int = 0) ->
     specs = list(family.tensors(config))
     known = family.metadata(config)
     if family.predictor is not None and config.get("num_nextn_predict_layers"):
-        sizes = family.sizes(config)
-        known = {**known, **family.predictor.metadata(known, sizes["layers"])}
-        if family.predictor.is_listed:
-            specs += family.tensors_of_layer(config, sizes["layers"], sizes)
-        for module in family.predictor.modules(config, sizes["layers"]):
-            specs += module.tensors(sizes)
+        known = {**known, **family.predictor.metadata(known, family.sizes(config)["layers"])}
+        specs += family.predictor_tensors(config)
     metadata = {
         key if key.startswith("h2o.") else f"{family.architecture}.{key}": value
         for key, value in known.items()
