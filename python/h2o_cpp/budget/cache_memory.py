@@ -11,7 +11,7 @@ from functools import partial
 
 from h2o_cpp import _core
 from h2o_cpp.arguments import KvDType, Positions, bytes_of, check_float, kv_dtypes
-from h2o_cpp.budget.policy import Policy, core_policies, named_policy
+from h2o_cpp.budget.policy import Policy, core_policies, each, named_policy
 
 DEFAULT_POLICY = "contribution"
 
@@ -76,8 +76,7 @@ def slab_bytes(
     positions: Positions,
 ) -> int:
     """Bytes of one sequence's cache; n sequences need at most n times as much."""
-    policies = [policy] if isinstance(policy, Policy) else policy
-    bounded = all(one.budget is not None and one.budget < n_ctx for one in policies)
+    bounded = all(one.budget is not None and one.budget < n_ctx for one in each(policy))
     return _core.cache_bytes(
         n_layers=shape.n_layers,
         n_kv_heads=shape.n_kv_heads,

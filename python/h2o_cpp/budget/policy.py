@@ -201,17 +201,17 @@ def choose_policy(
 
 def is_at_most_half(n: int, policy: Policy | Sequence[Policy]) -> bool:
     """Whether n tokens are at most half of the budget, of every layer's where they differ."""
-    return all(one.budget is None or 2 * n <= one.budget for one in _each(policy))
+    return all(one.budget is None or 2 * n <= one.budget for one in each(policy))
 
 
 def has_budget(policy: Policy | Sequence[Policy]) -> bool:
     """Whether a layer may evict tokens."""
-    return any(one.budget is not None for one in _each(policy))
+    return any(one.budget is not None for one in each(policy))
 
 
 def core_policies(policy: Policy | Sequence[Policy]) -> list[_core.KvPolicy]:
     """Returns the core's one policy, or one per layer. Raises ValueError for an empty list."""
-    policies = _each(policy)
+    policies = each(policy)
     if not policies:
         raise ValueError("policy is an empty list, expected one Policy per layer")
     return [one.core() for one in policies]
@@ -225,7 +225,8 @@ def fraction_of(n: int, fraction: float) -> int:
     return _core.fraction_of(n, float(fraction))
 
 
-def _each(policy: Policy | Sequence[Policy]) -> Sequence[Policy]:
+def each(policy: Policy | Sequence[Policy]) -> Sequence[Policy]:
+    """The one policy of all layers, in a list, or the policies of the layers."""
     return [policy] if isinstance(policy, Policy) else policy
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from h2o_cpp import BUNDLED_MODEL
-from h2o_cpp.budget.policy import Policy
+from h2o_cpp.budget.policy import each
 from h2o_cpp.chat import Chat
 from h2o_cpp.cli.argument_types import budget
 from h2o_cpp.cli.files import error_text, read_text
@@ -298,8 +298,7 @@ class Conversation:
         kept = np.zeros((stats.n_layers, stats.n_kv_heads, len(tokens)), bool)
         for layer, head in np.ndindex(kept.shape[:2]):
             kept[layer, head, self.generator.kept(layer, head)[0]] = True
-        policy = self.generator.policy
-        policy = policy if isinstance(policy, Policy) else policy[0]
+        policy = each(self.generator.policy)[0]
         pieces = map(VisiblePieces(self.generator.tokenizer).push, tokens)
         for part in marked(kept, pieces, policy, color=color_wanted(sys.stderr)):
             put_styled(part, to_stderr=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from h2o_cpp.budget.policy import has_budget, is_at_most_half
 from h2o_cpp.model.chat_turn import ChatTurn
 from h2o_cpp.model.truncation import fitting_turn
 from h2o_cpp.serve.errors import ApiError
@@ -29,12 +30,13 @@ def turn_of(service: Service, body: ChatRequest) -> ChatTurn:
     with service.refusals():
         turn = fitting_turn(template, **given, most=service.max_prompt, truncation=truncation)
         protect = service.defaults.protect if body.protect is None else body.protect
-        if protect == "auto" and not service.has_budget(body):
+        if protect in ("system", "auto"):
             body.protect = None
-        elif protect in ("system", "auto"):
-            n_system = template.n_before(turn.prompt.tokens, **given)
-            is_kept = protect == "system" or service.is_short(n_system, body)
-            body.protect = n_system if is_kept else None
+            policy = service.policy_of(body)
+            if protect == "system" or has_budget(policy):
+                n_system = template.n_before(turn.prompt.tokens, **given)
+                if protect == "system" or is_at_most_half(n_system, policy):
+                    body.protect = n_system
     return turn
 
 

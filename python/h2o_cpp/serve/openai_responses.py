@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from h2o_cpp import __version__
-from h2o_cpp.budget.policy import Policy
+from h2o_cpp.budget.policy import Policy, each
 from h2o_cpp.generation.prompt_memory import PromptMemory
 from h2o_cpp.serve.chat_messages import ToolCall
 from h2o_cpp.serve.timings import PromptProgress, Timings
@@ -80,7 +80,7 @@ class PolicyCounts(BaseModel):
     @staticmethod
     def of(policy: Policy | Sequence[Policy]) -> PolicyCounts:
         """Makes it from a policy; from a list, that of the first layer."""
-        first = policy if isinstance(policy, Policy) else policy[0]
+        first = each(policy)[0]
         return PolicyCounts(sinks=first.n_sinks, heavy=first.n_heavy, recent=first.n_recent)
 
 

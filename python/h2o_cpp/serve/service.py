@@ -10,7 +10,7 @@ from functools import partial
 
 from h2o_cpp import _core
 from h2o_cpp.arguments import INT32_MAX
-from h2o_cpp.budget.policy import Policy, choose_policy, has_budget, is_at_most_half
+from h2o_cpp.budget.policy import Policy, choose_policy
 from h2o_cpp.files.visible_text import visible_log
 from h2o_cpp.generation.completion import Completion
 from h2o_cpp.generation.constraint_process import CompilingError
@@ -121,7 +121,7 @@ class Service:
                 f"{self.max_queue} outputs",
             )
         with _submitting() as outputs:
-            policy = self._policy_of(body)
+            policy = self._own_policy(body)
             options = self.defaults.sampling | body.sampling(forms=form.grammar is None)
             options["max_tokens"] = max_tokens
             if form.grammar is not None:
@@ -162,18 +162,11 @@ class Service:
                     outputs.append(output)
         return outputs
 
-    def is_short(self, n_system: int, body: GenerationRequest) -> bool:
-        """Whether a system prompt is at most half of the request's budget.
+    def policy_of(self, body: GenerationRequest) -> Policy | Sequence[Policy]:
+        """The policy of a request. Raises ValueError for an invalid budget."""
+        return self._own_policy(body) or self.generator.policy
 
-        Raises ValueError for an invalid budget.
-        """
-        return is_at_most_half(n_system, self._policy_of(body) or self.generator.policy)
-
-    def has_budget(self, body: GenerationRequest) -> bool:
-        """Whether the request's cache may evict tokens. Raises ValueError for an invalid budget."""
-        return has_budget(self._policy_of(body) or self.generator.policy)
-
-    def _policy_of(self, body: GenerationRequest) -> Policy | Sequence[Policy] | None:
+    def _own_policy(self, body: GenerationRequest) -> Policy | Sequence[Policy] | None:
         """The policy of a request, or None for the Generator's."""
         if body.hh is None and body.policy is None:
             return None
