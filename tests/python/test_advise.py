@@ -38,6 +38,19 @@ def text() -> str:
     return f"{TEXT} {TEXT.replace('sea', 'town').replace('son', 'wife')} " * 3
 
 
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Policy]:
+    """The policies of the sessions that a search has opened."""
+    found: list[Policy] = []
+
+    def recording_open_session(model: _core.Model, policy: Policy, **options: Any) -> _core.Session:
+        found.append(policy)
+        return open_session(model, policy, **options)
+
+    monkeypatch.setattr("h2o_cpp.measure.budget_search.open_session", recording_open_session)
+    return found
+
+
 @pytest.fixture(scope="module")
 def advice(tiny_opt: Path, text: str) -> Advice:
     return advise(tiny_opt, text, loss=LOSS, n_ctx=N_CTX, text_tokens=N_CTX, threads=1)
@@ -177,22 +190,16 @@ def test_bisection_finds_edge(
     tmp_path: Path,
     text: str,
     edge: int,
+    opened: list[Policy],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """At most nine measurements find the edge; at 100 % the advice is the full cache."""
 
-    opened: list[Policy] = []
-
-    def recording_open_session(model: _core.Model, policy: Policy, **options: Any) -> _core.Session:
-        opened.append(policy)
-        return open_session(model, policy, **options)
-
     def step_perplexity(*_: Any, **__: Any) -> tuple[float, int]:
         budget = opened[-1].budget  # n_ctx is 200
         return (10.0, 7) if budget is None or budget >= 2 * edge else (10.2, 7)
 
-    monkeypatch.setattr("h2o_cpp.measure.budget_search.open_session", recording_open_session)
     monkeypatch.setattr("h2o_cpp.measure.quality.perplexity", step_perplexity)
     monkeypatch.setattr("h2o_cpp.measure.advice._NEEDLES", 1)
     (tmp_path / "text").write_text(text)
@@ -308,21 +315,16 @@ def test_beginning_of_all_questions_is_protected(
     tmp_path: Path,
     text: str,
     least: int,
+    opened: list[Policy],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The advice names it where its protection makes a smaller cache acceptable."""
-    opened: list[Policy] = []
-
-    def recording_open_session(model: _core.Model, policy: Policy, **options: Any) -> _core.Session:
-        opened.append(policy)
-        return open_session(model, policy, **options)
 
     def step_quality(*_: Any) -> tuple[float, int]:
         budget, is_protected = opened[-1].budget, opened[-1].n_sinks > 0  # n_ctx is 200
         return (10.0 if (budget or 200) >= (least if is_protected else 60) else 10.2, 7)
 
-    monkeypatch.setattr("h2o_cpp.measure.budget_search.open_session", recording_open_session)
     monkeypatch.setattr("h2o_cpp.measure.quality.AnswerQuality.quality", step_quality)
     monkeypatch.setattr("h2o_cpp.measure.advice._NEEDLES", 1)
     instruction = "Answer in one word."
