@@ -25,6 +25,7 @@ from h2o_bench.observations import (
     uniform_attention,
 )
 from h2o_cpp import _core
+from support.converted_files import make_file
 from support.needs import packages
 from support.scripted_opt import Gguf, Tensor, scripted_opt
 
@@ -96,18 +97,16 @@ def test_attention_with_one_heavy_hitter(tmp_path: Path) -> None:
 def test_attention_rows_equal_transformers(tmp_path: Path, name: str) -> None:
     import torch
 
-    from h2o_cpp.convert import convert
-    from support.random_models import RECIPES, make_model, random_tokens, save_checkpoint
+    from support.random_models import RECIPES, make_model, random_tokens
 
     reference: Any = make_model(RECIPES[name], 11)
-    save_checkpoint(reference, tmp_path)
-    convert(tmp_path, tmp_path / "model.gguf", "f32")
+    path = make_file(reference, tmp_path)
     tokens = random_tokens(11)
     reference.set_attn_implementation("eager")
     with torch.no_grad():
         attentions = reference.double()(torch.tensor(tokens[None]), output_attentions=True)
     attention = np.stack([layer[0].numpy() for layer in attentions.attentions])
-    ours = _core.Model(tmp_path / "model.gguf", device="cpu", threads=1)
+    ours = _core.Model(path, device="cpu", threads=1)
     n_layers, n_heads, n, _ = attention.shape
     groups = attention.reshape(n_layers, ours.n_kv_heads, n_heads // ours.n_kv_heads, n, n)
     expected = groups.sum(axis=2)

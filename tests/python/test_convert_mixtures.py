@@ -16,6 +16,7 @@ from h2o_cpp.convert import convert
 from h2o_cpp.measure.traffic import weights as weights_of
 from h2o_cpp.model.session import open_model
 from support.changed_gguf import changed
+from support.converted_files import make_file
 from support.needs import packages
 from support.opt_checkpoint import (
     read_metadata,
@@ -163,18 +164,15 @@ def test_layers_that_predict_further_tokens_change_no_logits(tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["glm4_moe", "ernie4_5_moe"])
 def test_max_resident_does_not_change_logits(tmp_path: Path, name: str) -> None:
     """Neither if experts are read as they are needed, nor if layers are streamed."""
-    save_checkpoint(make_model(RECIPES[name], 24), tmp_path)
-    convert(tmp_path, tmp_path / "model.gguf", "f32")
+    path = make_file(make_model(RECIPES[name], 24), tmp_path)
     tokens = random_tokens(6)
-    with Generator(tmp_path / "model.gguf", device="cpu", threads=1) as generator:
+    with Generator(path, device="cpu", threads=1) as generator:
         expected = generator.logits(tokens)
     with pytest.raises(ValueError, match=r"max_resident is 1 bytes; .* take \d+") as error:
-        open_model(tmp_path / "model.gguf", device="cpu", threads=1, max_resident=1)
+        open_model(path, device="cpu", threads=1, max_resident=1)
     least = int(str(error.value).split()[-1])
     for size in (least, least + 20_000):
-        with Generator(
-            tmp_path / "model.gguf", device="cpu", threads=1, max_resident=size
-        ) as generator:
+        with Generator(path, device="cpu", threads=1, max_resident=size) as generator:
             np.testing.assert_array_equal(generator.logits(tokens), expected)
 
 

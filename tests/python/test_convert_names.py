@@ -9,11 +9,11 @@ from pathlib import Path
 import gguf
 import pytest
 
-from h2o_cpp.convert import convert
 from h2o_cpp.convert.conversion import family_of
+from support.converted_files import make_file
 from support.needs import packages
 from support.opt_checkpoint import read_metadata, read_tensors
-from support.random_models import RECIPES, make_model, save_checkpoint
+from support.random_models import RECIPES, make_model
 
 ARCHITECTURES = {name: id for id, name in gguf.MODEL_ARCH_NAMES.items()}
 # One recipe per family; `opt` is not an architecture of llama.cpp.
@@ -31,14 +31,13 @@ def known_keys(architecture: str) -> set[str]:
 @pytest.mark.parametrize("name", NAMES)
 def test_tensor_names_and_keys(tmp_path: Path, name: str) -> None:
     recipe = RECIPES[name]
-    save_checkpoint(make_model(recipe, 0), tmp_path)
-    convert(tmp_path, tmp_path / "model.gguf", "f32")
-    metadata = read_metadata(tmp_path / "model.gguf")
+    path = make_file(make_model(recipe, 0), tmp_path)
+    metadata = read_metadata(path)
     architecture = metadata["general.architecture"]
     id = ARCHITECTURES[architecture]
 
     known_names = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[id]}
-    for tensor in read_tensors(tmp_path / "model.gguf"):
+    for tensor in read_tensors(path):
         stem = re.sub(r"\.(weight|bias)$", "", re.sub(r"^blk\.\d+\.", "blk.{bid}.", tensor))
         assert stem in known_names
 

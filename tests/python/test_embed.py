@@ -12,16 +12,15 @@ import pytest
 
 from h2o_cpp import Generator
 from h2o_cpp.cli import main
-from h2o_cpp.convert import convert
 from h2o_cpp.generation.request import Pooling
 from support.changed_gguf import changed
+from support.converted_files import make_file
 from support.needs import packages
 from support.random_models import (
     RECIPES,
     float32_tolerance,
     make_model,
     random_tokens,
-    save_checkpoint,
 )
 
 TEXTS = ["The old man went down to the sea.", "A king", "A boy and his dog " * 20]
@@ -103,14 +102,13 @@ def test_embeddings_equal_transformers(tmp_path: Path, name: str) -> None:
 
     recipe = RECIPES[name]
     model = make_model(recipe, 3)
-    save_checkpoint(model, tmp_path)
-    convert(tmp_path, tmp_path / "model.gguf", "f32")
+    path = make_file(model, tmp_path)
     tokens = random_tokens(3)
     with torch.no_grad():
         answer = model.double()(torch.as_tensor(tokens)[None], output_hidden_states=True)
     expected = answer.hidden_states[-1][0].numpy()
     tolerance = float32_tolerance(recipe, expected)
-    with Generator(tmp_path / "model.gguf", kv_dtype="f32") as generator:
+    with Generator(path, kv_dtype="f32") as generator:
         ids = tokens.tolist()
         last = generator.embed(ids, pooling="last", normalize=False)
         mean = generator.embed(ids, pooling="mean", normalize=False)

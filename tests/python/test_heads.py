@@ -12,13 +12,13 @@ from gguf import GGUFReader
 
 from h2o_cpp import Generator, Policy, _core
 from h2o_cpp.cli import main
-from h2o_cpp.convert import convert
 from h2o_cpp.files.stored_metadata import store_metadata
 from h2o_cpp.measure.heads import RETRIEVAL_HEADS, rank_heads
 from h2o_cpp.measure.retrieval.tasks import Sample
 from h2o_cpp.model.session import open_session, read_tokens
+from support.converted_files import make_file
 from support.needs import packages
-from support.random_models import N_CTX, RECIPES, make_model, random_tokens, save_checkpoint
+from support.random_models import N_CTX, RECIPES, make_model, random_tokens
 
 POLICY = Policy.h2o(4, 4)
 
@@ -38,9 +38,8 @@ def test_shares_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
     import torch
 
     model = make_model(RECIPES[name], 1)
-    save_checkpoint(model, tmp_path)
-    convert(tmp_path, tmp_path / "model.gguf", "f32")
-    core = _core.Model(tmp_path / "model.gguf", device="cpu", threads=1)
+    path = make_file(model, tmp_path)
+    core = _core.Model(path, device="cpu", threads=1)
     expected = np.zeros((core.n_layers, core.n_kv_heads))
     model.set_attn_implementation("eager")
     for sample in SAMPLES:

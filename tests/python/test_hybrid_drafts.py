@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from h2o_cpp import Generator, Policy
-from h2o_cpp.convert import convert
+from support.converted_files import make_file
 from support.needs import packages
 from support.outputs import left, only_some
 from support.random_models import (
@@ -18,7 +18,6 @@ from support.random_models import (
     HYBRIDS,
     STATE_SPACES,
     make_model,
-    save_checkpoint,
 )
 
 pytestmark = packages("torch", "transformers", "safetensors")
@@ -31,9 +30,7 @@ MODELS = {name: (HYBRIDS | CONVOLUTIONS | STATE_SPACES)[name] for name in _NAMES
 def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hybrid")
     recipe = dataclasses.replace(MODELS[request.param], n_ctx=128)
-    save_checkpoint(make_model(recipe, seed=7), folder)
-    convert(folder, folder / "model.gguf", "f32")
-    return folder / "model.gguf"
+    return make_file(make_model(recipe, seed=7), folder)
 
 
 @pytest.mark.parametrize("policy", [Policy.full(), Policy.h2o(5, 4, 1)])

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from h2o_cpp import BUNDLED_MODEL, Policy, _core
 from h2o_cpp.cli import main
-from h2o_cpp.convert import convert
 from h2o_cpp.model.session import open_model, open_session
 from h2o_cpp.quantize import make_imatrix, quantize
 from h2o_cpp.quantize.imatrix import read_imatrix
+from support.converted_files import make_file
 from support.needs import packages
 from support.opt_checkpoint import read_tensors
 from support.random_models import (
@@ -23,7 +23,6 @@ from support.random_models import (
     float32_tolerance,
     make_model,
     random_tokens,
-    save_checkpoint,
 )
 
 TEXT = "The old man looked at the sea, and said that no ship would ever come again. " * 20
@@ -64,10 +63,9 @@ def test_sums_equal_transformers(tmp_path: Path) -> None:
 
     recipe = RECIPES["llama_gqa4"]
     model = make_model(recipe, 5)
-    save_checkpoint(model, tmp_path)
-    convert(tmp_path, tmp_path / "model.gguf", "f32")
+    path = make_file(model, tmp_path)
     tokens = random_tokens(2)
-    found = sums_of(tmp_path / "model.gguf", tokens)
+    found = sums_of(path, tokens)
 
     inputs: dict[str, NDArray[np.float64]] = {}
 
@@ -117,11 +115,10 @@ def test_expert_counts_equal_routed_tokens(data: Path) -> None:
 
 @packages("torch", "transformers")
 def test_every_matrix_of_a_mixture_with_shared_experts_and_a_dense_layer(tmp_path: Path) -> None:
-    save_checkpoint(make_model(RECIPES["glm4_moe"], 8), tmp_path)
-    convert(tmp_path, tmp_path / "model.gguf", "f32")
+    path = make_file(make_model(RECIPES["glm4_moe"], 8), tmp_path)
     tokens = random_tokens(8)
-    found = sums_of(tmp_path / "model.gguf", tokens)
-    tensors = read_tensors(tmp_path / "model.gguf")
+    found = sums_of(path, tokens)
+    tensors = read_tensors(path)
     matrices = {
         name for name, (_, values) in tensors.items() if name.startswith("blk.") and values.ndim > 1
     }

@@ -10,6 +10,7 @@ import pytest
 
 from h2o_cpp import Generator
 from h2o_cpp.convert import convert
+from support.converted_files import make_file
 from support.needs import packages
 from support.random_models import (
     RECIPES,
@@ -17,7 +18,6 @@ from support.random_models import (
     make_model,
     random_tokens,
     reference_logits,
-    save_checkpoint,
 )
 from support.rounded_weights import check_rounded_weights
 
@@ -58,15 +58,14 @@ reference = packages("torch", "transformers")
 def test_logits_equal_transformers(tmp_path: Path, name: str, seed: int, exact_device: str) -> None:
     recipe = RECIPES[name]
     model = make_model(recipe, 100 + seed)
-    save_checkpoint(model, tmp_path)
-    convert(tmp_path, tmp_path / "model.gguf", "f32")
+    path = make_file(model, tmp_path)
     if exact_device != "cpu" and name.startswith(("llama4", "phimoe")):
         with pytest.raises(ValueError, match="does not support; use device=cpu"):
-            Generator(tmp_path / "model.gguf", device=exact_device)
+            Generator(path, device=exact_device)
         return
     tokens = random_tokens(seed)
     expected = reference_logits(model, tokens)
-    with Generator(tmp_path / "model.gguf", kv_dtype="f32", device=exact_device) as generator:
+    with Generator(path, kv_dtype="f32", device=exact_device) as generator:
         logits = generator.logits(tokens)
     np.testing.assert_allclose(logits, expected, rtol=0, atol=float32_tolerance(recipe, expected))
 

@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType, GGUFValueType
 from h2o_cpp import Generator
 from h2o_cpp.convert import convert
 from support.changed_gguf import changed
+from support.converted_files import make_file
 from support.needs import packages
 from support.opt_checkpoint import read_tensors, write_json
 from support.random_models import RECIPES, Recipe, make_model, random_tokens, save_checkpoint
@@ -39,12 +40,11 @@ WIDE = Recipe(
 @pytest.mark.parametrize("outtype", ["f32", "f16", "q8_0"])
 def test_logits_do_not_depend_on_the_batch(tmp_path: Path, outtype: str) -> None:
     """Logits of a token are bit-identical, alone or in a batch of tokens that share experts."""
-    save_checkpoint(make_model(WIDE, 5), tmp_path)
-    convert(tmp_path, tmp_path / "model.gguf", outtype)
+    path = make_file(make_model(WIDE, 5), tmp_path, outtype)
     tokens = random_tokens(5)
     logits = []
     for n_batch, threads in ((1, 1), (40, 1), (7, 2), (40, 3)):
-        with Generator(tmp_path / "model.gguf", n_batch=n_batch, threads=threads) as generator:
+        with Generator(path, n_batch=n_batch, threads=threads) as generator:
             logits.append(generator.logits(tokens))
     for other in logits[1:]:
         np.testing.assert_array_equal(other, logits[0])
@@ -77,10 +77,9 @@ def test_converted_tensor_names_and_types(
     """llama.cpp's converter writes them so: 3-D expert tensors, routers in F32."""
     from safetensors.numpy import load_file
 
-    save_checkpoint(make_model(recipe, 1), tmp_path)
-    convert(tmp_path, tmp_path / "model.gguf", "f16")
+    path = make_file(make_model(recipe, 1), tmp_path, "f16")
     weights = load_file(tmp_path / "model.safetensors")
-    tensors = read_tensors(tmp_path / "model.gguf")
+    tensors = read_tensors(path)
     n_experts = recipe.options.get("num_experts", 5)
     layer = "model.layers.1."
     mixtral = {"gate": "w1", "up": "w3", "down": "w2"}
@@ -190,13 +189,12 @@ def fused(source: Path, target: Path) -> Path:
 def test_gate_and_up_in_one_tensor(
     tmp_path: Path, recipe: Recipe, n_batch: int, exact_device: str
 ) -> None:
-    save_checkpoint(make_model(recipe, 5), tmp_path)
-    convert(tmp_path, tmp_path / "model.gguf", "f32")
+    path = make_file(make_model(recipe, 5), tmp_path)
     logits = [
         Generator(file, n_batch=n_batch, threads=2, device=exact_device).logits(random_tokens(5))
         for file in (
-            tmp_path / "model.gguf",
-            fused(tmp_path / "model.gguf", tmp_path / "fused.gguf"),
+            path,
+            fused(path, tmp_path / "fused.gguf"),
         )
     ]
     np.testing.assert_array_equal(logits[1], logits[0])
@@ -205,14 +203,13 @@ def test_gate_and_up_in_one_tensor(
 @packages("torch", "transformers")
 def test_factors_of_whole_matrices(tmp_path: Path) -> None:
     """NVFP4's `.scale`: the same bits as powers of two in the scales of blocks, which are E4M3."""
-    save_checkpoint(make_model(WIDE, 5), tmp_path)
-    convert(tmp_path, tmp_path / "model.gguf", "f32")
+    path = make_file(make_model(WIDE, 5), tmp_path)
     random = np.random.default_rng(1)
     n = 32
     doublings = {"ffn_gate_exps": random.integers(0, 3, n), "attn_output": np.array([2])}
     plain: dict[str, Any] = {}
     scaled: dict[str, Any] = {}
-    for name, (_, values) in read_tensors(tmp_path / "model.gguf").items():
+    for name, (_, values) in read_tensors(path).items():
         part = name.split(".")[-2]
         if name.startswith("blk.0.") and part in doublings and values.shape[-1] % 64 == 0:
             shape = (*values.shape[:-1], values.shape[-1] // 64 * 36)
@@ -229,7 +226,7 @@ def test_factors_of_whole_matrices(tmp_path: Path) -> None:
     for exact in (False, True):
         logits = []
         for tensors in (plain, scaled):
-            file = changed(tmp_path / "model.gguf", tmp_path / "changed.gguf", {}, tensors)
+            file = changed(path, tmp_path / "changed.gguf", {}, tensors)
             with Generator(file, threads=2, exact=exact) as generator:
                 logits.append(generator.logits(random_tokens(5)))
         np.testing.assert_array_equal(logits[1], logits[0])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from h2o_cpp import Generator, KVCache, Policy, Rope
-from h2o_cpp.convert import convert
+from support.converted_files import make_file
 from support.h2o_rules import ReferenceCache
 from support.needs import packages
 from support.random_models import (
@@ -19,7 +19,6 @@ from support.random_models import (
     make_model,
     random_tokens,
     reference_logits,
-    save_checkpoint,
 )
 
 
@@ -30,13 +29,12 @@ def test_longrope_factors_depend_on_n_ctx(tmp_path: Path) -> None:
     recipe = RECIPES["phi3_longrope"]
     recipe = replace(recipe, n_ctx=160, options=recipe.options | original)
     model = make_model(recipe, 2)
-    save_checkpoint(model, tmp_path)
-    convert(tmp_path, tmp_path / "model.gguf", "f32")
+    path = make_file(model, tmp_path)
     tokens = random_tokens(2)
     expected = reference_logits(model, tokens)
     tolerance = float32_tolerance(recipe, expected)
     for n_ctx, is_short in ((40, True), (80, True), (81, False), (160, False)):
-        with Generator(tmp_path / "model.gguf", kv_dtype="f32", n_ctx=n_ctx) as generator:
+        with Generator(path, kv_dtype="f32", n_ctx=n_ctx) as generator:
             error = np.abs(generator.logits(tokens) - expected).max()
         assert (error < tolerance) == is_short
 
@@ -67,11 +65,10 @@ def test_alibi_uses_original_distances_after_eviction(rope: Rope | None) -> None
 @pytest.mark.parametrize("n_batch", [1, 3, 40])
 def test_bloom_logits_do_not_depend_on_n_batch(tmp_path: Path, n_batch: int) -> None:
     model = make_model(RECIPES["bloom_odd_heads"], 1)
-    save_checkpoint(model, tmp_path)
-    convert(tmp_path, tmp_path / "model.gguf", "f32")
+    path = make_file(model, tmp_path)
     tokens = random_tokens(1)
     expected = reference_logits(model, tokens)
-    with Generator(tmp_path / "model.gguf", kv_dtype="f32", n_batch=n_batch) as generator:
+    with Generator(path, kv_dtype="f32", n_batch=n_batch) as generator:
         logits = generator.logits(tokens)
     tolerance = float32_tolerance(RECIPES["bloom_odd_heads"], expected)
     np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance)
