@@ -37,9 +37,9 @@ from support.synthetic import write_model
 
 _ARCHITECTURE = "glm4moe"  # has layers for multi-token prediction, and may have no experts
 _SLOTS = 512  # of the draft's cache
-_CHUNK = 32  # tokens of a prompt
-_WARM = 12  # tokens
-_STEPS = 8  # of which the median time is measured
+_CHUNK = 32  # tokens per step of prefill
+_WARM = 12  # tokens of the first, untimed output
+_STEPS = 8  # timed steps; the median counts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
